@@ -107,10 +107,10 @@ class Agent:
 
     def _on_start(self, spec: runner_pb2.RunnerSpec) -> None:
         # A command is idempotent by its allocation's id: the leader sends it again after a lost stream.
-        known = self.roster.find(spec.allocation.id)
-        if known is not None:
+        record = self.roster.find(spec.allocation.id)
+        if record is not None:
             self._count("start", "obeyed")
-            self.roster.on_status(known.status())
+            self.roster.on_status(record.status())
             return
         try:
             allocation = wire.from_proto(Allocation, spec.allocation)

@@ -124,8 +124,8 @@ class _Member(tarfile.TarInfo):
             raise _unsafe(self, "is neither a file nor a folder")
         elif self.size > MAX_MB * MB:
             raise too_large(f"{self.size / MB:.0f} MB and more")
-        found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]  # tarfile's own place for overriding
-        return found
+        member: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]  # tarfile's own place for overriding
+        return member
 
     def _refuse_sparse(self, *_: Any) -> NoReturn:
         raise _unsafe(self, "is a sparse file", "pack it without --sparse")
@@ -172,10 +172,10 @@ def _unsafe(member: tarfile.TarInfo, why: str, advice: str = "leave it out") -> 
     return BadArchive("code.unsafe_path", f"the code archive holds {shown!r}, which {why}", advice)
 
 
-def too_large(found: str, allowed: str = f"at most {MAX_MB} MB") -> BadArchive:
+def too_large(content: str, allowed: str = f"at most {MAX_MB} MB") -> BadArchive:
     return BadArchive(
         "code.too_big",
-        f"the code folder has {found}, {allowed} are allowed",
+        f"the code folder has {content}, {allowed} are allowed",
         "keep data and checkpoints out of it, or list them in .ganglineignore",
     )
 
@@ -196,14 +196,14 @@ def _main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     # A core file of a hostile archive's reader would only fill the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    found: BadArchive | None = None
+    refusal: BadArchive | None = None
     try:
         judge(Path(sys.argv[1]))
     except BadArchive as error:
-        found = error
+        refusal = error
     except MemoryError:
-        found = too_large("contents that take too much memory to read")
-    print(json.dumps(found.args if found is not None else []))
+        refusal = too_large("contents that take too much memory to read")
+    print(json.dumps(refusal.args if refusal is not None else []))
 
 
 if __name__ == "__main__":

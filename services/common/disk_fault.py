@@ -99,8 +99,8 @@ def read_spare(path: Path) -> str | None:
         return file.read() if _is_own(os.fstat(fd)) else None
 
 
-def _is_own(found: os.stat_result) -> bool:
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+def _is_own(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def remove_spare(path: Path) -> None:

@@ -287,8 +287,8 @@ class Election:
 
 async def find_leader(client: EtcdClient) -> ServiceInstance | None:
     """Returns the current leader; None while there is none."""
-    found = await client.get(keys.LEADER)
-    return wire.decode(ServiceInstance, found.value) if found else None
+    leader = await client.get(keys.LEADER)
+    return wire.decode(ServiceInstance, leader.value) if leader else None
 
 
 async def wait_until_gone(client: EtcdClient, epoch: int) -> None:

@@ -56,11 +56,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             await self._admit(method, find_token(cast("Any", handler_call_details.invocation_metadata)))
         except Exception as error:  # noqa: BLE001 - the top of every call
             return _Call(method, MAX_MESSAGE_BYTES).refuse(error)
-        known = self._wrapped.get(method)
-        if known is None or known[0] is not handler:
-            known = handler, _Call(method, self._limits.get(method, MAX_MESSAGE_BYTES)).wrap(handler)
-            self._wrapped[method] = known
-        return known[1]
+        wrapped = self._wrapped.get(method)
+        if wrapped is None or wrapped[0] is not handler:
+            wrapped = handler, _Call(method, self._limits.get(method, MAX_MESSAGE_BYTES)).wrap(handler)
+            self._wrapped[method] = wrapped
+        return wrapped[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ class Layer:
     values: Mapping[str, Any]
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.5) -> str | None:
     """Returns the known word that this one was probably meant to be."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    matches = difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 

@@ -81,9 +81,9 @@ def value_at(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
     values[path[-1]] = value
 
 
-def _unknown_flag(given: str, known: Sequence[str], program: str) -> GanglineError:
+def _unknown_flag(given: str, flags: Sequence[str], program: str) -> GanglineError:
     name = given.partition("=")[0]
-    candidate = nearest(name, known)
+    candidate = nearest(name, flags)
     hint = f"; did you mean {candidate}?" if candidate else ""
     return invalid("settings.unknown_flag", f"{name} is no flag of {program}{hint}")
 

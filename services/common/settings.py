@@ -101,13 +101,13 @@ def check_own_storage(url: str) -> None:
 def _read_environment(model: type[BaseSettings], environment: Mapping[str, str]) -> Layer:
     """Reads the variables. Variables that set nothing here belong to other programs; one that looks like a misspelling
     is refused."""
-    known = {_ENVIRONMENT_PREFIX + "_".join(flag.path).upper(): flag for flag in flags_of(model)}
+    flag_by_variable = {_ENVIRONMENT_PREFIX + "_".join(flag.path).upper(): flag for flag in flags_of(model)}
     values: dict[str, Any] = {}
     for name, text in environment.items():
-        if name in known:
-            value_at(values, known[name].path, known[name].parse(text, name))
+        if name in flag_by_variable:
+            value_at(values, flag_by_variable[name].path, flag_by_variable[name].parse(text, name))
         elif name.startswith(_ENVIRONMENT_PREFIX) and name not in _OTHER_VARIABLES:
-            candidate = nearest(name, known, cutoff=0.9)
+            candidate = nearest(name, flag_by_variable, cutoff=0.9)
             if candidate:
                 raise invalid(
                     "settings.unknown_key", f"{name} in the environment is no setting; did you mean {candidate}?"

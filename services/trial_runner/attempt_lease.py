@@ -244,11 +244,13 @@ class AttemptLease:
     async def _may_go_on(self, signs: Sequence[SchedulerSign]) -> bool:
         """Asks the other agents of the committee how long they have not heard the leader. Returns whether the ranks may
         train on."""
-        others = [one for one in self._committee if one.address and one.agent_id != self._agent_id]
+        others = [witness for witness in self._committee if witness.address and witness.agent_id != self._agent_id]
         asked = await asyncio.gather(
-            *(asyncio.to_thread(_ask_silence, one.address, self._period_seconds / 2) for one in others)
+            *(asyncio.to_thread(_ask_silence, witness.address, self._period_seconds / 2) for witness in others)
         )
-        silence = {one.agent_id: seconds for one, seconds in zip(others, asked, strict=True) if seconds is not None}
+        silence = {
+            witness.agent_id: seconds for witness, seconds in zip(others, asked, strict=True) if seconds is not None
+        }
         members = [witness.agent_id for witness in self._committee]
         return is_leaderless(signs, self._agent_id, silence, self._lease_seconds) or is_leader_cut_off(
             members, self._agent_id, silence, self._lease_seconds
@@ -280,8 +282,8 @@ def _ask_silence(address: str, seconds: float) -> float | None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{address}/metrics?name[]={SILENCE_METRIC}", timeout=seconds) as response:
-            found = _SILENCE.search(response.read(1 << 16).decode(errors="replace"))
-        silence = float(found[1]) if found else math.nan
+            match = _SILENCE.search(response.read(1 << 16).decode(errors="replace"))
+        silence = float(match[1]) if match else math.nan
     except (OSError, ValueError, HTTPException):
         return None
     return None if math.isnan(silence) else silence

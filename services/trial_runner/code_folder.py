@@ -101,14 +101,14 @@ async def _fetch(sha256: str, archive: Path, route: ChannelRoute, token: str) ->
     try:
         while True:
             try:
-                found = await _download(sha256, draft, route, token)
+                received_sha256 = await _download(sha256, draft, route, token)
                 break
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _RETRIED or asyncio.get_running_loop().time() > deadline:
                     raise error_of(error, route.name) from error
                 await route.failed()
-        if found != sha256:
-            raise _corrupt(sha256, f"its bytes have sha256 {found[:12]}...")
+        if received_sha256 != sha256:
+            raise _corrupt(sha256, f"its bytes have sha256 {received_sha256[:12]}...")
         try:
             # Judged once for each machine. An archive that passes is unpacked in this process from then on.
             await judge_archive(draft)

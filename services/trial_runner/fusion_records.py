@@ -71,10 +71,10 @@ class FusionRecords:
             while True:
                 try:
                     stub = runner_pb2_grpc.RunnerServiceStub(route.channel())
-                    found = await stub.FindFusion(
+                    answer = await stub.FindFusion(
                         request, timeout=ANSWER_SECONDS, metadata=token_metadata(self._spec.token)
                     )
-                    return list(found.records)
+                    return list(answer.records)
                 except grpc.aio.AioRpcError as error:
                     await route.failed(find_leader(error))
         finally:

@@ -61,12 +61,12 @@ class Preparation:
             port = await self._host_store(nursery, (await chosen).store_address)
 
         await run_together(self._prepare_code(), nursery(), network())
-        found = chosen.result()
+        connecting = chosen.result()
         if port is not None:
             self.gang.share_store(port)
         else:
             port = await self.gang.wait_store()
-        return replace(found, store_port=port)
+        return replace(connecting, store_port=port)
 
     async def _prepare_code(self) -> None:
         if not self.spec.code_sha256:

@@ -402,13 +402,13 @@ class TrialRunner:
         recorder.note(f"the gang hangs: {describe_failure(failure)}")
         assert self._preparation.nursery is not None
         files = {rank: self._watchdog.files[rank] for rank in rank_group.living}
-        found = await dump_stacks(files, descendants(self._preparation.nursery.pid))
-        for rank, stacks in found.items():
+        stacks_by_rank = await dump_stacks(files, descendants(self._preparation.nursery.pid))
+        for rank, stacks in stacks_by_rank.items():
             recorder.record_stacks(rank, describe_place(files[rank].read()), stacks.problem, stacks.lines)
         if failure.rank not in self._place.ranks:
             self._on_peer_failure(failure)
             return
-        lines = found[failure.rank].main_thread[-LAST_LINES:] if failure.rank in found else ()
+        lines = stacks_by_rank[failure.rank].main_thread[-LAST_LINES:] if failure.rank in stacks_by_rank else ()
         self._hang = replace(failure, details="\n".join(lines))
         rank_group.on_peer_failure()
 

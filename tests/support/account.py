@@ -41,14 +41,14 @@ def find_python() -> str:
 
 def listening_addresses(pids: Iterable[int]) -> dict[str, set[str]]:
     """ "host:port" of every TCP socket on which one of these processes listens, by the name of the process."""
-    found: dict[str, set[str]] = {}
+    addresses: dict[str, set[str]] = {}
     for pid in pids:
         try:
             process = psutil.Process(pid)
             for connection in process.net_connections("tcp"):
                 if connection.status == psutil.CONN_LISTEN:
-                    own = found.setdefault(process.name(), set())
+                    own = addresses.setdefault(process.name(), set())
                     own.add(f"{connection.laddr.ip.removeprefix('::ffff:')}:{connection.laddr.port}")
         except psutil.NoSuchProcess:
             continue
-    return found
+    return addresses

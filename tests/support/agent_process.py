@@ -24,9 +24,9 @@ T = TypeVar("T")
 async def wait_until(find: Callable[[], T | None], seconds: float = 60.0) -> T:
     """Returns the result of `find` once it is true; for events outside of this process."""
     async with asyncio.timeout(seconds):
-        while not (found := find()):  # noqa: ASYNC110 - files and processes of others have no event
+        while not (result := find()):  # noqa: ASYNC110 - files and processes of others have no event
             await asyncio.sleep(0.02)
-    return found
+    return result
 
 
 def make_spec(

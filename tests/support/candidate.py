@@ -94,12 +94,12 @@ async def _obey(words: list[str], election: Election, leadership: Leadership) ->
     if words[0] == "stop-commit":
         os.kill(os.getpid(), signal.SIGSTOP)
     # Nothing is awaited in between: this is what a leader knows that was stopped between its check and its write.
-    known = {"is_lost": leadership.lost.is_set(), "is_fresh": leadership.is_fresh}
+    status = {"is_lost": leadership.lost.is_set(), "is_fresh": leadership.is_fresh}
     try:
         revision = await leadership.commit([Put(words[1], words[2].encode())])
-        _say(event="committed", revision=revision, **known)
+        _say(event="committed", revision=revision, **status)
     except Deposed:
-        _say(event="deposed", **known)
+        _say(event="deposed", **status)
 
 
 async def _admit(_: str, __: str | None) -> Principal:

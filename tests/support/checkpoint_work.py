@@ -26,11 +26,11 @@ def resume(directory: Path, runs: list[tuple[Any, str | None, int]]) -> list[tup
     Returns losses, how many batches the callback has seen over all processes, and the newest checkpoint.
     """
     os.chdir(directory)
-    found = []
+    results = []
     for parallelism, latest, batches in runs:
         recorder = fit(parallelism, batches, latest)
-        found.append((recorder.losses, recorder.seen, (recorder.checkpoints or [""])[-1]))
-    return found
+        results.append((recorder.losses, recorder.seen, (recorder.checkpoints or [""])[-1]))
+    return results
 
 
 def resume_without_pickles(directory: Path, runs: list[tuple[Any, str | None, int]]) -> list[tuple[Any, ...]]:

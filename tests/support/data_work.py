@@ -158,7 +158,7 @@ def count_reductions(directory: Path, strategy: str, aggregation: int, batches: 
 def _counted_reductions() -> Iterator[list[int]]:
     """The bytes of each reduce-scatter meanwhile, as fully_shard calls it."""
     # Older releases of torch have the second one only.
-    name = next(one for one in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, one))
+    name = next(name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, name))
     original: Any = getattr(dist, name)
     sizes: list[int] = []
 
@@ -181,16 +181,16 @@ def clip(strategy_name: str, bounds: Sequence[float]) -> list[tuple[float, bool,
     torch.manual_seed(0)
     model = strategy.prepare_model(Net())
     optimizer = strategy.prepare_optimizer(make_optimizer(model, "sgd"))
-    found = []
+    results = []
     for bound in bounds:
         functional.mse_loss(model(torch.ones(4, 6)), torch.zeros(4, 3)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         before = [_local(parameter.grad).clone() for parameter in model.parameters()]
         norm = float(strategy.clip_gradients(model.parameters(), bound))
         after = [_local(parameter.grad) for parameter in model.parameters()]
-        is_same = all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-        found.append((norm, is_same, float(strategy.clip_gradients(model.parameters(), float("inf")))))
+        is_same = all(torch.equal(old, other) for old, other in zip(before, after, strict=True))
+        results.append((norm, is_same, float(strategy.clip_gradients(model.parameters(), float("inf")))))
         optimizer.zero_grad()
-    return found
+    return results
 
 
 def _local(tensor: Any) -> torch.Tensor:

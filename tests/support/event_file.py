@@ -11,12 +11,12 @@ from tensorboardX.proto.event_pb2 import Event
 
 def read_scalars(directory: Path) -> dict[str, dict[int, float]]:
     """Tag -> step -> value, over all event files below the folder."""
-    found: dict[str, dict[int, float]] = {}
+    scalars: dict[str, dict[int, float]] = {}
     for path in sorted(directory.rglob("*tfevents*")):
         for event in _events(path.read_bytes()):
             for value in event.summary.value:
-                found.setdefault(value.tag, {})[event.step] = value.simple_value
-    return found
+                scalars.setdefault(value.tag, {})[event.step] = value.simple_value
+    return scalars
 
 
 def _events(content: bytes) -> Iterator[Event]:

@@ -45,13 +45,13 @@ def start_gang(size: int, directory: Path, work: Callable[..., Any], *arguments:
     directory.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADS)
-    found: list[BaseProcess] = []
+    processes: list[BaseProcess] = []
     for rank in range(size):
         place = {"rank": rank, "size": size, "directory": str(directory)}
         process = context.Process(target=_be_rank, args=(place, work, arguments), name=f"rank {rank}", daemon=True)
         process.start()
-        found.append(process)
-    return found
+        processes.append(process)
+    return processes
 
 
 def _result_of(directory: Path, rank: int) -> Any:

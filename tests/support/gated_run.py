@@ -94,19 +94,19 @@ class GatedRun:
 
     def lines(self) -> dict[int, list[str]]:
         """By rank, what it printed."""
-        found: dict[int, list[str]] = {}
+        lines_by_rank: dict[int, list[str]] = {}
         for entry in self.client.stream_logs(self.experiment_id):
             if entry.rank is not None and entry.stream == "stdout":
-                found.setdefault(entry.rank, []).append(entry.text)
-        return found
+                lines_by_rank.setdefault(entry.rank, []).append(entry.text)
+        return lines_by_rank
 
     def reported_batches(self) -> list[int]:
         """Returns the batches of the training metrics, in the order in which they are stored."""
-        found = self.client.stream_metrics(self.experiment_id, group="training")
-        return [entry.point.batches_completed for entry in found]
+        entries = self.client.stream_metrics(self.experiment_id, group="training")
+        return [entry.point.batches_completed for entry in entries]
 
     def checkpoint_batches(self) -> list[int]:
-        return sorted(found.batches_completed for found in self.client.list_checkpoints(self.experiment_id))
+        return sorted(checkpoint.batches_completed for checkpoint in self.client.list_checkpoints(self.experiment_id))
 
     def check_records(self, batches: Iterable[int] = ALL_BATCHES, attempt: int = 1) -> None:
         """Every line of every rank and every training metric is stored once and in order, for a run of one attempt."""
@@ -130,7 +130,7 @@ class GatedRun:
         assert all(not view.allocation_id_by_slot_id for view in self.client.list_agents())
         wait_for(lambda: not find_runners(self.cluster.layout), "the end of all runners")
         pids = [desk.pid for folder in self.gate.folder.glob("*.*.*") for desk in self.gate.desks(folder.name).values()]
-        left = [found for pid in pids if (found := identify(pid)) is not None and found.is_alive()]
+        left = [process for pid in pids if (process := identify(pid)) is not None and process.is_alive()]
         assert not wait_gone(left, 5), f"ranks are left: {left}"
         wait_for(
             lambda: len(find_cluster_processes(self.cluster.layout)) == self.num_processes,

@@ -67,10 +67,10 @@ class Island:
             _ip("link", "del", link, is_checked=False)
         _ip("netns", "del", self.name, is_checked=False)
 
-    def _cable(self, one: str, other: str) -> tuple[str, str]:
-        _ip("link", "add", one, "type", "veth", "peer", "name", other)
-        self._links.append(one)
-        return one, other
+    def _cable(self, first: str, other: str) -> tuple[str, str]:
+        _ip("link", "add", first, "type", "veth", "peer", "name", other)
+        self._links.append(first)
+        return first, other
 
 
 def _can_add() -> bool:

@@ -37,14 +37,14 @@ class MetricDefinition:
 
 def find_metrics() -> list[MetricDefinition]:
     """Returns the metrics of all services, by name."""
-    found = [
+    definitions = [
         MetricDefinition(_full_name(call), _callee(call), file.path)
         for file in list_source_files()
         if file.path.startswith(("services/", "gangline/"))
         for call in ast.walk(file.tree)
         if isinstance(call, ast.Call) and _callee(call) in SUFFIXES_BY_KIND and _first_text(call).startswith("gangline")
     ]
-    return sorted(found, key=lambda metric: metric.name)
+    return sorted(definitions, key=lambda metric: metric.name)
 
 
 def _full_name(call: ast.Call) -> str:

@@ -15,8 +15,8 @@ SOCKET_PORT = 5432
 
 def find_postgres() -> Path | None:
     """The folder of Debian's newest server binaries."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[4]))
-    return found[-1].parent if found else None
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[4]))
+    return programs[-1].parent if programs else None
 
 
 class Postgres:

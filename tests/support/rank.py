@@ -57,8 +57,8 @@ class StandInRunner:
 
     def of(self, rank: int, kind: str) -> list[Any]:
         """The messages of one kind that a rank sent, as in of(0, "metrics")."""
-        found = self.messages.get(rank, [])
-        return [getattr(message, kind) for message in found if message.WhichOneof("message") == kind]
+        messages = self.messages.get(rank, [])
+        return [getattr(message, kind) for message in messages if message.WhichOneof("message") == kind]
 
     def metric(self, group: str, name: str) -> dict[int, float]:
         """Batches completed -> what the chief reported."""

@@ -69,8 +69,8 @@ class FencedStore:
                     self.values.pop(operation.key, None)
 
     def load(self) -> SchedulerState:
-        found = (record_of(KeyValue(key, value, 0, 0)) for key, value in self.values.items())
-        return SchedulerState.of(record for record in found if record is not None)
+        records = (record_of(KeyValue(key, value, 0, 0)) for key, value in self.values.items())
+        return SchedulerState.of(record for record in records if record is not None)
 
 
 class Leader:
@@ -182,10 +182,10 @@ class Model:
 
     def snapshot(self) -> Snapshot:
         away = {agent.id: "away" for agent in self.state.all_of(Agent) if agent.id not in self.connected}
-        found = take_snapshot(self.state, self.pools, away, {}, now=self.now, memory=self.leader.seen)
+        snapshot = take_snapshot(self.state, self.pools, away, {}, now=self.now, memory=self.leader.seen)
         anew = take_snapshot(self.state, self.pools, away, {}, now=self.now)
-        assert _in_one_order(found) == _in_one_order(anew), "what is remembered is outdated"
-        return found
+        assert _in_one_order(snapshot) == _in_one_order(anew), "what is remembered is outdated"
+        return snapshot
 
     def plan(self) -> Plan:
         return plan(self.snapshot(), self.now)
@@ -193,8 +193,8 @@ class Model:
     def cycle(self) -> Plan:
         """Applies a plan: assignments are placed, and preempted work is told to stop."""
         decided = self.plan()
-        for one in decided.assignments:
-            self.place(one)
+        for assignment in decided.assignments:
+            self.place(assignment)
         for preemption in decided.preemptions:
             if preemption.is_growth:
                 self.grow(preemption.allocation_id)
@@ -245,7 +245,7 @@ class Model:
         self.leader = Leader(self.store)
 
     def allocations(self) -> list[Allocation]:
-        return sorted(self.state.all_of(Allocation), key=lambda found: found.id)
+        return sorted(self.state.all_of(Allocation), key=lambda allocation: allocation.id)
 
     def requests(self) -> list[Request]:
         return list(self.state.all_of(Request))

@@ -106,7 +106,9 @@ class ScriptedAgent:
         return request
 
     def _alive(self) -> list[str]:
-        return [found for found, status in self.journal.items() if status.state != types_pb2.STATE_TERMINAL]
+        return [
+            allocation_id for allocation_id, status in self.journal.items() if status.state != types_pb2.STATE_TERMINAL
+        ]
 
     async def _run(self) -> None:
         while True:
@@ -207,7 +209,9 @@ class ScriptedRunner:
             stub = runner_pb2_grpc.RunnerServiceStub(channel)
             async for message in stub.JoinGang(requests(), metadata=rpc.token_metadata(self.spec.token)):
                 if message.HasField("peers"):
-                    probed = [runner_pb2.ProbedCandidate(subnet=one.subnet) for one in message.peers.candidates]
+                    probed = [
+                        runner_pb2.ProbedCandidate(subnet=candidate.subnet) for candidate in message.peers.candidates
+                    ]
                     result = runner_pb2.ProbeResult(candidates=probed)
                     probing.put_nowait(runner_pb2.JoinGangRequest(probe=result))
                 elif message.HasField("chosen") or message.HasField("failed"):

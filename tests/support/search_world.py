@@ -61,8 +61,8 @@ class SearchWorld:
         """Drops all state that is not in etcd."""
         change = StateChange(puts=tuple(record for table in self.records.tables.values() for record in table.values()))
         puts = [KeyValue(put.key, put.value, 0, 0) for put in operations_of(change) if isinstance(put, Put)]
-        found = [record_of(item) for item in puts]
-        self.records = SchedulerState.of((record for record in found if record is not None), self.records.revision)
+        records = [record_of(item) for item in puts]
+        self.records = SchedulerState.of((record for record in records if record is not None), self.records.revision)
 
     def continue_change(self) -> None:
         """Until everything is as it is wanted."""
@@ -72,7 +72,7 @@ class SearchWorld:
     def place(self) -> list[str]:
         """Everything that is not held starts; their trials."""
         decided = self.plan()
-        return [one.trial_id for one in decided.assignments if self.try_to_place(one.trial_id)]
+        return [assignment.trial_id for assignment in decided.assignments if self.try_to_place(assignment.trial_id)]
 
     def plan(self) -> Plan:
         return plan(take_snapshot(self.records, (), {}, {}, now=self.now), self.now)
@@ -91,8 +91,8 @@ class SearchWorld:
         self.apply(member_exited(self.records, self.live(trial_id).id, report, RULES, self.now))
 
     def live(self, trial_id: str) -> Allocation:
-        [found] = [one for one in self.records.all_of(Allocation) if one.trial_id == trial_id]
-        return found
+        [allocation] = [allocation for allocation in self.records.all_of(Allocation) if allocation.trial_id == trial_id]
+        return allocation
 
     @property
     def trials(self) -> list[Trial]:
@@ -100,7 +100,7 @@ class SearchWorld:
 
     @property
     def live_trial_ids(self) -> list[str]:
-        return sorted(one.trial_id for one in self.records.all_of(Allocation))
+        return sorted(allocation.trial_id for allocation in self.records.all_of(Allocation))
 
     @property
     def experiment(self) -> Experiment:

@@ -102,10 +102,10 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             failure = self.create_failures.pop(0) if self.create_failures else None
             if failure is not None and failure.effect is Effect.NONE:
                 raise failure
-            known = [e for e in self.experiments.values() if e.request_id == request.request_id]
-            if not known:
+            matches = [e for e in self.experiments.values() if e.request_id == request.request_id]
+            if not matches:
                 number = len(self.experiments) + 1
-                known = [
+                matches = [
                     types_pb2.Experiment(
                         id=number,
                         name="digits",
@@ -117,21 +117,21 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
                         created_at=1000.0,
                     )
                 ]
-                self.experiments[number] = known[0]
+                self.experiments[number] = matches[0]
             self.requests.append(request)
             if failure is not None:
                 raise failure
-            return pb.CreateExperimentResponse(experiment=known[0], warnings=self.warnings)
+            return pb.CreateExperimentResponse(experiment=matches[0], warnings=self.warnings)
 
         return self._answer("CreateExperiment", context, handle)
 
     def ListExperiments(self, request: pb.ListExperimentsRequest, context: Any) -> pb.ListExperimentsResponse:
         def handle() -> pb.ListExperimentsResponse:
             newest = sorted(self.experiments.values(), key=lambda e: -e.id)
-            known = [e for e in newest if not request.before_id or e.id < request.before_id]
+            matches = [e for e in newest if not request.before_id or e.id < request.before_id]
             if request.request_id:
-                known = [e for e in newest if e.request_id == request.request_id]
-            return pb.ListExperimentsResponse(experiments=known[: request.limit or 50])
+                matches = [e for e in newest if e.request_id == request.request_id]
+            return pb.ListExperimentsResponse(experiments=matches[: request.limit or 50])
 
         return self._answer("ListExperiments", context, handle)
 
@@ -308,7 +308,9 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
                     raise not_found("checkpoint.not_found", f"there is no checkpoint {checkpoint_id}")
             for checkpoint_id in request.checkpoint_ids:
                 by_id[checkpoint_id].state = types_pb2.CHECKPOINT_STATE_DELETING
-            return pb.DeleteCheckpointsResponse(checkpoints=[by_id[one] for one in request.checkpoint_ids])
+            return pb.DeleteCheckpointsResponse(
+                checkpoints=[by_id[checkpoint_id] for checkpoint_id in request.checkpoint_ids]
+            )
 
         return self._answer("DeleteCheckpoints", context, handle)
 

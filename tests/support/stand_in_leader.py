@@ -90,8 +90,8 @@ class StandInLeader(EarlierCalls):
         return scheduler_pb2.SubmitExperimentsResponse(results=results)
 
     async def _submit(self, request: scheduler_pb2.SubmitExperimentRequest) -> scheduler_pb2.SubmitExperimentResponse:
-        known = self._experiment_by_request_id.get(request.request_id)
-        experiment = known or await self._create(request)
+        earlier = self._experiment_by_request_id.get(request.request_id)
+        experiment = earlier or await self._create(request)
         revision = await self._put(keys.experiment(experiment.id), experiment)
         return scheduler_pb2.SubmitExperimentResponse(
             experiment=wire.to_proto(experiment), revision=revision, warnings=["a warning of the scheduler"]
@@ -101,15 +101,17 @@ class StandInLeader(EarlierCalls):
         self, request: scheduler_pb2.FindExperimentRequest, context: Any
     ) -> scheduler_pb2.FindExperimentResponse:
         await self._admit()
-        found = self._experiment_by_request_id.get(request.request_id)
-        return scheduler_pb2.FindExperimentResponse(experiment=wire.to_proto(found) if found is not None else None)
+        experiment = self._experiment_by_request_id.get(request.request_id)
+        return scheduler_pb2.FindExperimentResponse(
+            experiment=wire.to_proto(experiment) if experiment is not None else None
+        )
 
     async def KillExperiment(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.SchedulerServiceKillExperimentRequest, context: Any
     ) -> scheduler_pb2.SchedulerServiceKillExperimentResponse:
         await self._admit()
-        found = await self._etcd.get(keys.experiment(request.experiment_id))
-        if found is None:
+        item = await self._etcd.get(keys.experiment(request.experiment_id))
+        if item is None:
             raise not_found("experiment.not_found", f"there is no experiment {request.experiment_id}")
         revision = await self.end(request.experiment_id, Outcome.CANCELED, f"killed by {request.user}")
         ended = await self._etcd.get(keys.experiment(request.experiment_id))
@@ -265,10 +267,10 @@ class StandInLeader(EarlierCalls):
         return experiment
 
     async def _find(self, kind: type[R], key: str) -> R:
-        found = await self._etcd.get(key)
-        if found is None:
+        item = await self._etcd.get(key)
+        if item is None:
             raise not_found(f"{kind.__name__.lower()}.not_found", f"there is no {key}")
-        return wire.decode(kind, found.value)
+        return wire.decode(kind, item.value)
 
     async def _put(self, key: str, record: object) -> int:
         return (await self._etcd.commit([Put(key, wire.encode(record))])).revision

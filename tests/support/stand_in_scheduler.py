@@ -159,10 +159,10 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
     async def wait_for(self, find: Callable[[], T | None], seconds: float = 60.0) -> T:
         """Returns the result of `find` as soon as it is true; evaluated after each message."""
         async with asyncio.timeout(seconds):
-            while not (found := find()):
+            while not (result := find()):
                 await self._changed.wait()
                 self._changed = asyncio.Event()
-        return found
+        return result
 
     async def wait_silent(self, seconds: float = 0.5) -> None:
         """Until nothing has come over the streams for so long."""

@@ -90,28 +90,32 @@ def check_invariants(revisions: Iterable[Revision]) -> list[Revision]:
 
 
 def _check_slots(revision: Revision) -> None:
-    config_by_id = {found.id: json.loads(found.config_json) for found in revision.all_of(Experiment)}
+    config_by_id = {experiment.id: json.loads(experiment.config_json) for experiment in revision.all_of(Experiment)}
     allocations = revision.all_of(Allocation)
-    held = Counter(slot for found in allocations for member in found.members for slot in member.slot_ids)
+    held = Counter(slot for allocation in allocations for member in allocation.members for slot in member.slot_ids)
     twice = [slot for slot, count in held.items() if count > 1]
     assert not twice, f"I1 at revision {revision.number}: {twice} belong to two allocations of {allocations}"
-    for found in allocations:
-        wanted = config_by_id[found.experiment_id]["resources"]["slots_per_trial"]
-        if found.full_slots:
-            fewest = config_by_id[found.experiment_id]["resources"]["min_slots_per_trial"]
-            assert fewest <= found.num_slots < found.full_slots == wanted, f"I2 at revision {revision.number}: {found}"
+    for allocation in allocations:
+        wanted = config_by_id[allocation.experiment_id]["resources"]["slots_per_trial"]
+        if allocation.full_slots:
+            fewest = config_by_id[allocation.experiment_id]["resources"]["min_slots_per_trial"]
+            assert fewest <= allocation.num_slots < allocation.full_slots == wanted, (
+                f"I2 at revision {revision.number}: {allocation}"
+            )
             continue
-        assert found.num_slots == wanted, f"I2 at revision {revision.number}: {found.num_slots} of {wanted}: {found}"
-    per_trial = Counter(found.trial_id for found in allocations)
+        assert allocation.num_slots == wanted, (
+            f"I2 at revision {revision.number}: {allocation.num_slots} of {wanted}: {allocation}"
+        )
+    per_trial = Counter(allocation.trial_id for allocation in allocations)
     assert all(count == 1 for count in per_trial.values()), f"two allocations of one trial: {allocations}"
 
 
 def _check_terminal(revision: Revision, ended: dict[tuple[type, Any], Any]) -> None:
     records: list[Experiment | Trial] = [*revision.all_of(Experiment), *revision.all_of(Trial)]
     for record in records:
-        known = ended.get((type(record), record.id))
-        assert known is None or (known.state, known.outcome) == (record.state, record.outcome), (
-            f"I3 at revision {revision.number}: {known} became {record}"
+        earlier = ended.get((type(record), record.id))
+        assert earlier is None or (earlier.state, earlier.outcome) == (record.state, record.outcome), (
+            f"I3 at revision {revision.number}: {earlier} became {record}"
         )
         if record.state is State.TERMINAL:
             ended[type(record), record.id] = record
@@ -119,8 +123,10 @@ def _check_terminal(revision: Revision, ended: dict[tuple[type, Any], Any]) -> N
 
 def named_checkpoints(revisions: Iterable[Revision]) -> dict[str, Checkpoint]:
     """By id, every one that was in state at any time and was never marked for deletion."""
-    newest = {found.id: found for revision in revisions for found in revision.all_of(Checkpoint)}
-    return {found.id: found for found in newest.values() if found.state is CheckpointState.COMPLETED}
+    newest = {checkpoint.id: checkpoint for revision in revisions for checkpoint in revision.all_of(Checkpoint)}
+    return {
+        checkpoint.id: checkpoint for checkpoint in newest.values() if checkpoint.state is CheckpointState.COMPLETED
+    }
 
 
 def _decode(key: str, value: bytes, revision: int) -> Any:

@@ -127,13 +127,13 @@ def make_optimizer(model: nn.Module, kind: str) -> torch.optim.Optimizer:
 
 def refusals() -> dict[str, str]:
     """Returns the error message for each mistake that appears when a trial wraps its objects."""
-    found: dict[str, str] = {}
+    message_by_mistake: dict[str, str] = {}
 
     def attempt(name: str, strategy: str, work: Any) -> None:
         try:
             work(choose_strategy(strategy, _size(), _CPU, Optimizations()))
         except GanglineError as error:
-            found[name] = error.message
+            message_by_mistake[name] = error.message
 
     def early(strategy: Strategy) -> None:
         model = Net()
@@ -168,8 +168,8 @@ def refusals() -> dict[str, str]:
     attempt("LBFGS with zero1", "zero1", joined)
     attempt("LBFGS with zero2", "zero2", joined)
     attempt("closure with zero1", "zero1", closure)
-    attempt("unknown block", {"strategy": "zero3", "blocks": ["Layer"]}, lambda one: one.prepare_model(Net()))  # type: ignore[arg-type]  # a mapping, as in a file
-    return found
+    attempt("unknown block", {"strategy": "zero3", "blocks": ["Layer"]}, lambda strategy: strategy.prepare_model(Net()))  # type: ignore[arg-type]  # a mapping, as in a file
+    return message_by_mistake
 
 
 def scaled_steps(strategy_name: str) -> list[bool]:
@@ -200,11 +200,11 @@ def whole_blocks(strategy_name: str) -> list[list[bool]]:
     the next forward pass."""
     strategy = choose_strategy(strategy_name, _size(), _CPU, Optimizations())
     model = strategy.prepare_model(Net())
-    found: list[list[bool]] = []
+    seen: list[list[bool]] = []
 
     def look() -> None:
         groups = [group for block in model.blocks for group in parameter_groups(block)]  # type: ignore[union-attr]  # torch types modules loosely
-        found.append([group.is_unsharded for group in groups])
+        seen.append([group.is_unsharded for group in groups])
 
     model(torch.ones(2, 6)).sum().backward()
     model(torch.ones(2, 6))
@@ -214,7 +214,7 @@ def whole_blocks(strategy_name: str) -> list[list[bool]]:
     look()
     model(torch.ones(2, 6))
     look()
-    return found
+    return seen
 
 
 def running_means(strategy_name: str) -> list[float]:
@@ -294,7 +294,7 @@ class PairTrial(pytorch.PyTorchTrial):
         self.context = context
         torch.manual_seed(5)
         self.models = [context.wrap_model(Net(width)) for width in (8, 4)]
-        self.optimizers = [context.wrap_optimizer(torch.optim.SGD(one.parameters(), lr=0.1)) for one in self.models]
+        self.optimizers = [context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in self.models]
 
     build_training_data_loader = PointsTrial.build_training_data_loader
     build_validation_data_loader = PointsTrial.build_validation_data_loader
@@ -374,14 +374,16 @@ def fit_pairs(
     import os
 
     os.chdir(directory)
-    found = []
+    states_by_strategy = []
     for strategy in strategies:
         with pytorch.init(hparams={"global_batch_size": 8}, exp_conf={"parallelism": strategy}) as context:
             trial = kind(context)
             pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(6), checkpoint_policy="none")
             states = [context.get_full_model_state(model) for model in trial.models]
-        found.append({f"{index}.{name}": value for index, one in enumerate(states) for name, value in one.items()})
-    return found
+        states_by_strategy.append(
+            {f"{index}.{name}": value for index, state in enumerate(states) for name, value in state.items()}
+        )
+    return states_by_strategy
 
 
 def refuse_pair(directory: Path) -> str:
@@ -407,8 +409,8 @@ def _points(count: int) -> TensorDataset:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return found
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 def _size() -> int:

@@ -62,7 +62,7 @@ def _train(directory: Path, run: Run) -> tuple[list[float], dict[str, torch.Tens
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Measured:
     """Seconds a step on this rank, and in collectives that came after measuring had stopped."""
 
     seconds: float
@@ -71,7 +71,7 @@ class Found:
     afterwards: float
 
 
-def measure(strategy_name: str, late: dict[str, Sequence[int]], seconds: float) -> Found:
+def measure(strategy_name: str, late: dict[str, Sequence[int]], seconds: float) -> Measured:
     """late: which ranks come that much later than the others, by the moment: before the "forward" or "backward" pass,
     the "step" of the optimizer, an "evaluation" between two steps, a step after the last "measured" one."""
     training = _Training(choose_strategy(strategy_name, dist.get_world_size(), _CPU, parse_optimizations({})), Net())
@@ -92,7 +92,7 @@ def measure(strategy_name: str, late: dict[str, Sequence[int]], seconds: float) 
     return training.found()
 
 
-def measure_slow_backward(strategy_name: str, seconds: float) -> Found:
+def measure_slow_backward(strategy_name: str, seconds: float) -> Measured:
     """Measures a model whose last gradients are produced `seconds` later, each in a bucket of its own."""
     optimizations = parse_optimizations({"tensor_fusion_threshold": 0})
     model = nn.Sequential(nn.Linear(6, 6), Slow(seconds), nn.Linear(6, 3))
@@ -114,7 +114,7 @@ def measure_models(strategy_name: str, seconds: float) -> list[float]:
     clock.is_running = True
     traffic = Traffic(strategy.traffic_meters(), clock)
     traffic.start()
-    found = []
+    step_seconds = []
     for models in ([first, second], [first], [first, second]):
         for model in models:
             with clock.phase("forward"):
@@ -123,8 +123,8 @@ def measure_models(strategy_name: str, seconds: float) -> list[float]:
                     pass_time(seconds)
                 loss.backward()
         traffic.end_step()
-        found.append(traffic.take(1)["communication_seconds"])
-    return found
+        step_seconds.append(traffic.take(1)["communication_seconds"])
+    return step_seconds
 
 
 def collectives() -> list[list[str]]:
@@ -136,9 +136,13 @@ def collectives() -> list[list[str]]:
     (meter,) = strategy.traffic_meters()
 
     def names() -> list[str]:
-        groups = [group for one in model.modules() if isinstance(one, FSDPModule) for group in parameter_groups(one)]
-        found = [(group._all_gather_comm, group._reduce_scatter_comm, group._all_reduce_hook) for group in groups]
-        return [type(part).__name__ for parts in found for part in parts]
+        groups = [
+            group for module in model.modules() if isinstance(module, FSDPModule) for group in parameter_groups(module)
+        ]
+        parts_of_groups = [
+            (group._all_gather_comm, group._reduce_scatter_comm, group._all_reduce_hook) for group in groups
+        ]
+        return [type(part).__name__ for parts in parts_of_groups for part in parts]
 
     before = names()
     meter.start(lambda: True)
@@ -197,8 +201,8 @@ class _Training:
         if self._clock.is_running:
             self._traffic.end_step()
 
-    def found(self) -> Found:
-        return Found(
+    def found(self) -> Measured:
+        return Measured(
             seconds=self._found["communication_seconds"],
             hidden=self._found["hidden_communication_seconds"],
             step_seconds=self._step_seconds,

@@ -32,7 +32,7 @@ class UnusualTrial(PointsTrial):
         torch.manual_seed(4)
         self.context = context
         self.model = context.wrap_model(self.make_model())
-        self.optimizers = [context.wrap_optimizer(one) for one in self.make_optimizers(self.model)]
+        self.optimizers = [context.wrap_optimizer(optimizer) for optimizer in self.make_optimizers(self.model)]
         self.count = context.wrap_reducer(sum, name="records", for_training=False)
         self.copies: list[nn.Module] = []
         self.prepare()
@@ -56,8 +56,8 @@ class UnusualTrial(PointsTrial):
         return {"loss": loss}
 
     def run_model(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.model(inputs)
-        return found
+        outputs: torch.Tensor = self.model(inputs)
+        return outputs
 
     def after_step(self) -> None: ...
 
@@ -202,9 +202,9 @@ class Lion(OwnOptimizer):
     def change(self, parameter: nn.Parameter, state: dict[str, Any]) -> torch.Tensor:
         assert parameter.grad is not None
         moment = state.setdefault("moment", torch.zeros_like(parameter))
-        found = torch.sign(0.9 * moment + 0.1 * parameter.grad)
+        sign = torch.sign(0.9 * moment + 0.1 * parameter.grad)
         moment.mul_(0.99).add_(parameter.grad, alpha=0.01)
-        return found
+        return sign
 
 
 class Lars(OwnOptimizer):
@@ -221,7 +221,9 @@ class Lamb(OwnOptimizer):
     """Looks at all tensors together."""
 
     def begin(self) -> None:
-        gradients = [one.grad for group in self.param_groups for one in group["params"] if one.grad is not None]
+        gradients = [
+            parameter.grad for group in self.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
         self.norm = float(nn.utils.get_total_norm(gradients))
 
     def change(self, parameter: nn.Parameter, state: dict[str, Any]) -> torch.Tensor:
@@ -313,8 +315,8 @@ class CopyTrial(UnusualTrial):
     def run_model(self, inputs: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             other = self.copies[0](inputs)
-        found: torch.Tensor = self.model(inputs) + 0.5 * other
-        return found
+        outputs: torch.Tensor = self.model(inputs) + 0.5 * other
+        return outputs
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -331,7 +333,7 @@ class WholeCopyTrial(CopyTrial):
     evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
 
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        return {"error": sum(float(functional.mse_loss(self.copies[0](one), two)) for one, two in data_loader)}
+        return {"error": sum(float(functional.mse_loss(self.copies[0](inputs), two)) for inputs, two in data_loader)}
 
 
 class TargetTrial(CopyTrial):
@@ -398,8 +400,8 @@ class WholeReentrantTrial(ReentrantTrial):
     kind = Net
 
     def run_model(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = checkpoint(self.model, inputs.requires_grad_(), use_reentrant=True)
-        return found
+        outputs: torch.Tensor = checkpoint(self.model, inputs.requires_grad_(), use_reentrant=True)
+        return outputs
 
 
 class ReentrantPairTrial(ReentrantTrial):
@@ -410,8 +412,8 @@ class ReentrantPairTrial(ReentrantTrial):
         self.optimizers.append(self.context.wrap_optimizer(torch.optim.SGD(self.second.parameters(), lr=0.1)))
 
     def run_model(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.model(inputs) + self.second(inputs)
-        return found
+        outputs: torch.Tensor = self.model(inputs) + self.second(inputs)
+        return outputs
 
 
 class ThawedReentrantTrial(ReentrantPairTrial):
@@ -578,7 +580,7 @@ class WholeClampingTrial(ClampingTrial):
     evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
 
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        return {"error": sum(float(functional.mse_loss(self.model(one), two)) for one, two in data_loader)}
+        return {"error": sum(float(functional.mse_loss(self.model(inputs), two)) for inputs, two in data_loader)}
 
 
 class ClampAfterPassTrial(UnusualTrial):

@@ -35,9 +35,9 @@ def refuse_start(allocation: Allocation, node_rank: int, agent_id: str, own_slot
 def refuse_slots(records: Iterable[Record], allocation_id: str, slot_ids: Collection[str]) -> str:
     """Returns why the slots cannot become free for this allocation: a holder without an order to stop. The result is
     empty if all slots are free, or about to be."""
-    known = {record.allocation_id: record for record in records}
-    for holder in find_holders(known.values(), allocation_id, slot_ids):
-        if known[holder].stop is None:
-            shared = sorted(set(slot_ids).intersection(known[holder].slot_ids))
+    record_by_id = {record.allocation_id: record for record in records}
+    for holder in find_holders(record_by_id.values(), allocation_id, slot_ids):
+        if record_by_id[holder].stop is None:
+            shared = sorted(set(slot_ids).intersection(record_by_id[holder].slot_ids))
             return f"slot {', '.join(shared)} is in use by allocation {holder}, which has no order to stop"
     return ""

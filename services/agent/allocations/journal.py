@@ -24,7 +24,7 @@ from gangline.v1 import runner_pb2
 from services.agent.allocations import process_watch
 from services.agent.allocations.folder import CORRUPT, AllocationFolder
 from services.agent.allocations.journal_record import Phase, Record
-from services.agent.allocations.recovery import Found
+from services.agent.allocations.recovery import Findings
 from services.common.disk import move_aside, write_atomic
 from services.common.disk_fault import is_disk_fault, remove_spare
 from services.common.state_folder import StateFolder
@@ -38,7 +38,7 @@ class Survey:
     """One folder and the findings in it. record: rebuilt from the spec if it was unreadable; None without a spec."""
 
     folder: AllocationFolder
-    found: Found
+    findings: Findings
     record: Record | None
 
 
@@ -146,7 +146,7 @@ class Journal:
         is_unsynced = record is not None and bool(record.boot_id)
         is_restarted = record is not None and is_unsynced and record.boot_id != process_watch.boot_id()
         restarted = "the machine was restarted since it was accepted" if is_restarted else ""
-        found = Found(
+        findings = Findings(
             record=record,
             has_spec=spec is not None,
             is_alive=is_alive,
@@ -155,7 +155,7 @@ class Journal:
             # A start that is not in the record has left the file that it locks, unless a power cut removed the file.
             was_tried=is_restarted or (is_unsynced and folder.alive_path.exists()),
         )
-        return Survey(folder, found, record or _rebuild(folder, spec))
+        return Survey(folder, findings, record or _rebuild(folder, spec))
 
     def _load_epoch(self) -> int:
         try:

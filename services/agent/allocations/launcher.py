@@ -89,11 +89,11 @@ class Launcher:
             ours, theirs = socket.socketpair()
             with theirs:
                 pid = await self._start(folder, alive, output, theirs.fileno())
-            found = process_watch.identify(pid)
-            if found is None:
+            process = process_watch.identify(pid)
+            if process is None:
                 ours.close()
                 return None, None
-            return found, CommandRunner(found, ours)
+            return process, CommandRunner(process, ours)
         finally:
             os.close(output)
             os.close(alive)

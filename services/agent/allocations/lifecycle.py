@@ -94,7 +94,7 @@ class AllocationLifecycle:
         self,
         folder: AllocationFolder,
         record: Record,
-        surroundings: LifecycleContext,
+        context: LifecycleContext,
         problem: str = "",
         *,
         is_lone_command: bool = False,
@@ -102,7 +102,7 @@ class AllocationLifecycle:
     ) -> None:
         self.folder = folder
         self.record = record
-        self._around = surroundings
+        self._context = context
         self._evidence = Evidence(problem=problem, log_path=str(folder.log_path))
         self._ordered = asyncio.Event()
         self._is_lone_command = is_lone_command
@@ -134,13 +134,13 @@ class AllocationLifecycle:
         """Reports the current status. A live lone command is reported only once, after hold_seconds: most commands end
         before, and their end reports everything."""
         if not (self._is_lone_command and self.record.is_live):
-            self._around.on_status(self.status())
+            self._context.on_status(self.status())
         elif self._holding is None:
             self._holding = asyncio.get_running_loop().call_later(self._hold_seconds, self._tell_living)
 
     def _tell_living(self) -> None:
         if self.record.is_live:
-            self._around.on_status(self.status())
+            self._context.on_status(self.status())
 
     def stop(self, order: StopOrder) -> None:
         """Adds an order to stop. May be called at any time and any number of times; orders only get stricter."""
@@ -181,7 +181,7 @@ class AllocationLifecycle:
         """
         if self.record.stop is not None:
             return
-        waiting = asyncio.ensure_future(self._around.wait_for_slots(self.record))
+        waiting = asyncio.ensure_future(self._context.wait_for_slots(self.record))
         try:
             await self._wait_first([waiting], None)
             if waiting.done():
@@ -191,9 +191,9 @@ class AllocationLifecycle:
 
     async def _wait_for_leader(self) -> None:
         """Waits until the leader is heard. Tolerates: a stop during the wait."""
-        if self.record.stop is not None or self._evidence.start_error or self._around.wait_until_heard is None:
+        if self.record.stop is not None or self._evidence.start_error or self._context.wait_until_heard is None:
             return
-        waiting = asyncio.ensure_future(self._around.wait_until_heard())
+        waiting = asyncio.ensure_future(self._context.wait_until_heard())
         try:
             await self._wait_first([waiting], None)
         finally:
@@ -203,7 +203,7 @@ class AllocationLifecycle:
         """Waits for the turn of a lone command. Tolerates: a stop during the wait."""
         if not self._is_lone_command or self.record.stop is not None or self._evidence.start_error:
             return
-        taking = asyncio.ensure_future(self._around.launcher.turns.take())
+        taking = asyncio.ensure_future(self._context.launcher.turns.take())
         try:
             await self._wait_first([taking], None)
         finally:
@@ -222,9 +222,9 @@ class AllocationLifecycle:
             return
         try:
             if self._is_lone_command:
-                runner, self._command_runner = await self._around.launcher.start_command(self.folder)
+                runner, self._command_runner = await self._context.launcher.start_command(self.folder)
             else:
-                runner = await self._around.launcher.start(self.folder)
+                runner = await self._context.launcher.start(self.folder)
         except (OSError, GanglineError) as error:
             message = f"cannot start a trial runner: {error}"
             self._evidence = replace(self._evidence, start_error=message, is_disk_fault=is_disk_fault(error))
@@ -289,7 +289,7 @@ class AllocationLifecycle:
         if runner is None:
             return
         if self._is_released:
-            self._around.launcher.idle.put(runner)
+            self._context.launcher.idle.put(runner)
         else:
             runner.close()
 
@@ -307,12 +307,12 @@ class AllocationLifecycle:
         """Records and reports the end. Tolerates: a report that is missing or unreadable."""
         status = self._load_exit()
         if status is None:
-            report = conclude(self.record, self._evidence, self._around.agent_id, time.time())
+            report = conclude(self.record, self._evidence, self._context.agent_id, time.time())
             status = agent_pb2.AllocationStatus(exit=wire.to_proto(report))
         status.allocation_id = self.record.allocation_id
         status.accepted_at = self.record.accepted_at
         status.state = wire.enum_number(State.TERMINAL)  # type: ignore[assignment] # as above
-        status.exit.agent_id = self._around.agent_id
+        status.exit.agent_id = self._context.agent_id
         kind = wire.enum_member(ExitKind, status.exit.kind)
         metrics.runner_exits.labels(kind=kind or "UNKNOWN").inc()
         self._log.info("ended", kind=kind, message=status.exit.message)
@@ -361,10 +361,12 @@ class AllocationLifecycle:
             ]
             return any(killed)
         end_nursery = process_watch.has_group if spares_nursery else process_watch.kill_group
-        found = [runner is not None and process_watch.kill_group(runner)]
-        found += [end_nursery(leader) for leader in process_watch.load_leaders(self.folder.nursery_path)]
-        found += [process_watch.kill_group(leader) for leader in process_watch.load_leaders(self.folder.rank_pids_path)]
-        return any(found)
+        was_killed = [runner is not None and process_watch.kill_group(runner)]
+        was_killed += [end_nursery(leader) for leader in process_watch.load_leaders(self.folder.nursery_path)]
+        was_killed += [
+            process_watch.kill_group(leader) for leader in process_watch.load_leaders(self.folder.rank_pids_path)
+        ]
+        return any(was_killed)
 
     def _move(self, record: Record) -> None:
         """Changes the record, saves it, and reports a new status. A record that cannot be written is still obeyed:

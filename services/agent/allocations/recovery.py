@@ -1,8 +1,8 @@
 """PURE: the verdict of a starting agent on each allocation that it finds in its journal.
 
-`Found` has the findings of disk and kernel; `plan_recovery` decides. One rule is behind every case. Slots count as free
-only when no process of their old allocation is alive, and an accepted allocation ends with exactly one report. The
-journal module reads the disk, and the roster carries the verdict out.
+`Findings` come from disk and kernel; `plan_recovery` decides. One rule is behind every case. Slots count as free only
+when no process of their old allocation is alive, and an accepted allocation ends with exactly one report. The journal
+module reads the disk, and the roster carries the verdict out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Findings:
     """The findings on one folder.
 
     record: None if there is none or it cannot be read; problem then names it.
@@ -44,26 +44,26 @@ class Found:
     was_tried: bool = False
 
 
-def plan_recovery(found: Found) -> Verdict:
+def plan_recovery(findings: Findings) -> Verdict:
     """Returns the verdict for one folder. The same findings give the same verdict, so a second crash changes
     nothing."""
-    if found.record is None:
-        return _plan_without_record(found)
-    if not found.record.is_live:
-        return Verdict.KILL if found.is_alive else Verdict.KEEP
-    if found.is_alive:
+    if findings.record is None:
+        return _plan_without_record(findings)
+    if not findings.record.is_live:
+        return Verdict.KILL if findings.is_alive else Verdict.KEEP
+    if findings.is_alive:
         return Verdict.ADOPT
-    is_unstarted = found.record.phase is Phase.ACCEPTED and not found.has_exit and not found.was_tried
-    if is_unstarted and found.has_spec:
+    is_unstarted = findings.record.phase is Phase.ACCEPTED and not findings.has_exit and not findings.was_tried
+    if is_unstarted and findings.has_spec:
         return Verdict.START
     return Verdict.CONCLUDE
 
 
-def _plan_without_record(found: Found) -> Verdict:
-    if found.is_alive:
+def _plan_without_record(findings: Findings) -> Verdict:
+    if findings.is_alive:
         # Training continues although a file of the journal is broken, as long as its slots are known.
-        return Verdict.ADOPT if found.has_spec else Verdict.KILL
-    if found.problem or found.has_exit:
+        return Verdict.ADOPT if findings.has_spec else Verdict.KILL
+    if findings.problem or findings.has_exit:
         return Verdict.CONCLUDE
     # The runner starts after the record is complete. So without any record no runner was started, and no slot was
     # promised.

@@ -69,7 +69,7 @@ class Roster:
         self._tidying: asyncio.Task[None] | None = None
         self._num_untidy = 0
         self._dropped = asyncio.Event()
-        self._around = LifecycleContext(agent_id, launcher, self._wait_for_slots, on_status, wait_until_heard)
+        self._context = LifecycleContext(agent_id, launcher, self._wait_for_slots, on_status, wait_until_heard)
 
     @property
     def records(self) -> list[Record]:
@@ -88,7 +88,7 @@ class Roster:
     def recover(self) -> None:
         """Continues the allocations of the journal. Called once, before the first command."""
         for survey in self._journal.survey():
-            verdict = plan_recovery(survey.found)
+            verdict = plan_recovery(survey.findings)
             log.info("found in the journal", allocation_id=survey.folder.allocation_id, verdict=verdict.value)
             self._take_up(survey, verdict)
 
@@ -159,7 +159,7 @@ class Roster:
     async def close(self) -> None:
         """Stops watching. The runners continue."""
         await cancel(*self._tasks.values())
-        self._around.launcher.idle.close()
+        self._context.launcher.idle.close()
         if self._tidying is not None:
             await cancel(self._tidying)
             self._journal.tidy()
@@ -184,7 +184,7 @@ class Roster:
         elif verdict in {Verdict.ADOPT, Verdict.CONCLUDE}:
             # Whatever the record says, a start has happened, and there must never be a second one.
             record = replace(record, phase=Phase.RUNNING)
-        self._begin(folder, record, survey.found.problem)
+        self._begin(folder, record, survey.findings.problem)
 
     def _begin(
         self,
@@ -196,7 +196,7 @@ class Roster:
         hold_seconds: float = 0.0,
     ) -> None:
         lifecycle = AllocationLifecycle(
-            folder, record, self._around, problem, is_lone_command=is_lone_command, hold_seconds=hold_seconds
+            folder, record, self._context, problem, is_lone_command=is_lone_command, hold_seconds=hold_seconds
         )
         self._lifecycles[record.allocation_id] = lifecycle
         if record.is_live:

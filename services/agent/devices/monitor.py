@@ -139,8 +139,8 @@ class SlotMonitor:
         if slots == self.slots:
             return
         # Problems that a device has had since the start are left out, because the next start detects them itself.
-        found = {device.uuid: health for device, health in self._pairs() if not device.problem}
-        health_file.save_healths(self._path, found)
+        health_by_uuid = {device.uuid: health for device, health in self._pairs() if not device.problem}
+        health_file.save_healths(self._path, health_by_uuid)
         _log_changes(self.slots, slots)
         self.slots = slots
         self._on_change(slots)

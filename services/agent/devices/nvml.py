@@ -118,15 +118,15 @@ def _read_mig_devices(gpu: Device, handle: Any) -> tuple[Device, ...]:
 
 
 def _read_mig_device(gpu: Device, handle: Any) -> Device:
-    found = Device(gpu.index, bus_id=gpu.bus_id)
+    device = Device(gpu.index, bus_id=gpu.bus_id)
     try:
-        found = replace(found, uuid=pynvml.nvmlDeviceGetUUID(handle))
+        device = replace(device, uuid=pynvml.nvmlDeviceGetUUID(handle))
         instance = pynvml.nvmlDeviceGetGpuInstanceId(handle)
         path = f"{gpu.uuid}/{instance}/{pynvml.nvmlDeviceGetComputeInstanceId(handle)}"
-        found = replace(found, mig_path=path, model=pynvml.nvmlDeviceGetName(handle))
-        return replace(found, memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+        device = replace(device, mig_path=path, model=pynvml.nvmlDeviceGetName(handle))
+        return replace(device, memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
     except pynvml.NVMLError as error:
-        return replace(found, problem=_word(f"a MIG device of GPU {gpu.index}", error))
+        return replace(device, problem=_word(f"a MIG device of GPU {gpu.index}", error))
 
 
 def _word(what: str, error: pynvml.NVMLError) -> str:
@@ -171,13 +171,13 @@ def _handles(handle: Any) -> tuple[Any, ...]:
 
 
 def _mig_handles(handle: Any) -> tuple[Any, ...]:
-    found = []
+    handles = []
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
-            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+            handles.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
         except pynvml.NVMLError_NotFound:
             continue  # positions of MIG devices may be empty, also in the middle
-    return tuple(found)
+    return tuple(handles)
 
 
 def _is_mig_enabled(handle: Any) -> bool:

@@ -38,14 +38,14 @@ def load_slots(agent_id: str, setting: str, environment: Mapping[str, str] = os.
     if setting != "auto":
         return Slots(tuple(Slot(id=f"{agent_id}/{index}") for index in range(int(setting))))
     try:
-        found = nvml.list_devices()
+        listed = nvml.list_devices()
     except nvml.NvmlUnavailableError as error:
         raise _no_gpus(f"NVML is not usable here ({error})") from error
-    if not found:
+    if not listed:
         raise _no_gpus("NVML lists no GPU")
-    devices = select_visible(found, environment.get(VISIBLE_KEY))
+    devices = select_visible(listed, environment.get(VISIBLE_KEY))
     if not devices:
-        raise _no_gpus(f"{VISIBLE_KEY}={environment.get(VISIBLE_KEY)!r} hides all {len(found)} devices")
+        raise _no_gpus(f"{VISIBLE_KEY}={environment.get(VISIBLE_KEY)!r} hides all {len(listed)} devices")
     return Slots(tuple(_to_slot(agent_id, device) for device in devices), devices)
 
 

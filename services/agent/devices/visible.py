@@ -53,16 +53,16 @@ def select_visible(devices: Sequence[Device], setting: str | None) -> tuple[Devi
     return tuple(chosen.values())
 
 
-def find_problem(device: Device, found: Sequence[Device]) -> str:
+def find_problem(device: Device, reported: Sequence[Device]) -> str:
     """Returns the problem of a device that the agent started with; empty if there is none. Slots are neither added nor
     removed while the agent runs.
 
     found: the devices that its GPU reports now.
     """
-    same = next((each for each in found if each.uuid == device.uuid), None)
+    same = next((each for each in reported if each.uuid == device.uuid), None)
     if same is not None:
         return same.problem
-    of_gpu = next((each.problem for each in found if each.problem), "")
+    of_gpu = next((each.problem for each in reported if each.problem), "")
     return of_gpu or "NVML no longer lists it; restart the agent if that was intended"
 
 
@@ -72,13 +72,13 @@ def _can_name(entry: str) -> bool:
 
 def _find(devices: Sequence[Device], entry: str) -> tuple[Device, ...]:
     if entry.isdigit():
-        found = [device for device in devices if device.index == int(entry)]
-        return tuple(found) or (_unknown(int(entry), "", entry),)
-    found = [device for device in devices if _is_named(device, entry)]
+        matches = [device for device in devices if device.index == int(entry)]
+        return tuple(matches) or (_unknown(int(entry), "", entry),)
+    matches = [device for device in devices if _is_named(device, entry)]
     # A GPU's name may mean all of its MIG devices, so only names of several GPUs are ambiguous.
-    if len({str(device.index) if entry.startswith("GPU-") else device.uuid for device in found}) > 1:
+    if len({str(device.index) if entry.startswith("GPU-") else device.uuid for device in matches}) > 1:
         return (_unknown(-1, entry, entry, "more than one device"),)
-    return tuple(found) or (_unknown(-1, entry, entry),)
+    return tuple(matches) or (_unknown(-1, entry, entry),)
 
 
 def _is_named(device: Device, entry: str) -> bool:

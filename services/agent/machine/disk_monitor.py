@@ -72,18 +72,18 @@ class DiskMonitor:
             problem = f"its state directory {self._state} does not answer within {CHECK_SECONDS:g} s; look at the disk"
         self._take_in(problem)
 
-    def _take_in(self, found: str) -> None:
-        self._good_checks = 0 if found else self._good_checks + 1
-        if not found and self._problem and self._good_checks < self._num_good_checks:
+    def _take_in(self, problem: str) -> None:
+        self._good_checks = 0 if problem else self._good_checks + 1
+        if not problem and self._problem and self._good_checks < self._num_good_checks:
             return
-        if found == self._problem:
+        if problem == self._problem:
             return
-        if found:
-            log.error("nothing can start here", problem=found)
+        if problem:
+            log.error("nothing can start here", problem=problem)
         else:
             log.info("the state directory takes writes again", state=str(self._state))
-        self._problem = found
-        self._on_change(found)
+        self._problem = problem
+        self._on_change(problem)
 
 
 def _check(state: Path, make_room: Callable[[], None]) -> str:

@@ -36,8 +36,8 @@ async def examine(session: Session, seconds: float = PROBE_SECONDS) -> EtcdHealt
         return EtcdHealth(num_members=len(connections), num_answering=len(connections))
     reads = [_reads(session, connection, seconds) for connection in connections]
     answers = [_answers(connection, seconds) for connection in connections]
-    found = await asyncio.gather(*reads, *answers)
-    can_read, num_answering = any(found[: len(reads)]), sum(found[len(reads) :])
+    results = await asyncio.gather(*reads, *answers)
+    can_read, num_answering = any(results[: len(reads)]), sum(results[len(reads) :])
     if can_read:
         return EtcdHealth(num_members=len(connections), num_answering=num_answering)
     problem = word_problem([connection.endpoint for connection in connections], num_answering)
@@ -76,14 +76,14 @@ class HealthWatch:
             self._take(await self._examine())
             await asyncio.sleep(WATCH_SECONDS)
 
-    def _take(self, found: EtcdHealth) -> None:
+    def _take(self, health: EtcdHealth) -> None:
         before = self.health
-        since = before.since if found.is_available == before.is_available else time.time()
-        self.health = EtcdHealth(found.is_available, found.num_members, found.num_answering, found.problem, since)
-        if found.is_available and not before.is_available:
+        since = before.since if health.is_available == before.is_available else time.time()
+        self.health = EtcdHealth(health.is_available, health.num_members, health.num_answering, health.problem, since)
+        if health.is_available and not before.is_available:
             _log.info("etcd is available again")
-        elif found.problem and found.problem != before.problem:
-            _log.warning("etcd is not available", problem=found.problem)
+        elif health.problem and health.problem != before.problem:
+            _log.warning("etcd is not available", problem=health.problem)
 
 
 async def _reads(session: Session, connection: Connection, seconds: float) -> bool:

@@ -29,8 +29,8 @@ def transaction_request(operations: Sequence[Put | Delete], guards: Sequence[Gua
 
 
 def transaction_answer(answer: Any) -> Committed:
-    found = () if answer.succeeded else tuple(key_value(item) for item in _found(answer))
-    return Committed(answer.succeeded, answer.header.revision, found)
+    current = () if answer.succeeded else tuple(key_value(item) for item in _found(answer))
+    return Committed(answer.succeeded, answer.header.revision, current)
 
 
 def evidence_request(operations: Sequence[Put | Delete]) -> Any:

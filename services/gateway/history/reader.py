@@ -98,16 +98,16 @@ def _metrics_after(connection: sa.Connection, scope: Scope, after_id: int, limit
 
 
 def _newest(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[str, Newest]:
-    found: dict[str, Newest] = {}
+    newest_by_trial_id: dict[str, Newest] = {}
     for start in range(0, len(trial_ids), MAX_IDS):
         part = trial_ids[start : start + MAX_IDS]
         points = _newest_points(connection, part)
         progress = _newest_progress(connection, part)
         for trial_id in {*progress, *(trial_id for trial_id, _ in points)}:
-            found[trial_id] = Newest(
+            newest_by_trial_id[trial_id] = Newest(
                 progress.get(trial_id), points.get((trial_id, "training")), points.get((trial_id, "validation"))
             )
-    return found
+    return newest_by_trial_id
 
 
 def _newest_points(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[tuple[str, str], MetricsPoint]:

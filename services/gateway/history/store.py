@@ -83,10 +83,10 @@ def store_batches(engine: sa.Engine, batches: Sequence[IngestBatch], now: float)
 
 def _find_cursors(connection: sa.Connection, spool_ids: set[str]) -> dict[str, int]:
     cursors = table.ingest_cursors
-    found = connection.execute(
+    rows = connection.execute(
         sa.select(cursors.c.spool_id, cursors.c.stored_sequence).where(cursors.c.spool_id.in_(sorted(spool_ids)))
     )
-    return {row.spool_id: row.stored_sequence for row in found}
+    return {row.spool_id: row.stored_sequence for row in rows}
 
 
 def _insert(connection: sa.Connection, rows: _Rows, now: float) -> None:

@@ -50,8 +50,8 @@ async def delete_checkpoint(checkpoint_id: str, caller: Caller, cases: Cases) ->
 
 
 async def _delete(cases: Cases, caller: Caller, checkpoint_ids: list[str]) -> model.CheckpointList:
-    found = await cases.checkpoints.delete(caller, str(uuid.uuid4()), checkpoint_ids)
-    return model.CheckpointList.model_validate({"checkpoints": found})
+    checkpoints = await cases.checkpoints.delete(caller, str(uuid.uuid4()), checkpoint_ids)
+    return model.CheckpointList.model_validate({"checkpoints": checkpoints})
 
 
 @router.get("/checkpoints/{checkpoint_id}/files/{path:path}", tags=["checkpoints"], response_class=StreamingResponse)

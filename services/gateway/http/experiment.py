@@ -107,8 +107,8 @@ async def cancel_experiment(experiment_id: model.Int64, caller: Caller, cases: C
 async def preview_search(body: model.PreviewSearch, caller: Caller, cases: Cases) -> model.SearchPreview:
     """Returns the trials that a configuration would make."""
     config, _ = await _read(body.config)
-    found = await cases.experiments.preview_search(caller, config.model_dump_json(), body.limit)
-    return model.SearchPreview.model_validate(found)
+    preview = await cases.experiments.preview_search(caller, config.model_dump_json(), body.limit)
+    return model.SearchPreview.model_validate(preview)
 
 
 @router.post("/trials/{trial_id}/kill", tags=["trials"])

@@ -39,14 +39,14 @@ class Authenticator:
         return self._identify_user(hash_token(token))
 
     def _identify_user(self, token_sha256: str) -> Principal:
-        found: Principal | None = None
+        principal: Principal | None = None
         users = self._mirror.state.users
         # The loop goes on after a match, so that its time does not depend on which user calls.
         for user in users.all():
             if is_same_token(user.token_sha256, token_sha256):
-                found = Principal(kind="user", name=user.name, is_admin=user.is_admin)
-        if found is not None:
-            return found
+                principal = Principal(kind="user", name=user.name, is_admin=user.is_admin)
+        if principal is not None:
+            return principal
         # The first leader creates the first users.
         if not len(users):
             raise unavailable(

@@ -139,10 +139,10 @@ class ClusterState:
 
 def _experiment_ids(records: Iterable[object]) -> set[int]:
     """Returns the ids of the experiments that these records belong to."""
-    found: set[int] = set()
+    experiment_ids: set[int] = set()
     for record in records:
         if isinstance(record, Experiment):
-            found.add(record.id)
+            experiment_ids.add(record.id)
         elif isinstance(record, (Trial, Search, Request, Allocation, Checkpoint)):
-            found.add(record.experiment_id)
-    return found
+            experiment_ids.add(record.experiment_id)
+    return experiment_ids

@@ -28,8 +28,8 @@ def list_targets(
     """Returns the targets in a stable order. Services without metrics are left out."""
     agent_by_id = {agent.id: agent for agent in agents}
     runners = _of_runners(allocations, agent_by_id)
-    found = [*_of_instances(instances), *_of_agents(agent_by_id.values()), *runners]
-    return sorted((target for target in found if target.address), key=lambda target: sorted(target.labels.items()))
+    targets = [*_of_instances(instances), *_of_agents(agent_by_id.values()), *runners]
+    return sorted((target for target in targets if target.address), key=lambda target: sorted(target.labels.items()))
 
 
 def _of_instances(instances: Iterable[ServiceInstance]) -> Iterator[Target]:

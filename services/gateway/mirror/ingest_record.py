@@ -71,5 +71,5 @@ def _plausible_content(content: LogLine | MetricsPoint | ProgressPoint) -> LogLi
     if isinstance(content, MetricsPoint):
         return content if completed == content.batches_completed else replace(content, batches_completed=completed)
     total, rate = plausible_count(content.batches_total), plausible_amount(content.samples_per_second)
-    found = ProgressPoint(completed, total, rate)
-    return content if found == content else found
+    progress = ProgressPoint(completed, total, rate)
+    return content if progress == content else progress

@@ -48,10 +48,10 @@ class GatewayService(GatewayServiceServicer):
     async def ListExperiments(self, request: pb.ListExperimentsRequest, context: Context) -> pb.ListExperimentsResponse:
         experiments = self._usecases.experiments
         if request.request_id:
-            found = [await experiments.find(current_principal(), request.request_id)]
+            listed = [await experiments.find(current_principal(), request.request_id)]
         else:
-            found = experiments.list(current_principal(), request.limit, request.before_id)
-        return pb.ListExperimentsResponse(experiments=[wire.to_proto(experiment) for experiment in found])
+            listed = experiments.list(current_principal(), request.limit, request.before_id)
+        return pb.ListExperimentsResponse(experiments=[wire.to_proto(experiment) for experiment in listed])
 
     async def GetExperiment(self, request: pb.GetExperimentRequest, context: Context) -> pb.GetExperimentResponse:
         view = await self._usecases.experiments.view(current_principal(), request.experiment_id)
@@ -92,8 +92,10 @@ class GatewayService(GatewayServiceServicer):
     async def PreviewSearch(
         self, request: pb.GatewayServicePreviewSearchRequest, context: Context
     ) -> pb.GatewayServicePreviewSearchResponse:
-        found = await self._usecases.experiments.preview_search(current_principal(), request.config_json, request.limit)
-        return pb.GatewayServicePreviewSearchResponse(preview=wire.to_proto(found))
+        preview = await self._usecases.experiments.preview_search(
+            current_principal(), request.config_json, request.limit
+        )
+        return pb.GatewayServicePreviewSearchResponse(preview=wire.to_proto(preview))
 
     async def StreamLogs(self, request: pb.StreamLogsRequest, context: Context) -> AsyncIterator[pb.StreamLogsResponse]:
         pages = self._usecases.records.logs(
@@ -135,8 +137,8 @@ class GatewayService(GatewayServiceServicer):
         return pb.UpdateAgentResponse(agent=wire.to_proto(agent))
 
     async def ListCheckpoints(self, request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsResponse:
-        found = self._usecases.checkpoints.list(current_principal(), request.experiment_id)
-        return pb.ListCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in found])
+        checkpoints = self._usecases.checkpoints.list(current_principal(), request.experiment_id)
+        return pb.ListCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in checkpoints])
 
     async def DownloadCheckpoint(
         self, request: pb.DownloadCheckpointRequest, context: Context
@@ -149,8 +151,10 @@ class GatewayService(GatewayServiceServicer):
     async def DeleteCheckpoints(
         self, request: pb.DeleteCheckpointsRequest, context: Context
     ) -> pb.DeleteCheckpointsResponse:
-        found = await self._usecases.checkpoints.delete(current_principal(), request.request_id, request.checkpoint_ids)
-        return pb.DeleteCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in found])
+        checkpoints = await self._usecases.checkpoints.delete(
+            current_principal(), request.request_id, request.checkpoint_ids
+        )
+        return pb.DeleteCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in checkpoints])
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:
         cluster: pb.GetClusterResponse = wire.to_proto(self._usecases.clusters.describe(current_principal()))
@@ -163,8 +167,8 @@ class GatewayService(GatewayServiceServicer):
         return pb.GatewayServiceGetSnapshotResponse(snapshot_json=snapshot_json)
 
     async def ListFusion(self, request: pb.ListFusionRequest, context: Context) -> pb.ListFusionResponse:
-        found = self._usecases.fusion.list(current_principal())
-        return pb.ListFusionResponse(records=[wire.to_proto(record) for record in found])
+        records = self._usecases.fusion.list(current_principal())
+        return pb.ListFusionResponse(records=[wire.to_proto(record) for record in records])
 
     async def ForgetFusion(
         self, request: pb.GatewayServiceForgetFusionRequest, context: Context

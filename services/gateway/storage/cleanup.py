@@ -128,7 +128,7 @@ class Cleanup:
     async def _delete_marked(self) -> None:
         # At most MAX_TOGETHER at a time, until none is due.
         while due := self._due()[:MAX_TOGETHER]:
-            results = await asyncio.gather(*(self._in_thread(bind(self._erase, one)) for one in due))
+            results = await asyncio.gather(*(self._in_thread(bind(self._erase, checkpoint)) for checkpoint in due))
             gone = [checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is Result.DONE]
             hung = {checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is Result.HUNG}
             is_confirmed = await self._confirm(gone) if gone else True
@@ -145,8 +145,12 @@ class Cleanup:
         """Returns the checkpoints that are due, those with the fewest failures first. Where calls hang, few are let
         through, and they must not always be for the same files."""
         now = asyncio.get_running_loop().time()
-        due = [one for one in self._mirror.state.marked.values() if self._tries.get(one.id, NO_TRY).again_at <= now]
-        return sorted(due, key=lambda one: self._tries.get(one.id, NO_TRY).num_failures)
+        due = [
+            checkpoint
+            for checkpoint in self._mirror.state.marked.values()
+            if self._tries.get(checkpoint.id, NO_TRY).again_at <= now
+        ]
+        return sorted(due, key=lambda checkpoint: self._tries.get(checkpoint.id, NO_TRY).num_failures)
 
     async def _confirm(self, checkpoint_ids: list[str]) -> bool:
         request = scheduler_pb2.ConfirmCheckpointsDeletedRequest(checkpoint_ids=checkpoint_ids)
@@ -187,9 +191,11 @@ class Cleanup:
         if listed is not Result.DONE:
             self._sweep_at += LONGEST_BACKOFF_SECONDS if listed is Result.HUNG else 0.0
             return
-        found = {partial for name in names if (partial := parse_partial(name)) is not None}
-        left = sorted((one for one in found if self._is_ended(one.writer)), key=lambda one: one.storage_id)
-        results = await asyncio.gather(*(self._in_thread(bind(clear, self._storage, one)) for one in left))
+        partials = {partial for name in names if (partial := parse_partial(name)) is not None}
+        left = sorted(
+            (partial for partial in partials if self._is_ended(partial.writer)), key=lambda partial: partial.storage_id
+        )
+        results = await asyncio.gather(*(self._in_thread(bind(clear, self._storage, partial)) for partial in left))
         for partial, result in zip(left, results, strict=True):
             if result is Result.DONE:
                 metrics.CLEARED_PARTIALS.inc()

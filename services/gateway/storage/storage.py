@@ -86,15 +86,15 @@ class Storage:
         check_same_protocol(url, self.url)
         try:
             files, path = fsspec.core.url_to_fs(url)
-            root, found = self._root, posixpath.normpath(str(path))
+            root, place = self._root, posixpath.normpath(str(path))
             if self._is_local:
-                root, found = str(Path(root).resolve()), str(Path(found).resolve())
+                root, place = str(Path(root).resolve()), str(Path(place).resolve())
         except (ValueError, ImportError, OSError, RuntimeError):
             # RuntimeError: a loop of links.
             raise _elsewhere(url, self.url) from None
-        if type(files) is not type(self._files) or not found.startswith(root + "/"):
+        if type(files) is not type(self._files) or not place.startswith(root + "/"):
             raise _elsewhere(url, self.url)
-        return found.removeprefix(root + "/")
+        return place.removeprefix(root + "/")
 
     @property
     def renames(self) -> bool:
@@ -106,10 +106,10 @@ class Storage:
         place = self._path(path)
         self._files.invalidate_cache(place)
         try:
-            found = self._files.ls(place, detail=False)
+            paths = self._files.ls(place, detail=False)
         except FileNotFoundError:
             return []
-        return [posixpath.basename(str(name).rstrip("/")) for name in found]
+        return [posixpath.basename(str(name).rstrip("/")) for name in paths]
 
     def mark(self, path: str) -> None:
         """Creates an empty file."""

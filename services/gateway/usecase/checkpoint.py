@@ -33,8 +33,8 @@ class Checkpoints:
         table = self._mirror.state.checkpoints
         if experiment_id:
             self._views.experiment(experiment_id)
-        found = table.of(experiment_id) if experiment_id else table.all()
-        return sorted(found, key=lambda checkpoint: (checkpoint.created_at, checkpoint.id))
+        checkpoints = table.of(experiment_id) if experiment_id else table.all()
+        return sorted(checkpoints, key=lambda checkpoint: (checkpoint.created_at, checkpoint.id))
 
     def find(self, principal: Principal, checkpoint_id: str) -> Checkpoint:
         """Returns one checkpoint. Raises GanglineError `checkpoint.not_found`."""

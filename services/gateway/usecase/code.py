@@ -46,11 +46,11 @@ class Code:
             return code_sha256
         with tempfile.TemporaryDirectory(prefix="gangline-code-") as folder:
             archive = Path(folder) / "code.tar.gz"
-            found = await _receive(chunks, archive)
-            if found != code_sha256:
+            received_sha256 = await _receive(chunks, archive)
+            if received_sha256 != code_sha256:
                 raise invalid(
                     "code.wrong_sha256",
-                    f"the uploaded archive has sha256 {found}, announced was {code_sha256}; upload it again",
+                    f"the uploaded archive has sha256 {received_sha256}, announced was {code_sha256}; upload it again",
                 )
             await judge_archive(archive)
             await asyncio.to_thread(self._storage.put, archive, path_of(code_sha256))

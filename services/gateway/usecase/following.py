@@ -59,10 +59,10 @@ async def in_thread(make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
     # Opening a file blocks as well.
     iterator = await asyncio.to_thread(make)
     while True:
-        found = await asyncio.to_thread(_step, iterator)
-        if not found:
+        step = await asyncio.to_thread(_step, iterator)
+        if not step:
             return
-        yield found[0]
+        yield step[0]
 
 
 def _step(iterator: Iterator[T]) -> tuple[T, ...]:

@@ -79,9 +79,9 @@ class Pending:
         self._is_answered = True
         self._default_priority_by_pool = dict(answer.default_priority_by_pool)
         places: Counter[str] = Counter()
-        found = {}
+        standing_by_trial_id = {}
         for item in answer.pending:
             places[item.request.pool] += 1
             standing = Standing(wire.from_proto(Reason, item.reason), places[item.request.pool])
-            found[item.request.trial_id] = standing
-        return found
+            standing_by_trial_id[item.request.trial_id] = standing
+        return standing_by_trial_id

@@ -40,9 +40,9 @@ class Queue:
         waiting = [request.trial_id for request in self._mirror.state.requests.all()]
         running = self._running()
         standings = await self._pending.standings(waiting) if waiting or running else {}
-        found: list[Allocation | Request] = [*running, *self._waiting(standings)]
-        wanted = [one for one in found if experiment_id in (0, one.experiment_id)]
-        tasks = (self._task(one, standings.get(one.trial_id)) for one in wanted)
+        records: list[Allocation | Request] = [*running, *self._waiting(standings)]
+        wanted = [record for record in records if experiment_id in (0, record.experiment_id)]
+        tasks = (self._task(record, standings.get(record.trial_id)) for record in wanted)
         return [task for task in tasks if task is not None]
 
     async def explain(self, principal: Principal, job_id: str) -> Explanation:
@@ -65,7 +65,9 @@ class Queue:
         return answer.snapshot_json
 
     def _running(self) -> list[Allocation]:
-        live = (one for one in self._mirror.state.allocations.all() if one.state is not State.TERMINAL)
+        live = (
+            allocation for allocation in self._mirror.state.allocations.all() if allocation.state is not State.TERMINAL
+        )
         return sorted(live, key=lambda allocation: allocation.created_at)
 
     def _waiting(self, standings: Mapping[str, Standing]) -> list[Request]:
@@ -75,24 +77,24 @@ class Queue:
             key=lambda request: (position.get(request.trial_id, len(position)), request.submitted_at),
         )
 
-    def _task(self, one: Allocation | Request, standing: Standing | None) -> Task | None:
+    def _task(self, record: Allocation | Request, standing: Standing | None) -> Task | None:
         """Returns the task; None if it has gone meanwhile."""
-        trial = self._mirror.state.trials.find(keys.trial(one.trial_id))
-        experiment = self._mirror.state.experiments.find(keys.experiment(one.experiment_id))
+        trial = self._mirror.state.trials.find(keys.trial(record.trial_id))
+        experiment = self._mirror.state.experiments.find(keys.experiment(record.experiment_id))
         if trial is None:
             return None
         name = experiment.name if experiment is not None else ""
         priority, weight = _configured_urgency(experiment.config_json if experiment is not None else "")
-        if isinstance(one, Allocation):
-            priority = self._pending.default_priority_by_pool.get(one.pool) if priority is None else priority
-            return Task(trial, name, allocation=one, priority=priority, weight=weight)
+        if isinstance(record, Allocation):
+            priority = self._pending.default_priority_by_pool.get(record.pool) if priority is None else priority
+            return Task(trial, name, allocation=record, priority=priority, weight=weight)
         return Task(
             trial,
             name,
-            request=one,
+            request=record,
             reason=standing.reason if standing else None,
             queue_place=standing.queue_place if standing else 0,
-            priority=one.priority,
+            priority=record.priority,
             weight=weight,
         )
 

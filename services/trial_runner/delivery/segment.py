@@ -23,7 +23,7 @@ _MAX_VARINT_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PlacedRecord:
     """A whole record, and its place: the bytes from start up to end."""
 
     record: ingest_pb2.IngestRecord
@@ -36,18 +36,18 @@ def encode(record: ingest_pb2.IngestRecord) -> bytes:
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def scan(content: bytes, after: int, last: int | None) -> Iterator[Found]:
+def scan(content: bytes, after: int, last: int | None) -> Iterator[PlacedRecord]:
     """Yields the whole records in order, and skips bytes that belong to none.
 
     after, last: the bounds of their sequence numbers, exclusive and inclusive. last is None if it is not known.
     """
     position = 0
-    while (found := _next_record(content, position, after, last)) is not None:
-        yield found
-        position, after = found.end, found.record.sequence
+    while (placed := _next_record(content, position, after, last)) is not None:
+        yield placed
+        position, after = placed.end, placed.record.sequence
 
 
-def read_at(content: bytes, start: int) -> Found | None:
+def read_at(content: bytes, start: int) -> PlacedRecord | None:
     """Returns the record that begins at this byte; None if no whole record begins there."""
     if start + _HEADER.size >= len(content):
         return None
@@ -59,20 +59,20 @@ def read_at(content: bytes, start: int) -> Found | None:
     if zlib.crc32(payload) != checksum:
         return None
     try:
-        return Found(ingest_pb2.IngestRecord.FromString(payload), start, end)
+        return PlacedRecord(ingest_pb2.IngestRecord.FromString(payload), start, end)
     except DecodeError:
         return None
 
 
-def _next_record(content: bytes, position: int, after: int, last: int | None) -> Found | None:
+def _next_record(content: bytes, position: int, after: int, last: int | None) -> PlacedRecord | None:
     """Tests each byte that may be the first of a payload. The sequence number is compared before the checksum, whose
     cost is proportional to the length."""
     tag_at = position + _HEADER.size
     while (tag_at := content.find(_SEQUENCE_TAG, tag_at)) >= 0:
         if _is_between(_read_varint(content, tag_at + 1), after, last):
-            found = read_at(content, tag_at - _HEADER.size)
-            if found is not None and _is_between(found.record.sequence, after, last):
-                return found
+            placed = read_at(content, tag_at - _HEADER.size)
+            if placed is not None and _is_between(placed.record.sequence, after, last):
+                return placed
         tag_at += 1
     return None
 

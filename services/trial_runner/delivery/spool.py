@@ -217,15 +217,15 @@ class Spool:
             # The record is damaged, or has moved because the file was cut off, so the whole file is scanned.
             start, content = 0, _read_bytes(segment.path, 0, segment.size)
         end = start
-        for found in scan(content, after if start else segment.first - 1, segment.last):
-            if found.record.sequence <= after:
-                end = found.end
+        for placed in scan(content, after if start else segment.first - 1, segment.last):
+            if placed.record.sequence <= after:
+                end = placed.end
                 continue
-            if found.record.sequence > after + 1:
-                damage = Damage(after + 1, found.record.sequence - 1, start + found.start - end)
-                yield self._stand_in(damage, found.record.at), start + found.start
-            yield found.record, start + found.end
-            after, end = found.record.sequence, start + found.end
+            if placed.record.sequence > after + 1:
+                damage = Damage(after + 1, placed.record.sequence - 1, start + placed.start - end)
+                yield self._stand_in(damage, placed.record.at), start + placed.start
+            yield placed.record, start + placed.end
+            after, end = placed.record.sequence, start + placed.end
         if after < segment.last:
             damage = Damage(after + 1, segment.last, segment.size - end, is_least=not segment.is_last_known)
             yield self._stand_in(damage, time.time()), segment.size
@@ -304,8 +304,8 @@ def _find_last(path: Path, first: int, size: int) -> tuple[int, int]:
     """Returns the number of the last whole record and the byte at which it ends. Without any record, the number is the
     one before `first`."""
     last, end = first - 1, 0
-    for found in scan(_read_bytes(path, 0, size), first - 1, None):
-        last, end = found.record.sequence, found.end
+    for placed in scan(_read_bytes(path, 0, size), first - 1, None):
+        last, end = placed.record.sequence, placed.end
     return last, end
 
 

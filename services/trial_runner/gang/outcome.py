@@ -134,37 +134,37 @@ class OutcomeContext:
     is_disk_fault: Callable[[str], bool] = field(default=lambda _: False)
 
 
-def judge(ends: Sequence[RankEnd], around: OutcomeContext) -> ExitReport:
+def judge(ends: Sequence[RankEnd], context: OutcomeContext) -> ExitReport:
     """Returns the report of this member, once all its ranks are gone."""
-    report = ExitReport(agent_id=around.agent_id, kind=ExitKind.COMPLETED, ended_at=around.now)
+    report = ExitReport(agent_id=context.agent_id, kind=ExitKind.COMPLETED, ended_at=context.now)
     if ends and all(end.is_success for end in ends):
-        return _judge_success(report, ends, around)
-    if around.hang is not None:
-        return _judge_hang(report, around.hang)
+        return _judge_success(report, ends, context)
+    if context.hang is not None:
+        return _judge_hang(report, context.hang)
     cause = find_cause(ends)
     # An own error counts even if a kill was ordered meanwhile. The member that was ended by this very error may have
     # reported first; the scheduler then kills the rest of the gang.
     if cause is not None and not cause.is_consequence:
-        return _with_cause(report, cause, ends, around)
-    if around.cut is not None:
-        return replace(report, kind=ExitKind.NETWORK, message=around.cut.message, failed_at=around.cut.failed_at)
-    if around.stop is not None and around.stop.kind is ExitKind.KILLED:
-        return replace(report, kind=ExitKind.KILLED, message=around.stop.reason or "killed on request")
-    return _judge_innocent(report, cause, ends, around)
+        return _with_cause(report, cause, ends, context)
+    if context.cut is not None:
+        return replace(report, kind=ExitKind.NETWORK, message=context.cut.message, failed_at=context.cut.failed_at)
+    if context.stop is not None and context.stop.kind is ExitKind.KILLED:
+        return replace(report, kind=ExitKind.KILLED, message=context.stop.reason or "killed on request")
+    return _judge_innocent(report, cause, ends, context)
 
 
 def _judge_innocent(
-    report: ExitReport, cause: FailureRecord | None, ends: Sequence[RankEnd], around: OutcomeContext
+    report: ExitReport, cause: FailureRecord | None, ends: Sequence[RankEnd], context: OutcomeContext
 ) -> ExitReport:
     """Judges a member whose ranks have no error of their own. cause: the consequence that one of them noticed."""
-    if around.peer is not None:
-        return _judge_peer(report, around)
-    if around.stop is not None:
-        return _judge_overdue(report, around.stop)
+    if context.peer is not None:
+        return _judge_peer(report, context)
+    if context.stop is not None:
+        return _judge_overdue(report, context.stop)
     if cause is not None:
-        return _judge_consequence(_with_cause(report, cause, ends, around), around)
-    message = around.lost or "its ranks vanished without a trace"
-    return replace(report, kind=ExitKind.RUNNER_LOST, message=message, failed_at=around.now)
+        return _judge_consequence(_with_cause(report, cause, ends, context), context)
+    message = context.lost or "its ranks vanished without a trace"
+    return replace(report, kind=ExitKind.RUNNER_LOST, message=message, failed_at=context.now)
 
 
 def find_cause(ends: Sequence[RankEnd]) -> FailureRecord | None:
@@ -174,10 +174,10 @@ def find_cause(ends: Sequence[RankEnd]) -> FailureRecord | None:
     return min(failures, key=lambda failure: (failure.is_consequence, failure.failed_at), default=None)
 
 
-def first_cause(known: FailureRecord | None, told: FailureRecord) -> FailureRecord:
+def first_cause(earlier: FailureRecord | None, told: FailureRecord) -> FailureRecord:
     """Returns the one of two failures that counts. The earlier report counts, unless it is a consequence and the later
     one is not."""
-    return told if known is None or (known.is_consequence and not told.is_consequence) else known
+    return told if earlier is None or (earlier.is_consequence and not told.is_consequence) else earlier
 
 
 def failure_of(end: RankEnd) -> FailureRecord | None:
@@ -250,8 +250,8 @@ def _signal_failure(end: RankEnd, number: int) -> FailureRecord:
 def find_uncaught(lines: Sequence[str]) -> str:
     """Returns the C++ exception that ended a process by abort(), as the C++ runtime prints it; empty if there is
     none."""
-    types = [found[1] for found in map(_TERMINATE.search, lines) if found is not None]
-    whats = [found[1].strip() for found in map(_WHAT.match, lines) if found is not None]
+    types = [match[1] for match in map(_TERMINATE.search, lines) if match is not None]
+    whats = [match[1].strip() for match in map(_WHAT.match, lines) if match is not None]
     return f"{types[-1]}: {whats[-1]}" if types and whats else ""
 
 
@@ -273,19 +273,19 @@ def _kind_of(message: str) -> ExitKind:
     return _KIND_BY_EXCEPTION.get(match[1], ExitKind.USER_ERROR)
 
 
-def _judge_success(report: ExitReport, ends: Sequence[RankEnd], around: OutcomeContext) -> ExitReport:
-    if around.stop is not None and any(end.is_preempted for end in ends):
-        why = f": {around.stop.reason}" if around.stop.reason else ""
+def _judge_success(report: ExitReport, ends: Sequence[RankEnd], context: OutcomeContext) -> ExitReport:
+    if context.stop is not None and any(end.is_preempted for end in ends):
+        why = f": {context.stop.reason}" if context.stop.reason else ""
         message = f"stopped after a checkpoint{why}"
         return replace(report, kind=ExitKind.PREEMPTED, message=message)
     return report
 
 
 def _with_cause(
-    report: ExitReport, cause: FailureRecord, ends: Sequence[RankEnd], around: OutcomeContext
+    report: ExitReport, cause: FailureRecord, ends: Sequence[RankEnd], context: OutcomeContext
 ) -> ExitReport:
     end = next(end for end in ends if end.rank == cause.rank)
-    is_disk_fault = cause.kind in _MAY_BE_DISK and around.is_disk_fault(cause.message)
+    is_disk_fault = cause.kind in _MAY_BE_DISK and context.is_disk_fault(cause.message)
     return replace(
         report,
         kind=ExitKind.AGENT_DISK if is_disk_fault else cause.kind or ExitKind.USER_ERROR,
@@ -311,10 +311,10 @@ def _judge_hang(report: ExitReport, hang: FailureRecord) -> ExitReport:
     )
 
 
-def _judge_peer(report: ExitReport, around: OutcomeContext) -> ExitReport:
-    assert around.peer is not None
-    message = f"ended because {describe_failure(around.peer)}"[:MAX_MESSAGE_LENGTH]
-    return replace(report, kind=ExitKind.PEER_FAILED, message=message, failed_at=around.now)
+def _judge_peer(report: ExitReport, context: OutcomeContext) -> ExitReport:
+    assert context.peer is not None
+    message = f"ended because {describe_failure(context.peer)}"[:MAX_MESSAGE_LENGTH]
+    return replace(report, kind=ExitKind.PEER_FAILED, message=message, failed_at=context.now)
 
 
 def describe_failure(failure: FailureRecord) -> str:
@@ -332,8 +332,8 @@ def _judge_overdue(report: ExitReport, stop: Stop) -> ExitReport:
     return replace(report, kind=ExitKind.PREEMPTED, message=message)
 
 
-def _judge_consequence(report: ExitReport, around: OutcomeContext) -> ExitReport:
-    if around.num_nodes == 1:
+def _judge_consequence(report: ExitReport, context: OutcomeContext) -> ExitReport:
+    if context.num_nodes == 1:
         return report
     message = f"{report.message}; no rank of any member reported an error of its own"
     return replace(report, kind=ExitKind.NETWORK, message=message[:MAX_MESSAGE_LENGTH])

@@ -46,8 +46,8 @@ class LogPolicyMatcher:
             self._search_line(rank, line[:MAX_SEARCHED_LENGTH])
 
     def _search_line(self, rank: int, line: str) -> None:
-        found = [entry for entry in self._waiting if entry[1](line)]
-        for entry in found:
+        matches = [entry for entry in self._waiting if entry[1](line)]
+        for entry in matches:
             rule = entry[0]
             self._waiting.remove(entry)
             self.hits.append(LogHit(rule.label, rule.action, rank, line[:MAX_HIT_LENGTH]))

@@ -347,5 +347,5 @@ def _read_count(path: Path) -> int | None:
         text = path.read_text()
     except OSError:
         return None
-    found = _OOM_KILLS.search(text)
-    return int(found[1]) if found else None
+    match = _OOM_KILLS.search(text)
+    return int(match[1]) if match else None

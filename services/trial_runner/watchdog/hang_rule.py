@@ -52,8 +52,8 @@ class ProgressWatch:
         """Whether the gang is expected to progress: no rank rests for which the last of the others may be waiting."""
         if self.is_starting:
             return False
-        last = min((found.batches for found in self._all_in(Phase.WATCHED)), default=None)
-        return last is not None and all(found.batches > last for found in self._all_in(Phase.RESTING))
+        last = min((reading.batches for reading in self._all_in(Phase.WATCHED)), default=None)
+        return last is not None and all(reading.batches > last for reading in self._all_in(Phase.RESTING))
 
     @property
     def is_starting(self) -> bool:
@@ -128,11 +128,11 @@ def look(watch: ProgressWatch, readings: Mapping[int, Reading], passed_seconds: 
     if dict(readings) == dict(watch.readings):
         return replace(watch, still_seconds=0.0 if watch.is_outside else still)
     has_stepped = watch.has_stepped or any(reading.phase is Phase.WATCHED for reading in readings.values())
-    found = replace(watch, readings=dict(readings), still_seconds=0.0, has_stepped=has_stepped)
+    looked = replace(watch, readings=dict(readings), still_seconds=0.0, has_stepped=has_stepped)
     if _is_measured(watch, readings):
         step, longest = watch.step_seconds + still, max(watch.longest_seconds, still)
-        found = replace(found, step_seconds=step, longest_seconds=longest)
-    return _end_step(found, watch) if _front(readings) > _front(watch.readings) else found
+        looked = replace(looked, step_seconds=step, longest_seconds=longest)
+    return _end_step(looked, watch) if _front(readings) > _front(watch.readings) else looked
 
 
 def _is_measured(watch: ProgressWatch, readings: Mapping[int, Reading]) -> bool:
@@ -262,5 +262,5 @@ def _place(reading: Reading) -> tuple[int, ...]:
 def _entered(reading: Reading) -> tuple[int, ...]:
     """Returns the numbers of collectives that the rank entered. The world's come first, because all ranks enter those
     in the same order."""
-    found = reading.collectives
-    return found.world, found.others, found.background
+    counts = reading.collectives
+    return counts.world, counts.others, counts.background

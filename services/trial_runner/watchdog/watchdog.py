@@ -86,8 +86,8 @@ class Watchdog:
                 return
 
     def _read(self, rank: int) -> Reading:
-        found = self.files[rank].read()
-        return replace(found, is_stopped=True) if found.pid and is_stopped(found.pid) else found
+        reading = self.files[rank].read()
+        return replace(reading, is_stopped=True) if reading.pid and is_stopped(reading.pid) else reading
 
     def _gather(self, own: dict[int, Reading]) -> dict[int, Reading]:
         seen = dict(own)
@@ -127,16 +127,16 @@ def _log_failure(watching: asyncio.Task[None]) -> None:
 def _to_message(readings: dict[int, Reading]) -> list[list[int]]:
     """Returns rows that every version understands: an earlier version has no phase for the start."""
     return [
-        [rank, found.batches, found.part, int(min(found.phase, Phase.RESTING)), found.pid]
-        for rank, found in readings.items()
+        [rank, reading.batches, reading.part, int(min(reading.phase, Phase.RESTING)), reading.pid]
+        for rank, reading in readings.items()
     ]
 
 
 def _to_details(readings: dict[int, Reading]) -> list[list[int]]:
     """Returns the rows that an earlier version ignores."""
     rows = []
-    for rank, found in readings.items():
-        entered = found.collectives
-        counts = [found.life, entered.world, entered.others, entered.background, int(found.is_stopped)]
-        rows.append([rank, int(found.phase), int(found.where), *counts])
+    for rank, reading in readings.items():
+        entered = reading.collectives
+        counts = [reading.life, entered.world, entered.others, entered.background, int(reading.is_stopped)]
+        rows.append([rank, int(reading.phase), int(reading.where), *counts])
     return rows

@@ -360,7 +360,7 @@ async def test_an_ended_command_is_not_taken_for_the_one_that_its_process_runs_n
     folder.save(replace(record, phase=Phase.RUNNING, status=None))
     assert is_running(commands.process("1.1.1").pid)
     (survey,) = commands.journal.survey()
-    assert plan_recovery(survey.found) is Verdict.CONCLUDE
+    assert plan_recovery(survey.findings) is Verdict.CONCLUDE
     status = folder.load_exit()
     assert status is not None
     assert json_format.MessageToDict(status)["exit"]["kind"] == "EXIT_KIND_COMPLETED"

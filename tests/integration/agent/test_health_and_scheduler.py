@@ -36,9 +36,9 @@ class World:
     async def runner(self, allocation_id: str) -> tuple[int, str]:
         """The pid of its trial runner and its slot, once it runs."""
         pid = await self.agent.runner(allocation_id)
-        found = await self._etcd.get(keys.allocation(allocation_id))
-        assert found is not None
-        (slot_id,) = wire.decode(Allocation, found.value).members[0].slot_ids
+        item = await self._etcd.get(keys.allocation(allocation_id))
+        assert item is not None
+        (slot_id,) = wire.decode(Allocation, item.value).members[0].slot_ids
         return pid, slot_id
 
     async def is_over(self, allocation_id: str) -> bool:
@@ -46,8 +46,8 @@ class World:
 
     async def sick_slots(self) -> list[Slot] | None:
         """None before the agent has joined."""
-        found = await self._etcd.get(keys.agent("a1"))
-        return None if found is None else [s for s in wire.decode(Agent, found.value).slots if not s.is_healthy]
+        item = await self._etcd.get(keys.agent("a1"))
+        return None if item is None else [s for s in wire.decode(Agent, item.value).slots if not s.is_healthy]
 
     async def waiting(self, allocation_id: str) -> scheduler_pb2.PendingRequest | None:
         trial_id = allocation_id.rpartition(".")[0]

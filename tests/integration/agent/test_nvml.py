@@ -39,17 +39,17 @@ def _load(nvml: StandInNvml, visible: str | None = None) -> dict[str, Any]:
     environment = {**nvml.environment, **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
-def _uuids(found: dict[str, Any]) -> list[str]:
-    return [slot["uuid"] for slot in found["slots"]]
+def _uuids(answer: dict[str, Any]) -> list[str]:
+    return [slot["uuid"] for slot in answer["slots"]]
 
 
 def test_all_devices(nvml: StandInNvml) -> None:
-    found = _load(nvml)
-    assert _uuids(found) == [
+    answer = _load(nvml)
+    assert _uuids(answer) == [
         gpu_uuid(0),
         gpu_uuid(1),
         MIG_0,
@@ -60,7 +60,7 @@ def test_all_devices(nvml: StandInNvml) -> None:
         gpu_uuid(6),
         gpu_uuid(7),
     ]
-    by_uuid = {slot["uuid"]: slot for slot in found["slots"]}
+    by_uuid = {slot["uuid"]: slot for slot in answer["slots"]}
     assert by_uuid[gpu_uuid(0)] == {
         "id": f"a1/{gpu_uuid(0)}",
         "kind": "GPU",
@@ -132,14 +132,14 @@ def test_visible_devices(nvml: StandInNvml, visible: str, uuids: list[str]) -> N
 
 def test_visible_device_that_is_none(nvml: StandInNvml) -> None:
     """CUDA would hide what follows; a slot that says what is wrong is better than one that is silently gone."""
-    found = _load(nvml, "0,9,GPU-ff,3")
-    assert [slot["id"] for slot in found["slots"]] == [
+    answer = _load(nvml, "0,9,GPU-ff,3")
+    assert [slot["id"] for slot in answer["slots"]] == [
         f"a1/{gpu_uuid(0)}",
         "a1/gpu-9",
         "a1/GPU-ff",
         f"a1/{gpu_uuid(3)}",
     ]
-    assert [slot["problem"] for slot in found["slots"]] == [
+    assert [slot["problem"] for slot in answer["slots"]] == [
         "",
         "CUDA_VISIBLE_DEVICES names '9', which is no device that NVML lists",
         "CUDA_VISIBLE_DEVICES names 'GPU-ff', which is no device that NVML lists",

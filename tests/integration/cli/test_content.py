@@ -65,8 +65,8 @@ def _poison(message: Message) -> Any:
             if field.message_type.fields_by_name["value"].message_type is None:
                 _poison_map(getattr(message, field.name))
         elif field.message_type is not None:
-            for one in value if field.is_repeated else [value]:
-                _poison(one)
+            for element in value if field.is_repeated else [value]:
+                _poison(element)
         elif field.cpp_type == field.CPPTYPE_STRING and field.name not in _IDS:
             if field.is_repeated:
                 value[:] = [text + _EVIL for text in value]
@@ -155,7 +155,7 @@ def test_no_command_lets_text_of_others_act(
     cli: Cli, code: Any, gateway: StandInGateway, command: str, form: str
 ) -> None:
     _fill(gateway)
-    arguments = [str(code / one) if one.endswith(".yaml") else one for one in _COMMANDS[command]]
+    arguments = [str(code / argument) if argument.endswith(".yaml") else argument for argument in _COMMANDS[command]]
     ran = cli(*command.split(), *arguments, *(["--json"] if form == "json" else []))
     assert (ran.status, ran.err if ran.status == 2 else "") in [(0, ""), (1, "")]
     assert ran.out

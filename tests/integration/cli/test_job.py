@@ -193,7 +193,7 @@ def test_snapshot_is_printed_or_written(cli: Cli, queue: StandInGateway, tmp_pat
 
 def test_several_experiments_in_one_command(cli: Cli, queue: StandInGateway) -> None:
     assert cli("experiment", "pause", "1", "2").out == "experiment 1 digits: PAUSED\nexperiment 2 big: PAUSED\n"
-    assert [found["id"] for found in json.loads(cli("e", "activate", "1", "2", "--json").out)] == [1, 2]
+    assert [experiment["id"] for experiment in json.loads(cli("e", "activate", "1", "2", "--json").out)] == [1, 2]
     ran = cli("experiment", "cancel", "9", "2", "8")
     assert (ran.status, ran.out) == (2, "experiment 2 big: STOPPING\n")
     assert ran.err == "error: there is no experiment 9\nerror: there is no experiment 8\n"

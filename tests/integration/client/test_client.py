@@ -209,8 +209,8 @@ def checkpoint(gateway: StandInGateway) -> StandInGateway:
 def test_checkpoint_is_written_file_by_file(client: Client, checkpoint: StandInGateway, tmp_path: Path) -> None:
     target = tmp_path / "out" / "c"
     assert client.download_checkpoint("c0ffee", target) == 11
-    found = {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
-    assert found == checkpoint.files
+    content_by_path = {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    assert content_by_path == checkpoint.files
 
 
 def test_download_that_breaks_leaves_nothing(client: Client, checkpoint: StandInGateway, tmp_path: Path) -> None:

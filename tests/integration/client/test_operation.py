@@ -115,7 +115,10 @@ def test_a_trace_is_ordered_and_says_where_it_will_lie(client: Client, gateway: 
     order = client.profile_trial("7.1", request_id="p1")
     assert order == TraceOrder("7.1", "7.1.1", 10, "file:///storage/tensorboard/7.1")
     assert client.profile_trial("7.1", 50).batches == 50
-    assert [(one.batches, one.request_id == "p1") for one in gateway.trace_orders] == [(10, True), (50, False)]
+    assert [(trace_order.batches, trace_order.request_id == "p1") for trace_order in gateway.trace_orders] == [
+        (10, True),
+        (50, False),
+    ]
     for batches in (0, 51, 10**12):
         with pytest.raises(GanglineError, match=f"a trace has 1 to 50 batches, not {batches}"):
             client.profile_trial("7.1", batches)

@@ -40,9 +40,9 @@ async def test_a_revoked_lease_is_lost(etcd: EtcdClient, etcd_settings: EtcdSett
 
 async def test_presence_is_there_and_gone_with_its_context(etcd: EtcdClient) -> None:
     async with announce(etcd, GATEWAY):
-        found = await etcd.list(keys.ALIVE)
-        assert [item.key for item in found.items] == [keys.alive("gateway", "g1")]
-        assert wire.decode(ServiceInstance, found.items[0].value) == GATEWAY
+        listing = await etcd.list(keys.ALIVE)
+        assert [item.key for item in listing.items] == [keys.alive("gateway", "g1")]
+        assert wire.decode(ServiceInstance, listing.items[0].value) == GATEWAY
     assert (await etcd.list(keys.ALIVE)).items == ()
 
 
@@ -53,8 +53,8 @@ async def test_presence_comes_back_when_its_lease_was_ended(etcd: EtcdClient, et
         await _revoke(etcd_settings, await _lease_of(etcd_settings, first.key))
 
         async def is_back() -> bool:
-            found = await etcd.get(first.key)
-            return found is not None and found.create_revision > first.create_revision
+            item = await etcd.get(first.key)
+            return item is not None and item.create_revision > first.create_revision
 
         await until_async(is_back, "presence after its lease ended", seconds=5)
 

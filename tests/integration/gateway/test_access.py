@@ -199,13 +199,13 @@ async def test_prometheus_finds_every_service_agent_and_runner(client: Client, e
     async def find() -> Any:
         answer = await client.http.get("/prom/http-sd", headers={"Authorization": ""})
         assert answer.headers["content-type"] == "application/json"
-        found = {target["labels"]["service"]: target for target in answer.json()}
-        return found if len(found) == 4 else None
+        target_by_service = {target["labels"]["service"]: target for target in answer.json()}
+        return target_by_service if len(target_by_service) == 4 else None
 
-    found = await until_async(find, "all four being listed")
-    assert found["gateway"]["targets"] == [client.http_address]
-    assert found["trial_runner"]["targets"] == ["10.0.0.1:9001"]
-    assert found["trial_runner"]["labels"]["experiment_id"] == "7"
+    target_by_service = await until_async(find, "all four being listed")
+    assert target_by_service["gateway"]["targets"] == [client.http_address]
+    assert target_by_service["trial_runner"]["targets"] == ["10.0.0.1:9001"]
+    assert target_by_service["trial_runner"]["labels"]["experiment_id"] == "7"
 
 
 async def test_cluster_view_counts_slots_and_names_services(client: Client, leader: StandInLeader) -> None:

@@ -78,9 +78,9 @@ async def test_http_has_determineds_paths(
 ) -> None:  # fmt: skip
     answer = await admin.http.post(f"/api/v1/agents/a1{path}/{verb}", json=body)
     assert answer.status_code == 200, answer.text
-    found = answer.json()[what]
-    assert (found["availability"], found["enabled"], found["draining"]) == (availability, enabled, draining)
-    assert found["id"] == "a1" + path.replace("/slots", "")
+    shown = answer.json()[what]
+    assert (shown["availability"], shown["enabled"], shown["draining"]) == (availability, enabled, draining)
+    assert shown["id"] == "a1" + path.replace("/slots", "")
 
 
 async def test_only_administrators_and_the_cluster_may(admin: Client, client: Client, leader: StandInLeader) -> None:

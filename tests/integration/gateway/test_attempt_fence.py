@@ -54,7 +54,7 @@ class World:
         request = ingest_pb2.IngestRequest(spool_id=f"7.1.{attempt}/0", trial_id="7.1", records=records)
         metadata = self.client.runner_metadata(f"7.1.{attempt}")
         answer: ingest_pb2.IngestResponse
-        [answer] = [one async for one in self.client.ingest.Ingest(iter([request]), metadata=metadata)]
+        [answer] = [answer async for answer in self.client.ingest.Ingest(iter([request]), metadata=metadata)]
         return answer
 
     async def lines(self) -> list[str]:
@@ -68,8 +68,8 @@ class World:
         return [entry.point.batches_completed async for page in pages for entry in page.metrics]
 
     async def _sees(self, attempt: int) -> bool:
-        found = await self.client.http.get("/api/v1/trials/7.1")
-        return found.status_code == 200 and found.json()["trial"]["attempts"] == attempt
+        answer = await self.client.http.get("/api/v1/trials/7.1")
+        return answer.status_code == 200 and answer.json()["trial"]["attempts"] == attempt
 
     async def _says_over(self, attempt: int) -> bool:
         return bool((await self.deliver(attempt)).over_reason)
@@ -130,6 +130,6 @@ async def test_the_token_of_an_ended_attempt_fetches_no_code(world: World) -> No
     await world.end(1)
     code: Any = ingest_pb2.FetchCodeRequest(code_sha256=SHA256)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        [one async for one in world.client.ingest.FetchCode(code, metadata=world.client.runner_metadata("7.1.1"))]
+        [chunk async for chunk in world.client.ingest.FetchCode(code, metadata=world.client.runner_metadata("7.1.1"))]
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert "allocation 7.1.1 has ended" in str(caught.value.details())

@@ -66,7 +66,11 @@ async def test_a_trial_is_traced_on_both_surfaces(client: Client, leader: StandI
         }
     }
     assert (await client.http.post(f"/api/v1/trials/{trial_id}/profile", json={})).json()["order"]["batches"] == 10
-    assert [(one.batches, one.user) for one in leader.trace_orders] == [(3, "alice"), (4, "alice"), (10, "alice")]
+    assert [(trace_order.batches, trace_order.user) for trace_order in leader.trace_orders] == [
+        (3, "alice"),
+        (4, "alice"),
+        (10, "alice"),
+    ]
     missing = await client.http.post("/api/v1/trials/99.1/profile", json={})
     assert (missing.status_code, missing.json()["code"]) == (404, "trial.not_found")
 

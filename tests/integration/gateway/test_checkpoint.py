@@ -41,7 +41,7 @@ async def _save(
         [
             Put(keys.experiment(7), wire.encode(Experiment(7, "n", "alice", "{}", "b" * 64))),
             Put(keys.trial("7.1"), wire.encode(_TRIAL)),
-            *(Put(keys.checkpoint(one.id), wire.encode(one)) for one in checkpoints),
+            *(Put(keys.checkpoint(checkpoint.id), wire.encode(checkpoint)) for checkpoint in checkpoints),
         ]
     )
 
@@ -52,8 +52,8 @@ def _folders(storage: Path) -> list[str]:
 
 async def _seen(client: Client, *names: str) -> None:
     async def is_so() -> bool:
-        found = (await client.http.get("/api/v1/checkpoints")).json()["checkpoints"]
-        return sorted(one["id"] for one in found) == sorted(names)
+        checkpoints = (await client.http.get("/api/v1/checkpoints")).json()["checkpoints"]
+        return sorted(checkpoint["id"] for checkpoint in checkpoints) == sorted(names)
 
     await until_async(is_so, f"the gateway showing {names}", SECONDS)
 
@@ -66,15 +66,17 @@ async def test_deleted_on_both_surfaces(
     await _seen(client, "c1", "c2", "c3", "c4", "c5")
     request = pb.DeleteCheckpointsRequest(request_id="d1", checkpoint_ids=["c1", "c2"])
     answer = await client.gateway.DeleteCheckpoints(request, metadata=client.metadata)
-    assert {one.id: wire.from_proto(Checkpoint, one).state.value for one in answer.checkpoints} == {
+    assert {
+        checkpoint.id: wire.from_proto(Checkpoint, checkpoint).state.value for checkpoint in answer.checkpoints
+    } == {
         "c1": "DELETING",
         "c2": "DELETING",
     }
-    one = (await client.http.delete("/api/v1/checkpoints/c3")).json()
-    assert [(found["id"], found["state"]) for found in one["checkpoints"]] == [("c3", "DELETING")]
+    single = (await client.http.delete("/api/v1/checkpoints/c3")).json()
+    assert [(checkpoint["id"], checkpoint["state"]) for checkpoint in single["checkpoints"]] == [("c3", "DELETING")]
     body = {"checkpointUuids": ["c4"]}
     several = await client.http.request("DELETE", "/api/v1/checkpoints", json=body)
-    assert [found["id"] for found in several.json()["checkpoints"]] == ["c4"]
+    assert [checkpoint["id"] for checkpoint in several.json()["checkpoints"]] == ["c4"]
     await _seen(client, "c5")
     assert _folders(storage) == ["c5"]
     asked = leader.checkpoint_deletions

@@ -119,7 +119,7 @@ async def has(client: Client, path: str) -> bool:
 
 async def test_checkpoint_is_listed_and_downloaded_whole(client: Client, checkpoint: Checkpoint) -> None:
     listed = await client.gateway.ListCheckpoints(pb.ListCheckpointsRequest(experiment_id=7), metadata=client.metadata)
-    assert [found.id for found in listed.checkpoints] == ["c1"]
+    assert [each.id for each in listed.checkpoints] == ["c1"]
     received: dict[str, bytes] = {}
     path = ""
     downloading = client.gateway.DownloadCheckpoint(

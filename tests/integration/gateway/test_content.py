@@ -203,8 +203,10 @@ async def test_discovery_names_no_host_that_a_trial_has_reported(
     )
 
     async def find() -> Any:
-        found = {one["labels"]["service"]: one["targets"] for one in (await client.http.get("/prom/http-sd")).json()}
-        return found if "trial_runner" in found else None
+        targets_by_service = {
+            target["labels"]["service"]: target["targets"] for target in (await client.http.get("/prom/http-sd")).json()
+        }
+        return targets_by_service if "trial_runner" in targets_by_service else None
 
-    found = await until_async(find, "the runner being listed")
-    assert found["trial_runner"] == ["10.0.0.7:80"]
+    targets_by_service = await until_async(find, "the runner being listed")
+    assert targets_by_service["trial_runner"] == ["10.0.0.7:80"]

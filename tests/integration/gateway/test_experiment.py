@@ -82,8 +82,8 @@ async def test_http_takes_an_idempotency_key(client: Client, leader: StandInLead
 
 async def test_http_finds_what_a_request_has_made(client: Client, leader: StandInLeader) -> None:
     created = await create(client, "r1")
-    found = await client.http.get("/api/v1/experiments", params={"requestId": "r1"})
-    assert [experiment["id"] for experiment in found.json()["experiments"]] == [created.id]
+    listed = await client.http.get("/api/v1/experiments", params={"requestId": "r1"})
+    assert [experiment["id"] for experiment in listed.json()["experiments"]] == [created.id]
     none = await client.http.get("/api/v1/experiments", params={"requestId": "r2"})
     assert (none.status_code, none.json()["code"]) == (404, "request.not_found")
 

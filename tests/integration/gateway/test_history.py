@@ -111,12 +111,12 @@ def test_gateways_that_start_together_migrate_once(url: str) -> None:
 
 
 def test_migrations_make_exactly_the_declared_tables(engine: sa.Engine) -> None:
-    found = sa.inspect(engine)
-    assert set(found.get_table_names()) == {*table.metadata.tables, "alembic_version"}
+    inspector = sa.inspect(engine)
+    assert set(inspector.get_table_names()) == {*table.metadata.tables, "alembic_version"}
     for declared in table.metadata.sorted_tables:
-        columns = {column["name"]: column["nullable"] for column in found.get_columns(declared.name)}
+        columns = {column["name"]: column["nullable"] for column in inspector.get_columns(declared.name)}
         assert columns == {column.name: column.nullable for column in declared.columns}
-        assert {index["name"] for index in found.get_indexes(declared.name)} == {x.name for x in declared.indexes}
+        assert {index["name"] for index in inspector.get_indexes(declared.name)} == {x.name for x in declared.indexes}
 
 
 def test_database_of_a_newer_version_is_refused(url: str, engine: sa.Engine) -> None:
@@ -187,8 +187,8 @@ async def test_texts_may_hold_anything(engine: sa.Engine) -> None:
     assert rows[0].line.text == "NUL \N{REPLACEMENT CHARACTER}, tab \t, 猫 🐈, quote ' \" %s"
     assert len(rows[1].line.text) == 300_000
     store_batches(engine, [batch(IngestRecord(3, 3.0, MetricsPoint("a\x00b", 7, {})))], 0.0)
-    [found] = await reader.metrics_after(Scope(1, "", "a\x00b"), 0, 9)
-    assert found.point.batches_completed == 7
+    [metric] = await reader.metrics_after(Scope(1, "", "a\x00b"), 0, 9)
+    assert metric.point.batches_completed == 7
     reader.close()
 
 

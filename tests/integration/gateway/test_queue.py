@@ -96,8 +96,12 @@ async def test_the_pools_priority_holds_for_what_runs_without_one(queue: Client,
         return {"5.1", "6.1"} <= (await listed()).keys()
 
     await until_async(is_seen, "the gateway seeing both")
-    found = await listed()
-    assert (found["5.1"], found["6.1"], found["7.1"]) == (DEFAULT_PRIORITIES["default"], None, 30)
+    priority_by_trial_id = await listed()
+    assert (priority_by_trial_id["5.1"], priority_by_trial_id["6.1"], priority_by_trial_id["7.1"]) == (
+        DEFAULT_PRIORITIES["default"],
+        None,
+        30,
+    )
 
 
 async def test_jobs_of_one_pool_as_determined_names_them(queue: Client) -> None:

@@ -67,14 +67,14 @@ class Bench:
         """The record, once it is as wanted."""
 
         async def check() -> R | None:
-            found = await find()
-            return found if found is not None and holds(found) else None
+            record = await find()
+            return record if record is not None and holds(record) else None
 
         return await until_async(check, "the record as wanted", seconds)
 
     async def _find(self, kind: type[R], key: str) -> R | None:
-        found = await self.etcd.get(key)
-        return wire.decode(kind, found.value) if found else None
+        item = await self.etcd.get(key)
+        return wire.decode(kind, item.value) if item else None
 
     async def close(self) -> None:
         # First, because a scheduler that outlives its test leads in all later tests of this etcd.

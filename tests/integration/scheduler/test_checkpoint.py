@@ -22,8 +22,8 @@ from tests.support.wait import until, until_async
 
 async def _states(bench: Bench) -> dict[str, str]:
     listing = await bench.etcd.list(keys.CHECKPOINTS)
-    found = (wire.decode(Checkpoint, item.value) for item in listing.items)
-    return {checkpoint.id: checkpoint.state.value for checkpoint in found}
+    checkpoints = (wire.decode(Checkpoint, item.value) for item in listing.items)
+    return {checkpoint.id: checkpoint.state.value for checkpoint in checkpoints}
 
 
 async def _eventually(bench: Bench, wanted: dict[str, str]) -> None:
@@ -114,9 +114,9 @@ async def test_a_checkpoint_is_as_old_as_the_leaders_clock_says(bench: Bench) ->
     await bench.caller.submit(config_json())
     _, runner = await _started(bench, agent)
     await _save(runner, "c1", 1, created_at=time.time() + 3600.0)
-    found = await bench.etcd.get(keys.checkpoint("c1"))
-    assert found is not None
-    assert abs(wire.decode(Checkpoint, found.value).created_at - time.time()) < 60
+    item = await bench.etcd.get(keys.checkpoint("c1"))
+    assert item is not None
+    assert abs(wire.decode(Checkpoint, item.value).created_at - time.time()) < 60
 
 
 async def test_user_deletes_all_that_are_named_or_none(bench: Bench) -> None:
@@ -131,7 +131,9 @@ async def test_user_deletes_all_that_are_named_or_none(bench: Bench) -> None:
     assert await _states(bench) == {"c1": "COMPLETED", "c2": "COMPLETED"}
     for _ in range(2):
         answer = await bench.caller.delete_checkpoints(["c1"])
-        assert [(one.id, one.state) for one in answer.checkpoints] == [("c1", types_pb2.CHECKPOINT_STATE_DELETING)]
+        assert [(checkpoint.id, checkpoint.state) for checkpoint in answer.checkpoints] == [
+            ("c1", types_pb2.CHECKPOINT_STATE_DELETING)
+        ]
     agent.finish(spec.allocation.id, ExitKind.COMPLETED)
     await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
     await bench.caller.delete_checkpoints(["c2"], request_id="another")
@@ -159,11 +161,13 @@ async def test_a_new_leader_marks_what_is_left_and_remembers_what_is_marked(benc
     scheduler.end()
     old = [Checkpoint(f"c{number:03d}", "1.1", 1, number, "/x", created_at=1.0) for number in range(100)]
     marked = Checkpoint("c500", "1.1", 1, 500, "/x", state=CheckpointState.DELETING)
-    await bench.etcd.commit([Put(keys.checkpoint(one.id), wire.encode(one)) for one in (*old, marked)])
+    await bench.etcd.commit(
+        [Put(keys.checkpoint(checkpoint.id), wire.encode(checkpoint)) for checkpoint in (*old, marked)]
+    )
     await scheduler.start()
-    await _eventually(bench, {**{one.id: "DELETING" for one in (*old, marked)}, "c900": "COMPLETED"})
+    await _eventually(bench, {**{checkpoint.id: "DELETING" for checkpoint in (*old, marked)}, "c900": "COMPLETED"})
     # What goes on from it starts from it, on every member.
     agent.finish(spec.allocation.id, ExitKind.PREEMPTED)
-    await bench.eventually(lambda: bench.allocation("1.1.2"), lambda found: found.checkpoint_id == "c900")
+    await bench.eventually(lambda: bench.allocation("1.1.2"), lambda allocation: allocation.checkpoint_id == "c900")
     [spec] = await agent.started()
     assert (spec.allocation.attempt, spec.latest_checkpoint.id) == (2, "c900")

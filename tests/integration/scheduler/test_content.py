@@ -34,8 +34,8 @@ async def _started(bench: Bench) -> tuple[ScriptedAgent, ScriptedRunner]:
 
 
 async def _checkpoint(bench: Bench, checkpoint_id: str) -> Checkpoint | None:
-    found = await bench.etcd.get(keys.checkpoint(checkpoint_id))
-    return wire.decode(Checkpoint, found.value) if found else None
+    item = await bench.etcd.get(keys.checkpoint(checkpoint_id))
+    return wire.decode(Checkpoint, item.value) if item else None
 
 
 def _is_now(at: float) -> bool:
@@ -56,7 +56,9 @@ async def test_absurd_times_and_counts_are_replaced(bench: Bench, absurd: float)
     tuned = types_pb2.FusionRecord(key=key, created_at=absurd, tuned_step_seconds=absurd, bucket_bytes=[-1])
     await runner.report(fusion=tuned)
 
-    allocation = await bench.eventually(lambda: bench.allocation(allocation_id), lambda one: one.state is State.RUNNING)
+    allocation = await bench.eventually(
+        lambda: bench.allocation(allocation_id), lambda allocation: allocation.state is State.RUNNING
+    )
     assert all(map(_is_now, (allocation.timeline.ranks_up_at, allocation.timeline.first_step_at)))
     assert allocation.members[0].metrics_address == "10.0.0.1:80"
     checkpoint = await _checkpoint(bench, "c1")
@@ -76,7 +78,7 @@ async def test_exit_with_absurd_times_counts_as_now(bench: Bench, absurd: float)
     await runner.run()
     agent.clock_error_seconds, agent.tells_time = absurd * 2, False
     agent.finish(runner.spec.allocation.id, ExitKind.USER_ERROR, "lies")
-    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda one: one.state is State.TERMINAL)
+    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.TERMINAL)
     assert (trial.batches_total, trial.seconds_per_batch) == (0, 0.0)
     assert trial.last_failure is not None
     assert _is_now(trial.last_failure.failed_at)

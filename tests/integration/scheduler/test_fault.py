@@ -66,7 +66,7 @@ async def test_standby_takes_over_with_what_runs(bench: Bench) -> None:
     assert allocation.state is State.RUNNING
     assert not agent.stops
     agent.finish(spec.allocation.id, ExitKind.COMPLETED)
-    await bench.eventually(lambda: bench.experiment(1), lambda found: found.outcome is Outcome.COMPLETED)
+    await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.outcome is Outcome.COMPLETED)
 
 
 async def test_a_standby_names_the_leader(bench: Bench) -> None:
@@ -83,7 +83,7 @@ async def test_an_agent_that_never_ends_what_it_should_gets_nothing_new(bench: B
     await bench.caller.submit(config_json())
     [spec] = await agent.started()
     await bench.caller.end(1)
-    await bench.eventually(lambda: bench.experiment(1), lambda found: found.outcome is Outcome.CANCELED)
+    await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.outcome is Outcome.CANCELED)
     await bench.caller.submit(config_json())
     [pending] = await bench.caller.list_pending()
     assert pending.reason.code == types_pb2.REASON_CODE_AGENTS_UNHEALTHY
@@ -103,9 +103,9 @@ async def test_an_agent_that_was_lost_with_its_stream_open_says_hello_again_and_
     agent.is_silent = True
     await until(lambda: len(agent.welcomes) == 2, "a second welcome", 20)
     agent.is_silent = False
-    await bench.eventually(lambda: bench.record("a1"), lambda found: found.state is AgentState.ALIVE)
+    await bench.eventually(lambda: bench.record("a1"), lambda agent_record: agent_record.state is AgentState.ALIVE)
     agent.finish("1.1.1", ExitKind.COMPLETED)
-    ended = await bench.eventually(lambda: bench.experiment(1), lambda found: found.state is State.TERMINAL)
+    ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
     assert ended.outcome is Outcome.COMPLETED
     assert not agent.stops
 
@@ -116,7 +116,7 @@ async def test_a_start_that_a_dead_leader_had_not_sent_is_sent_by_the_next(bench
     agent = await bench.agent("a1")
     agent.accepts = False
     await bench.caller.submit(config_json())
-    await bench.eventually(lambda: bench.allocation("1.1.1"), lambda found: found.state is State.STARTING)
+    await bench.eventually(lambda: bench.allocation("1.1.1"), lambda allocation: allocation.state is State.STARTING)
     agent.accepts = True
     first.end(signal.SIGKILL)
     [spec] = await agent.started()
@@ -171,7 +171,9 @@ async def test_a_lost_agent_gives_its_trial_back_and_returns(bench: Bench) -> No
     await runner.run()
     await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/c1"))
     await first.disconnect()
-    record = await bench.eventually(lambda: bench.record("a1"), lambda found: found.state is AgentState.LOST)
+    record = await bench.eventually(
+        lambda: bench.record("a1"), lambda agent_record: agent_record.state is AgentState.LOST
+    )
     assert record.lost_at > 0
     second = await bench.agent("a2", slots=1)
     [again] = await second.started()
@@ -184,9 +186,9 @@ async def test_a_lost_agent_gives_its_trial_back_and_returns(bench: Bench) -> No
     await first.connect()
     await until(lambda: spec.allocation.id in first.stops, "the old runner being stopped")
     await until(lambda: not first.journal, "the old allocation being forgotten")
-    await bench.eventually(lambda: bench.record("a1"), lambda found: found.state is AgentState.ALIVE)
+    await bench.eventually(lambda: bench.record("a1"), lambda agent_record: agent_record.state is AgentState.ALIVE)
     await bench.caller.submit(config_json())
-    assert [found.allocation.id for found in await first.started()] == ["2.1.1"]
+    assert [spec.allocation.id for spec in await first.started()] == ["2.1.1"]
 
 
 async def test_a_gang_that_loses_one_agent_is_stopped_whole(bench: Bench) -> None:
@@ -197,7 +199,7 @@ async def test_a_gang_that_loses_one_agent_is_stopped_whole(bench: Bench) -> Non
     await second.started()
     await second.disconnect()
     await until(lambda: spec.allocation.id in first.stops, "the rest of the gang being stopped", 20)
-    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda found: found.state is State.QUEUED)
+    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.QUEUED)
     assert trial.last_failure is not None
     assert trial.last_failure.kind is ExitKind.AGENT_LOST
     # etcd has the new state a moment before the leader works with it.
@@ -224,7 +226,7 @@ async def test_what_ends_before_it_starts_is_not_waited_for(bench: Bench) -> Non
     agent = await bench.agent("a1")
     agent.accepts = False
     await bench.caller.submit(config_json())
-    await bench.eventually(lambda: bench.allocation("1.1.1"), lambda found: found.state is State.STARTING)
+    await bench.eventually(lambda: bench.allocation("1.1.1"), lambda allocation: allocation.state is State.STARTING)
     await agent.disconnect()
     await bench.caller.end(1)
     await agent.connect()
@@ -244,7 +246,7 @@ async def test_the_first_failure_is_named_though_its_host_is_an_hour_ahead(bench
     [spec], _ = await ahead.started(), await right.started()
     ahead.finish(spec.allocation.id, ExitKind.USER_ERROR, "first", rank=0, seconds_ago=5.0)
     right.finish(spec.allocation.id, ExitKind.USER_ERROR, "second", rank=2)
-    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda found: found.last_failure is not None)
+    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.last_failure is not None)
     assert trial.last_failure is not None
     assert trial.last_failure.message == ("first" if tells_time else "second")
     assert abs(trial.last_failure.failed_at - time.time()) < 60

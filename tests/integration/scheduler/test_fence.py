@@ -92,7 +92,7 @@ async def test_checkpoint_of_the_newest_attempt_counts_until_the_next_one_begins
     agent.finish(spec.allocation.id, ExitKind.RUNNER_LOST)
     agent.record = agent.record.__class__(id=agent.id, host_id="host")  # it comes back without slots
     await agent.connect()
-    await bench.eventually(lambda: bench.trial("1.1"), lambda found: found.state is State.QUEUED)
+    await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.QUEUED)
     late = types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/c1", created_at=1.0)
     assert "counts allocation 1.1.1 as ended" in (await runner.report(checkpoint=late)).over_reason
     trial = await bench.trial("1.1")
@@ -106,7 +106,9 @@ async def test_an_ended_attempt_changes_no_fusion_record_of_others(bench: Bench)
     await bench.caller.submit(config_json())
     await bench.caller.submit(config_json())
     await until(lambda: {"1.1.1", "2.1.1"} <= agent.specs.keys(), "both starts", 20)
-    keeper, other = (ScriptedRunner(agent.specs[one], scheduler.address) for one in ("1.1.1", "2.1.1"))
+    keeper, other = (
+        ScriptedRunner(agent.specs[allocation_id], scheduler.address) for allocation_id in ("1.1.1", "2.1.1")
+    )
     await keeper.run()
     await other.run()
     key = "00-11"
@@ -114,7 +116,7 @@ async def test_an_ended_attempt_changes_no_fusion_record_of_others(bench: Bench)
     before = await _fusion(bench)
     assert len(before) == 1
     agent.finish("2.1.1", ExitKind.COMPLETED)
-    await bench.eventually(lambda: bench.trial("2.1"), lambda found: found.state is State.TERMINAL)
+    await bench.eventually(lambda: bench.trial("2.1"), lambda trial: trial.state is State.TERMINAL)
     assert (await other.report(fusion=types_pb2.FusionRecord(key=key, bucket_bytes=[1]))).over_reason
     assert (await other.report(forgotten_fusion=key)).over_reason
     assert await _fusion(bench) == before
@@ -144,8 +146,8 @@ async def test_a_validation_of_many_metrics_keeps_no_other_change_from_being_wri
     # Its end is written at the deadline, and others start meanwhile.
     await bench.caller.end(1)
     await bench.caller.submit(config_json())
-    await bench.eventually(lambda: bench.trial("2.1"), lambda found: found.state is not State.QUEUED)
-    await bench.eventually(lambda: bench.experiment(1), lambda found: found.outcome is Outcome.CANCELED)
+    await bench.eventually(lambda: bench.trial("2.1"), lambda trial: trial.state is not State.QUEUED)
+    await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.outcome is Outcome.CANCELED)
 
 
 async def test_renewal_says_that_an_attempt_is_over(bench: Bench) -> None:
@@ -191,7 +193,7 @@ async def test_attempt_goes_on_while_its_runner_is_heard_and_its_agent_is_not(be
     assert stop.kind == types_pb2.EXIT_KIND_KILLED
     assert "ann" in stop.reason
     # From here on it is silent, as a runner that has obeyed.
-    ended = await bench.eventually(lambda: bench.experiment(1), lambda found: found.state is State.TERMINAL)
+    ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
     assert ended.outcome is Outcome.CANCELED
     assert not second.specs
     assert (await _renew(bench, runner)).over_reason

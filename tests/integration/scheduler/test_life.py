@@ -57,7 +57,7 @@ async def test_gang_over_two_agents_meets_and_ends_as_one(bench: Bench) -> None:
     [spec_1], [spec_2] = await first.started(), await second.started()
     runners = [ScriptedRunner(spec, scheduler.address) for spec in (spec_1, spec_2)]
     joined = await asyncio.gather(*(runner.join(4000 + rank) for rank, runner in enumerate(runners)))
-    assert [one.chosen.candidate for one in joined] == [joined[0].chosen.candidate] * 2
+    assert [answer.chosen.candidate for answer in joined] == [joined[0].chosen.candidate] * 2
     assert [endpoint.agent_id for endpoint in joined[0].chosen.candidate.endpoints] == ["a1", "a2"]
     for runner in runners:
         await runner.run()
@@ -109,7 +109,7 @@ async def test_every_pending_request_has_a_reason(bench: Bench) -> None:
     [spec] = await agent.started()
     waiting = [await bench.caller.submit(config_json(slots=size)) for size in (1, 2)]
     pending = await bench.caller.list_pending()
-    assert [entry.request.experiment_id for entry in pending] == [one.experiment.id for one in waiting]
+    assert [entry.request.experiment_id for entry in pending] == [answer.experiment.id for answer in waiting]
     for entry in pending:
         assert entry.reason.code == types_pb2.REASON_CODE_NO_CAPACITY, ReasonCode
         assert entry.reason.blocking_ids == [spec.allocation.id]

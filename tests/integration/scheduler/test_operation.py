@@ -22,8 +22,8 @@ SECONDS = 60.0
 
 
 async def _reason(bench: Bench, trial_id: str) -> types_pb2.Reason:
-    found = {one.request.trial_id: one.reason for one in await bench.caller.list_pending()}
-    return found[trial_id]
+    reason_by_trial_id = {standing.request.trial_id: standing.reason for standing in await bench.caller.list_pending()}
+    return reason_by_trial_id[trial_id]
 
 
 async def _refusal(call: object) -> tuple[str, ErrorKind, str]:
@@ -76,7 +76,7 @@ async def test_a_disabled_slot_is_emptied_and_serves_again_when_enabled(bench: B
     assert (stop.kind, stop.reason) == (types_pb2.EXIT_KIND_PREEMPTED, "slot a1/1 is disabled")
     assert 290 < stop.grace_seconds <= 300
     trial = await bench.eventually(
-        lambda: bench.trial(stopped.trial_id), lambda found: found.state is State.QUEUED, SECONDS
+        lambda: bench.trial(stopped.trial_id), lambda trial: trial.state is State.QUEUED, SECONDS
     )
     assert (trial.restarts, trial.infrastructure_failures) == (0, 0)
     assert list(agent.stops) == [stopped.id]
@@ -91,7 +91,9 @@ async def test_a_slot_that_falls_ill_and_gets_well_while_its_agent_is_connected(
     await bench.caller.change_agent("a1", Availability.DRAINING, "a1/0")
     first, second = agent.record.slots
     agent.tell_slots([first, replace(second, is_healthy=False, problem="XID 79")])
-    await bench.eventually(lambda: bench.record("a1"), lambda found: not found.slots[1].is_healthy, SECONDS)
+    await bench.eventually(
+        lambda: bench.record("a1"), lambda agent_record: not agent_record.slots[1].is_healthy, SECONDS
+    )
     await bench.caller.submit(config_json())
     assert (await _reason(bench, "1.1")).code == types_pb2.REASON_CODE_AGENTS_UNHEALTHY
     # The scheduler's word on the other slot stays, and nothing but the agent's message wakes the planner.
@@ -114,7 +116,7 @@ async def test_an_agent_that_comes_back_with_fewer_slots_than_its_work_holds(ben
     await until(lambda: "1.1.1" in agent.stops, "the end of what lost its slots", SECONDS)
     assert agent.stops["1.1.1"].kind == types_pb2.EXIT_KIND_KILLED
     assert agent.stops["1.1.1"].reason == "agent a1: no longer has slots a1/2, a1/3, held by 1.1.1"
-    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda found: found.state is State.QUEUED, SECONDS)
+    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.QUEUED, SECONDS)
     assert (trial.restarts, trial.infrastructure_failures) == (0, 1)
     assert trial.last_failure is not None
     assert (trial.last_failure.agent_id, trial.last_failure.kind) == ("a1", ExitKind.AGENT_LOST)
@@ -142,7 +144,7 @@ async def test_moves_and_live_changes(bench: Bench) -> None:
     moved = await bench.caller.move(3, 1)
     assert moved.experiment.queue_position < moved.experiment.created_at
     await bench.caller.set_resources(2, priority=5, weight=2, max_slots=4)
-    order = [one.request.trial_id for one in await bench.caller.list_pending()]
+    order = [standing.request.trial_id for standing in await bench.caller.list_pending()]
     assert order == ["2.1", "3.1", "1.1"]
     agent = await bench.agent("a1", slots=1)
     for trial_id in order:
@@ -161,8 +163,11 @@ async def test_a_dump_is_planned_alike_by_whoever_reads_it(bench: Bench) -> None
     again = parse_simulation(await bench.caller.snapshot())
     decided = plan(again.snapshot, again.now)
     pending = await bench.caller.list_pending()
-    assert [one.request.trial_id for one in pending] == list(decided.reasons) == ["2.1", "3.1"]
-    assert [one.reason.code for one in pending] == [types_pb2.REASON_CODE_NO_CAPACITY, types_pb2.REASON_CODE_PAUSED]
+    assert [standing.request.trial_id for standing in pending] == list(decided.reasons) == ["2.1", "3.1"]
+    assert [standing.reason.code for standing in pending] == [
+        types_pb2.REASON_CODE_NO_CAPACITY,
+        types_pb2.REASON_CODE_PAUSED,
+    ]
     assert pending[0].reason.message == decided.reasons["2.1"].message
     assert pending[1].reason.message == "experiment 3 is paused by ann"
     assert pending[1].reason.would_start_if.startswith("it is activated (gangline experiment activate 3)")
@@ -236,13 +241,15 @@ async def test_every_request_that_waits_has_a_reason(bench: Bench) -> None:
         agent.finish(allocation_id, ExitKind.USER_ERROR, "boom", rank=0)
 
     async def backs_off() -> bool:
-        found = {one.request.trial_id: one.reason.code for one in await bench.caller.list_pending()}
-        return found.get("1.1") == types_pb2.REASON_CODE_BACKOFF_AFTER_FAILURE
+        code_by_trial_id = {
+            standing.request.trial_id: standing.reason.code for standing in await bench.caller.list_pending()
+        }
+        return code_by_trial_id.get("1.1") == types_pb2.REASON_CODE_BACKOFF_AFTER_FAILURE
 
     await until_async(backs_off, "the wait after a failure", SECONDS)
     pending = await bench.caller.list_pending()
-    assert {one.request.trial_id for one in pending} >= {"1.1", "2.1", "4.1"}
-    for one in pending:
-        assert one.reason.message, one
-        assert one.reason.would_start_if, one
-        assert json.loads(one.reason.changes_json), one
+    assert {standing.request.trial_id for standing in pending} >= {"1.1", "2.1", "4.1"}
+    for standing in pending:
+        assert standing.reason.message, standing
+        assert standing.reason.would_start_if, standing
+        assert json.loads(standing.reason.changes_json), standing

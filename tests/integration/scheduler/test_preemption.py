@@ -52,14 +52,16 @@ async def test_urgent_work_has_less_urgent_work_checkpoint_and_start_again_later
     agent.finish("1.1.1", ExitKind.PREEMPTED)
     [urgent] = await agent.started()
     assert urgent.allocation.id == "2.1.1"
-    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda found: found.state is State.QUEUED, SECONDS)
+    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.QUEUED, SECONDS)
     assert (trial.restarts, trial.infrastructure_failures, trial.reason) == (0, 0, "makes room for trial 2.1")
     # 3. It comes back from its checkpoint, though it may not restart once.
     agent.finish("2.1.1", ExitKind.COMPLETED)
     await until(lambda: "1.1.2" in agent.specs, "the victim's second attempt", SECONDS)
     assert agent.specs["1.1.2"].latest_checkpoint.id == "c1"
     agent.finish("1.1.2", ExitKind.COMPLETED)
-    ended = await bench.eventually(lambda: bench.experiment(1), lambda found: found.outcome is not None, SECONDS)
+    ended = await bench.eventually(
+        lambda: bench.experiment(1), lambda experiment: experiment.outcome is not None, SECONDS
+    )
     assert ended.outcome is Outcome.COMPLETED
 
 
@@ -74,7 +76,7 @@ async def test_work_that_cannot_go_on_from_a_checkpoint_is_left_alone(bench: Ben
     assert set(agent.stops) == {"2.1.1"}
     await bench.caller.submit(_config(2, 1))
     await until(lambda: "3.1.1" in agent.specs, "the urgent trial's start", SECONDS)
-    waiting = {one.request.trial_id: one.reason for one in await bench.caller.list_pending()}
+    waiting = {standing.request.trial_id: standing.reason for standing in await bench.caller.list_pending()}
     assert waiting["4.1"].code == types_pb2.REASON_CODE_NO_CAPACITY
     assert set(agent.stops) == {"2.1.1"}
 
@@ -92,7 +94,7 @@ async def test_a_gang_takes_the_place_of_several_and_starts_whole(bench: Bench) 
         await _stopped(agent, held)
     [held] = first.journal
     first.finish(held, ExitKind.PREEMPTED)
-    [waiting] = [one for one in await bench.caller.list_pending() if one.request.trial_id == "3.1"]
+    [waiting] = [standing for standing in await bench.caller.list_pending() if standing.request.trial_id == "3.1"]
     assert waiting.reason.code == types_pb2.REASON_CODE_WAITING_FOR_PREEMPTION
     [held] = second.journal
     second.finish(held, ExitKind.PREEMPTED)
@@ -114,7 +116,7 @@ async def test_a_raised_priority_is_enough(bench: Bench) -> None:
     await until(lambda: "2.1.1" in agent.specs, "the start of what became urgent", SECONDS)
     assert agent.stops["1.1.1"].reason == "makes room for trial 2.1"
     pending = await bench.caller.list_pending()
-    assert [one.request.trial_id for one in pending] == ["1.1"]
+    assert [standing.request.trial_id for standing in pending] == ["1.1"]
 
 
 async def test_equal_priority_stops_nobody(bench: Bench) -> None:
@@ -138,7 +140,7 @@ async def test_who_passed_a_gang_on_call_is_stopped_once_that_starts_it(bench: B
     await bench.caller.submit(_config(1, 42, max_restarts=0, preemption_timeout=600))
     await until(lambda: "3.1.1" in agent.specs, "the start of the one on call", SECONDS)
     marked = [await bench.allocation(allocation_id) for allocation_id in ("1.1.1", "3.1.1")]
-    assert [one is not None and one.is_on_call for one in marked] == [False, True]
+    assert [standing is not None and standing.is_on_call for standing in marked] == [False, True]
     [waiting] = await bench.caller.list_pending()
     assert list(waiting.reason.blocking_ids) == ["1.1.1"]
     assert "1 more will be freed for it as soon as that is enough" in waiting.reason.message
@@ -219,7 +221,7 @@ async def test_a_gang_starts_at_the_first_end_although_others_were_expected_to_e
     await bench.caller.submit(config_json(slots=2))
     await bench.caller.submit(_config(1, 60))
     waiting = await bench.caller.list_pending()
-    assert [(one.request.trial_id, one.reason.code) for one in waiting] == [
+    assert [(standing.request.trial_id, standing.reason.code) for standing in waiting] == [
         ("4.1", types_pb2.REASON_CODE_NO_CAPACITY),
         ("5.1", types_pb2.REASON_CODE_BEHIND_RESERVATION),
     ]

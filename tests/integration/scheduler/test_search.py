@@ -106,10 +106,10 @@ async def test_a_lower_max_slots_has_the_newest_trials_checkpoint_and_wait(bench
     await bench.caller.set_resources(1, max_slots=2)
     agent.finish("1.3.1", ExitKind.PREEMPTED)
     agent.finish("1.4.1", ExitKind.PREEMPTED)
-    trial = await bench.eventually(lambda: bench.trial("1.4"), lambda found: found.state is State.QUEUED)
+    trial = await bench.eventually(lambda: bench.trial("1.4"), lambda trial: trial.state is State.QUEUED)
     assert trial.restarts == 0
     waiting = await bench.caller.list_pending()
-    assert [one.reason.code for one in waiting] == [types_pb2.REASON_CODE_QUOTA_EXCEEDED] * 2
+    assert [standing.reason.code for standing in waiting] == [types_pb2.REASON_CODE_QUOTA_EXCEEDED] * 2
     assert agent.stops.keys() == {"1.3.1", "1.4.1"}
     agent.finish("1.1.1", ExitKind.COMPLETED)
     await until(lambda: "1.3.2" in agent.specs, "the older of the two to go on", SECONDS)

@@ -28,7 +28,7 @@ async def _started(agent: ScriptedAgent, allocation_id: str) -> None:
 
 
 async def _reason(bench: Bench, trial_id: str) -> types_pb2.Reason | None:
-    pending = {one.request.trial_id: one.reason for one in await bench.caller.list_pending()}
+    pending = {standing.request.trial_id: standing.reason for standing in await bench.caller.list_pending()}
     return pending.get(trial_id)
 
 
@@ -61,7 +61,7 @@ async def test_a_trial_goes_to_another_agent_than_the_one_that_could_not_start_i
     assert (exclusion.agent_id, exclusion.reason) == (sick.id, FULL)
     assert 590 < exclusion.until_at - time.time() <= 600
     well.finish("1.1.2", ExitKind.COMPLETED)
-    await bench.eventually(lambda: bench.experiment(1), lambda found: found.outcome is Outcome.COMPLETED)
+    await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.outcome is Outcome.COMPLETED)
 
 
 async def test_a_failure_of_other_machines_excludes_nobody(bench: Bench) -> None:
@@ -108,7 +108,9 @@ async def test_three_trials_take_an_agent_out_of_use_until_an_operator_enables_i
     await bench.scheduler()
     agent = await bench.agent("a1", slots=4)
     await _quarantine(bench, agent)
-    record = await bench.eventually(lambda: bench.record("a1"), lambda found: found.quarantined_until_at > time.time())
+    record = await bench.eventually(
+        lambda: bench.record("a1"), lambda agent_record: agent_record.quarantined_until_at > time.time()
+    )
     assert record.availability is Availability.ENABLED
     assert record.quarantine_reason == f"3 trials in a row could not start there (1.1, 2.1, 3.1); last: {FULL}"
     await bench.caller.submit(config_json())
@@ -118,7 +120,7 @@ async def test_three_trials_take_an_agent_out_of_use_until_an_operator_enables_i
     await bench.caller.change_agent("a1", Availability.ENABLED)
     for allocation_id in ("4.1.1", "1.1.2", "2.1.2", "3.1.2"):
         await _started(agent, allocation_id)
-    record = await bench.eventually(lambda: bench.record("a1"), lambda found: not found.quarantine_reason)
+    record = await bench.eventually(lambda: bench.record("a1"), lambda agent_record: not agent_record.quarantine_reason)
     assert not record.failed_starts
 
 
@@ -146,7 +148,7 @@ async def test_a_start_that_succeeds_between_them_keeps_an_agent_in_use(bench: B
         await _started(agent, f"{experiment_id}.1.1")
         if experiment_id == 3:
             await ScriptedRunner(agent.specs["3.1.1"], scheduler.address).run()
-            await bench.eventually(lambda: bench.record("a1"), lambda found: not found.failed_starts)
+            await bench.eventually(lambda: bench.record("a1"), lambda agent_record: not agent_record.failed_starts)
         else:
             _fail_start(agent, f"{experiment_id}.1.1")
             await bench.eventually(lambda: bench.trial(f"{experiment_id}.1"), _is_queued)  # noqa: B023 - called at once
@@ -160,7 +162,7 @@ async def test_a_quarantine_ends_by_itself(bench: Bench) -> None:
     await bench.scheduler("s1", "--exclusion-seconds", "3")
     agent = await bench.agent("a1", slots=4)
     await _quarantine(bench, agent)
-    await bench.eventually(lambda: bench.record("a1"), lambda found: bool(found.quarantined_until_at))
+    await bench.eventually(lambda: bench.record("a1"), lambda agent_record: bool(agent_record.quarantined_until_at))
     await bench.caller.submit(config_json())
     await _started(agent, "4.1.1")
 
@@ -171,7 +173,7 @@ async def test_an_agent_whose_own_check_is_bad_gets_nothing_and_is_trusted_when_
     await bench.caller.submit(config_json())
     await _started(agent, "1.1.1")
     agent.tell_slots(agent.record.slots, PROBLEM)
-    await bench.eventually(lambda: bench.record("a1"), lambda found: found.problem == PROBLEM)
+    await bench.eventually(lambda: bench.record("a1"), lambda agent_record: agent_record.problem == PROBLEM)
     _fail_start(agent, "1.1.1")
     await bench.eventually(lambda: bench.trial("1.1"), _is_queued)
     await bench.caller.submit(config_json())

@@ -106,25 +106,25 @@ async def test_a_standby_leads_with_all_that_the_leader_had_written(bench: Bench
 async def test_a_standby_answers_agents_as_soon_as_it_knows_a_newer_leader(bench: Bench) -> None:
     first, second = await bench.scheduler("s1", *LONG_LEASE), await bench.scheduler("s2", *LONG_LEASE)
     both = [first.address, second.address]
-    known = await ask(second, 0, both)
-    assert (known.leader_address, list(known.scheduler_addresses)) == (first.address, both)
-    asking = asyncio.create_task(ask(second, known.epoch, both))
+    before = await ask(second, 0, both)
+    assert (before.leader_address, list(before.scheduler_addresses)) == (first.address, both)
+    asking = asyncio.create_task(ask(second, before.epoch, both))
     await asyncio.wait({asking}, timeout=0.5)
     assert not asking.done(), "nothing is new"
     first.end(signal.SIGKILL)
     answer = await within(5, asking)
-    assert answer.epoch > known.epoch
+    assert answer.epoch > before.epoch
     assert answer.leader_address == second.address
 
 
 async def test_agents_hear_of_schedulers_that_are_started_later(bench: Bench) -> None:
     first = await bench.scheduler("s1")
-    known = await ask(first, 0, [first.address])
-    asking = asyncio.create_task(ask(first, known.epoch, [first.address]))
+    before = await ask(first, 0, [first.address])
+    asking = asyncio.create_task(ask(first, before.epoch, [first.address]))
     second = await bench.scheduler("s2")
     answer = await within(5, asking)
     assert list(answer.scheduler_addresses) == [first.address, second.address]
-    assert answer.epoch == known.epoch
+    assert answer.epoch == before.epoch
 
 
 @pytest.mark.parametrize(("epoch_error", "lives"), [(0, True), (-1, False)], ids=["present", "earlier"])
@@ -162,5 +162,5 @@ async def test_a_leader_that_stood_still_loses_no_agent(bench: Bench) -> None:
 
 
 async def _leads(etcd: EtcdClient, scheduler: SchedulerProcess) -> bool:
-    found = await etcd.get(keys.LEADER)
-    return found is not None and scheduler.name.encode() in found.value
+    leader = await etcd.get(keys.LEADER)
+    return leader is not None and scheduler.name.encode() in leader.value

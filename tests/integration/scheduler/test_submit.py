@@ -39,9 +39,9 @@ def _request(config: str | None = None, request_id: str | None = None, owner: st
 async def _stored(bench: Bench) -> dict[str, tuple[Experiment, int]]:
     """Returns the content of etcd by request id: each experiment and the revision that wrote it."""
     listing = await bench.etcd.list(keys.EXPERIMENTS)
-    found = [(wire.decode(Experiment, item.value), item.create_revision) for item in listing.items]
-    assert len({experiment.request_id for experiment, _ in found}) == len(found)
-    return {experiment.request_id: (experiment, revision) for experiment, revision in found}
+    experiments = [(wire.decode(Experiment, item.value), item.create_revision) for item in listing.items]
+    assert len({experiment.request_id for experiment, _ in experiments}) == len(experiments)
+    return {experiment.request_id: (experiment, revision) for experiment, revision in experiments}
 
 
 async def test_a_bad_submit_of_a_group_fails_alone_and_the_others_keep_their_order(bench: Bench) -> None:
@@ -153,9 +153,9 @@ async def _submit_when_it_leads(
 async def _num_plans(scheduler: SchedulerProcess) -> int:
     async with httpx.AsyncClient() as client:
         text = (await client.get(f"http://{scheduler.metrics_address}/metrics")).text
-    found = re.search(r'^gangline_scheduler_cycle_seconds_count\{phase="plan"\} (\S+)$', text, re.MULTILINE)
-    assert found
-    return int(float(found[1]))
+    match = re.search(r'^gangline_scheduler_cycle_seconds_count\{phase="plan"\} (\S+)$', text, re.MULTILINE)
+    assert match
+    return int(float(match[1]))
 
 
 async def test_a_burst_into_a_full_pool_does_not_plan_for_each_submit(bench: Bench) -> None:

@@ -29,7 +29,8 @@ async def test_an_order_reaches_the_chiefs_runner_once_and_is_lost_with_its_lead
     assert await _refusal(bench.caller, "9.1") == "trial.not_found"
     [spec], [other] = await first.started(), await second.started()
     chief, peer = sorted(
-        (ScriptedRunner(one, scheduler.address) for one in (spec, other)), key=lambda runner: runner.spec.node_rank
+        (ScriptedRunner(runner_spec, scheduler.address) for runner_spec in (spec, other)),
+        key=lambda runner: runner.spec.node_rank,
     )
     assert await _refusal(bench.caller, "1.1") == "trial.not_running"
     await chief.run()

@@ -19,9 +19,9 @@ def _check(kind: type[pytorch.PyTorchTrial], directory: Path, strategies: list[s
     """The models of all ranks are those of one process."""
     (alone,) = work.run_many(kind, directory, ["ddp"])
     by_rank = run_gang(size, directory / "gang", work.run_many, kind, directory, strategies)
-    for strategy, *found in zip(strategies, *by_rank, strict=True):
-        assert [refusal for refusal, _ in found] == [""] * size, strategy
-        for _, models in found:
+    for strategy, *results in zip(strategies, *by_rank, strict=True):
+        assert [refusal for refusal, _ in results] == [""] * size, strategy
+        for _, models in results:
             for model, expected in zip(models, alone[1], strict=True):
                 for name, value in expected.items():
                     assert torch.allclose(model[name].double(), value.double(), atol=1e-5), (strategy, name)
@@ -55,8 +55,8 @@ def test_layer_of_a_wrapped_model_is_added_too_late(tmp_path: Path) -> None:
 
 
 def test_rank_that_alone_unfreezes_is_refused(tmp_path: Path) -> None:
-    found = run_gang(2, tmp_path / "gang", work.run_impatient, work.OddRankTrial, tmp_path, "ddp")
-    assert found[1][0] == (
+    results = run_gang(2, tmp_path / "gang", work.run_impatient, work.OddRankTrial, tmp_path, "ddp")
+    assert results[1][0] == (
         "parallelism.model_changed: Net is frozen or unfrozen differently on different ranks (rank 1 has done so and "
         "others have not within 1 s), so gradients cannot be exchanged; set requires_grad at the same batch on all "
         "ranks"
@@ -65,8 +65,8 @@ def test_rank_that_alone_unfreezes_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", _WHOLE)
 def test_ranks_that_drift_apart_end_with_the_parameters_name(tmp_path: Path, strategy: str) -> None:
-    found = run_gang(2, tmp_path / "gang", work.run_many, work.DriftingTrial, tmp_path, [strategy])
-    for ((refusal, _),) in found:
+    results = run_gang(2, tmp_path / "gang", work.run_many, work.DriftingTrial, tmp_path, [strategy])
+    for ((refusal, _),) in results:
         assert refusal.startswith("training.drift: blocks.1.widen.weight differs between ranks by 0.")
         assert "at batch 1, so each rank trains a model of its own; there is no checkpoint yet." in refusal
 
@@ -85,8 +85,8 @@ def test_late_initialisation_of_other_seeds_takes_the_chiefs_numbers(tmp_path: P
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
 def test_assignment_that_reaches_no_shard_is_refused(tmp_path: Path, strategy: str) -> None:
-    found = run_gang(2, tmp_path / "gang", work.run_many, work.AssigningTrial, tmp_path, [strategy])
-    for ((refusal, _),) in found:
+    results = run_gang(2, tmp_path / "gang", work.run_many, work.AssigningTrial, tmp_path, [strategy])
+    for ((refusal, _),) in results:
         assert refusal == (
             "parallelism.data_assigned: Net.stem.weight.data was assigned to after context.wrap_model, which has no "
             f"effect on the parts that {strategy} divides parameters into; assign before wrap_model, or change the "
@@ -97,8 +97,8 @@ def test_assignment_that_reaches_no_shard_is_refused(tmp_path: Path, strategy: s
 @pytest.mark.parametrize(("size", "strategy"), [(2, "zero2"), (2, "zero3"), (4, "hsdp")])
 def test_block_that_only_some_ranks_skip_is_refused(tmp_path: Path, size: int, strategy: str) -> None:
     for kind, block in ((work.DropTrial, "DroppingNet.blocks.1"), (work.UnevenDropTrial, "DroppingNet.blocks.")):
-        found = run_gang(size, tmp_path / kind.__name__, work.run_many, kind, tmp_path, [strategy])
-        for ((refusal, _),) in found:
+        results = run_gang(size, tmp_path / kind.__name__, work.run_many, kind, tmp_path, [strategy])
+        for ((refusal, _),) in results:
             assert refusal.startswith("parallelism.blocks_differ: this rank "), refusal
             assert f"gathers {block}" in refusal
             assert refusal.endswith(
@@ -112,5 +112,5 @@ def test_block_that_all_ranks_skip_is_as_in_one_process(tmp_path: Path) -> None:
 
 
 def test_rounding_is_no_drift(tmp_path: Path) -> None:
-    found = run_gang(2, tmp_path / "gang", work.run_many, work.RoundingTrial, tmp_path, ["ddp"])
-    assert [refusal for ((refusal, _),) in found] == ["", ""]
+    results = run_gang(2, tmp_path / "gang", work.run_many, work.RoundingTrial, tmp_path, ["ddp"])
+    assert [refusal for ((refusal, _),) in results] == ["", ""]

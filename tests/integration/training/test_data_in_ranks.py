@@ -81,7 +81,7 @@ def test_sampler_that_is_divided_already_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[Uneven, Learned]:
-    runs = [Uneven("none", one.count, one.aggregation, one.batches, one.drop_last) for one in (*_OF_TWO, *_OF_FOUR)]
+    runs = [Uneven("none", run.count, run.aggregation, run.batches, run.drop_last) for run in (*_OF_TWO, *_OF_FOUR)]
     with pytest.MonkeyPatch.context() as patch:
         directory = tmp_path_factory.mktemp("alone")
         patch.chdir(directory)
@@ -101,11 +101,11 @@ def of_four(tmp_path_factory: pytest.TempPathFactory) -> list[list[Learned]]:
 def _check(run: Uneven, by_rank: list[Learned], alone: dict[Uneven, Learned]) -> None:
     """The same epochs, metrics, counts of records and parameters as one process with the same global batches."""
     expected = alone[Uneven("none", run.count, run.aggregation, run.batches, run.drop_last)]
-    for found in by_rank:
-        assert found.epochs == expected.epochs
-        for report, other in zip(found.reports, expected.reports, strict=True):
+    for learned in by_rank:
+        assert learned.epochs == expected.epochs
+        for report, other in zip(learned.reports, expected.reports, strict=True):
             assert report == pytest.approx(other, abs=1e-12)
-        for name, value in found.model.items():
+        for name, value in learned.model.items():
             torch.testing.assert_close(value, expected.model[name], rtol=0, atol=1e-12)
 
 
@@ -171,7 +171,7 @@ def test_aggregated_batches_exchange_gradients_once_a_step(tmp_path: Path, size:
 @pytest.mark.parametrize(("size", "strategy"), [(2, "ddp"), (2, "zero1"), (2, "zero2"), (2, "zero3"), (4, "hsdp")])
 def test_clipping_leaves_gradients_below_the_bound_as_they_are(tmp_path: Path, size: int, strategy: str) -> None:
     ((norm, _, _),) = clip("none", [1.0])
-    for found in run_gang(size, tmp_path, clip, strategy, [norm * 4, norm * 1.01, norm / 2]):
-        assert [before for before, _, _ in found] == pytest.approx([norm] * 3, rel=1e-5)
-        assert [is_same for _, is_same, _ in found] == [True, True, False]
-        assert [after for _, _, after in found] == pytest.approx([norm, norm, norm / 2], rel=1e-5)
+    for outcome in run_gang(size, tmp_path, clip, strategy, [norm * 4, norm * 1.01, norm / 2]):
+        assert [before for before, _, _ in outcome] == pytest.approx([norm] * 3, rel=1e-5)
+        assert [is_same for _, is_same, _ in outcome] == [True, True, False]
+        assert [after for _, _, after in outcome] == pytest.approx([norm, norm, norm / 2], rel=1e-5)

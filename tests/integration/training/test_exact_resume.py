@@ -43,25 +43,25 @@ def _state(running: RunningTrial) -> dict[str, Any]:
     return load_checkpoint(running.latest_checkpoint().url)
 
 
-def _assert_equal(found: Any, expected: Any, place: str = "") -> None:
+def _assert_equal(actual: Any, expected: Any, place: str = "") -> None:
     if isinstance(expected, dict):
-        assert found.keys() == expected.keys(), place
+        assert actual.keys() == expected.keys(), place
         for key, value in expected.items():
-            _assert_equal(found[key], value, f"{place}.{key}")
+            _assert_equal(actual[key], value, f"{place}.{key}")
     elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected), place
+        assert len(actual) == len(expected), place
         for position, value in enumerate(expected):
-            _assert_equal(found[position], value, f"{place}[{position}]")
+            _assert_equal(actual[position], value, f"{place}[{position}]")
     elif isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected), f"{place}: {(found.double() - expected.double()).abs().max()}"
+        assert torch.equal(actual, expected), f"{place}: {(actual.double() - expected.double()).abs().max()}"
     else:
-        assert found == expected, place
+        assert actual == expected, place
 
 
 def _check(whole: RunningTrial, resumed: RunningTrial) -> None:
-    expected, found = _state(whole), _state(resumed)
+    expected, actual = _state(whole), _state(resumed)
     for part in ("models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict", "rank_state"):
-        _assert_equal(found[part], expected[part], part)
+        _assert_equal(actual[part], expected[part], part)
     losses = whole.runner.metric("training", "loss")
     again = resumed.runner.metric("training", "loss")
     assert again == {batch: losses[batch] for batch in again}

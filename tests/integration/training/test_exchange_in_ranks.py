@@ -165,15 +165,15 @@ def test_losses_are_the_chief_s_own_where_they_are_not_averaged(tmp_path: Path) 
 def test_summed_gradients_are_twice_averaged_ones(tmp_path: Path) -> None:
     """With SGD, half the learning rate undoes the sum of two batches' gradients; clipping is off at such sizes."""
     code = LINEAR.replace("lr=0.05", "lr=self.context.get_hparam('rate')").replace(", 1.0)", ", 1000.0)")
-    found = []
+    losses = []
     for name, rate, is_average in (("mean", 0.02, True), ("sum", 0.01, False)):
         optimizations: dict[str, object] = {"aggregation_frequency": 2, "average_aggregated_gradients": is_average}
         config = linear_config({"batches": 8}, optimizations=optimizations)
         hparams = {"global_batch_size": 8, "rate": rate}
         running, codes = run_trial(tmp_path / name, Trial({"model_def.py": code}, config, hparams, 2))
         assert codes == [0, 0], running.output(0)
-        found.append(running.runner.metric("training", "loss"))
-    assert found[0] == pytest.approx(found[1], abs=1e-5)
+        losses.append(running.runner.metric("training", "loss"))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
 def test_unknown_hook_ends_the_trial_before_training(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def test_next_trial_has_the_buckets_from_its_first_step(tmp_path: Path) -> None:
     assert len(records) == 1
     again, codes = run_trial(tmp_path / "again", _trial(_TUNED, steps=20, fusion=records))
     assert codes == [0, 0], _outputs(again)
-    found = {_buckets(output, step) for output in _outputs(again) for step in (3, 19)}
-    assert found == {_buckets(tuned.output(0), _STEPS - 1)}
+    buckets = {_buckets(output, step) for output in _outputs(again) for step in (3, 19)}
+    assert buckets == {_buckets(tuned.output(0), _STEPS - 1)}
     (line,) = _fusion_lines(again.output(0))
     assert re.fullmatch(r"fusion: .*, 2.00x default, recalled from trial 7.1, which took \d+ steps", line)
     assert again.runner.of(0, "fusion_record") == []

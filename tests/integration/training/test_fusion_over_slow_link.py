@@ -36,8 +36,8 @@ def _run(directory: Path, size: int, records: list[types_pb2.FusionRecord] | Non
 
 def _num_buckets(running: RunningTrial, size: int) -> list[int]:
     """Returns each rank's number of buckets in the last step."""
-    found = [re.findall(rf"step {_STEPS - 1} buckets (.+)", running.output(rank))[-1] for rank in range(size)]
-    return [len(sizes.split(",")) for sizes in found]
+    bucket_lists = [re.findall(rf"step {_STEPS - 1} buckets (.+)", running.output(rank))[-1] for rank in range(size)]
+    return [len(sizes.split(",")) for sizes in bucket_lists]
 
 
 def _check_record(record: types_pb2.FusionRecord) -> None:

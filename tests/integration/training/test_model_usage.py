@@ -27,9 +27,9 @@ def _check(kind: Kind, directory: Path, strategies: list[str], size: int = 2) ->
     (alone,) = changing_work.run_many(kind, directory, ["ddp"])
     assert alone[0] == ""
     by_rank = run_gang(size, directory / "gang", changing_work.run_many, kind, directory, strategies)
-    for strategy, *found in zip(strategies, *by_rank, strict=True):
-        assert [refusal for refusal, _ in found] == [""] * size, strategy
-        for _, models in found:
+    for strategy, *results in zip(strategies, *by_rank, strict=True):
+        assert [refusal for refusal, _ in results] == [""] * size, strategy
+        for _, models in results:
             for model, expected in zip(models, alone[1], strict=True):
                 for name, value in expected.items():
                     assert torch.allclose(model[name].double(), value.double(), atol=1e-5), (strategy, name)
@@ -37,8 +37,8 @@ def _check(kind: Kind, directory: Path, strategies: list[str], size: int = 2) ->
 
 def _refusals(kind: Kind, directory: Path, strategies: list[str], size: int = 2) -> dict[str, list[str]]:
     """By strategy, what each rank says."""
-    found = run_gang(size, directory / "gang", changing_work.run_many, kind, directory, strategies)
-    return {strategy: [rank[place][0] for rank in found] for place, strategy in enumerate(strategies)}
+    results = run_gang(size, directory / "gang", changing_work.run_many, kind, directory, strategies)
+    return {strategy: [rank[place][0] for rank in results] for place, strategy in enumerate(strategies)}
 
 
 def _check_refused(kind: Kind, directory: Path, strategies: list[str], size: int, text: str) -> None:
@@ -124,14 +124,14 @@ def test_weights_loaded_into_a_wrapped_model(tmp_path: Path, size: int, strategi
 
 
 def test_weights_that_the_chief_alone_loads_are_refused(tmp_path: Path) -> None:
-    found = _refusals(usage_work.ChiefLoadingTrial, tmp_path, _ALL)
+    refusals = _refusals(usage_work.ChiefLoadingTrial, tmp_path, _ALL)
     for strategy in _WHOLE:
-        for refusal in found[strategy]:
+        for refusal in refusals[strategy]:
             assert refusal.startswith("training.drift: "), refusal
             assert " at batch 0, so each rank trains a model of its own; there is no checkpoint yet. " in refusal
             assert "load and change parameters in the same way on all ranks" in refusal
     for strategy in _DIVIDED:
-        assert found[strategy] == [
+        assert refusals[strategy] == [
             "parallelism.loaded: load_state_dict was called after context.wrap_model with other values on some ranks "
             f"than on others (this rank loaded {count} parameters), so {strategy} would train a mixture of them; load "
             "the same file on all ranks, or load it before context.wrap_model"
@@ -174,8 +174,8 @@ def test_graph_of_exchanged_gradients_is_refused(tmp_path: Path, size: int, stra
 
 @pytest.mark.parametrize(("size", "strategies"), _DIVIDED_SIZES)
 def test_parts_of_a_divided_model_that_are_not_here(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    for found in _refusals(usage_work.PartTrial, tmp_path, strategies, size).values():
-        assert all(refusal.startswith(_SHARD_USED) for refusal in found), found
+    for messages in _refusals(usage_work.PartTrial, tmp_path, strategies, size).values():
+        assert all(refusal.startswith(_SHARD_USED) for refusal in messages), messages
 
 
 @pytest.mark.parametrize("kind", [usage_work.PartTrial, usage_work.HeadTrial])
@@ -204,8 +204,8 @@ def test_part_beside_the_whole_model(tmp_path: Path, size: int, strategies: list
 
 
 def test_part_of_a_divided_model_in_a_validation(tmp_path: Path) -> None:
-    for found in _refusals(usage_work.PartEvaluationTrial, tmp_path, ["zero3"]).values():
-        assert all(refusal.startswith(_SHARD_USED) for refusal in found), found
+    for messages in _refusals(usage_work.PartEvaluationTrial, tmp_path, ["zero3"]).values():
+        assert all(refusal.startswith(_SHARD_USED) for refusal in messages), messages
 
 
 @pytest.mark.parametrize(("size", "strategies"), _SIZES)

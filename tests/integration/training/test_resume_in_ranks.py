@@ -39,19 +39,21 @@ def whole(storage: Path) -> list[float]:
 def saved(storage: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A checkpoint of each strategy after the same batches."""
     strategies = ["ddp", "zero1", "zero3"]
-    by_rank = run_gang(2, tmp_path_factory.mktemp("gang"), resume, storage, [(one, None, _SAVED) for one in strategies])
-    found = {strategy: made[2] for strategy, made in zip(strategies, by_rank[0], strict=True)}
+    by_rank = run_gang(
+        2, tmp_path_factory.mktemp("gang"), resume, storage, [(strategy, None, _SAVED) for strategy in strategies]
+    )
+    storage_id_by_strategy = {strategy: made[2] for strategy, made in zip(strategies, by_rank[0], strict=True)}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(storage)
-        found["none"] = resume(storage, [("none", None, _SAVED)])[0][2]
-    return found
+        storage_id_by_strategy["none"] = resume(storage, [("none", None, _SAVED)])[0][2]
+    return storage_id_by_strategy
 
 
 def test_one_process_goes_on_from_any_strategy(storage: Path, whole: list[float], saved: dict[str, str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(storage)
-        found = resume(storage, [("none", storage_id, _ALL) for storage_id in saved.values()])
-    for losses, seen, _ in found:
+        results = resume(storage, [("none", storage_id, _ALL) for storage_id in saved.values()])
+    for losses, seen, _ in results:
         assert losses == pytest.approx(whole[_SAVED:], abs=1e-6)
         assert seen == _ALL
 
@@ -115,13 +117,15 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
             process.kill()
             process.join()
     assert not list((tmp_path / "gang").glob("failure*"))
-    found = {}
+    state_by_batch = {}
     for path in (tmp_path / "checkpoints").iterdir():
         state = load_checkpoint(path)
-        found[state["progress"]["batches"]] = state
-    assert sorted(found) == [3, 6, 9, 12]
+        state_by_batch[state["progress"]["batches"]] = state
+    assert sorted(state_by_batch) == [3, 6, 9, 12]
     # What was held up holds batch 6, not later ones.
-    assert [entries["step"] for entries in found[6]["optimizers_state_dict"][0]["state"].values()] == [6.0] * 16
+    assert [entries["step"] for entries in state_by_batch[6]["optimizers_state_dict"][0]["state"].values()] == [
+        6.0
+    ] * 16
 
 
 def test_gang_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path) -> None:
@@ -140,8 +144,8 @@ def test_gang_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_pat
 
 
 def test_full_disk_of_one_rank_is_told_whichever_ends_first(tmp_path: Path) -> None:
-    found = run_gang(2, tmp_path / "gang", save_on_full_disk, tmp_path, "zero1")
-    _, code, message = min(found)
+    results = run_gang(2, tmp_path / "gang", save_on_full_disk, tmp_path, "zero1")
+    _, code, message = min(results)
     assert code == "checkpoint.storage"
     assert message == (
         f"the checkpoint after batch 6 could not be written to {tmp_path} on rank 1: OSError: [Errno 28] No space "

@@ -80,11 +80,11 @@ def test_misuse_of_ddp_is_told_in_words_about_the_trial(
 
 @pytest.mark.parametrize("code", [_ONE_AFTER_THE_OTHER, _TWO_BACKWARDS, _PART])
 def test_forward_and_backward_passes_come_in_any_order_and_number(tmp_path: Path, code: str) -> None:
-    one, codes = _run(tmp_path / "one", code, size=1)
+    alone, codes = _run(tmp_path / "one", code, size=1)
     assert codes == [0]
     two, codes = _run(tmp_path / "two", code)
     assert codes == [0, 0]
-    assert two.runner.metric("training", "loss") == pytest.approx(one.runner.metric("training", "loss"), abs=1e-5)
+    assert two.runner.metric("training", "loss") == pytest.approx(alone.runner.metric("training", "loss"), abs=1e-5)
 
 
 def test_dataset_shorter_than_the_world(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_profile_of_two_ranks(tmp_path: Path) -> None:
     running, codes = _run(tmp_path, LINEAR, batches=6, profiling={"enabled": True}, scheduling_unit=3)
     assert codes == [0, 0]
     for name in ("data", "forward", "backward", "communication", "optimizer", "step"):
-        found = running.runner.metric("profiling", f"{name}_seconds")
-        assert list(found) == [3, 6]
-        assert all(seconds > 0 for seconds in found.values())
+        seconds_by_batch = running.runner.metric("profiling", f"{name}_seconds")
+        assert list(seconds_by_batch) == [3, 6]
+        assert all(seconds > 0 for seconds in seconds_by_batch.values())
     communication = running.runner.metric("profiling", "communication_seconds")
     steps = running.runner.metric("profiling", "step_seconds")
     assert all(communication[batch] < steps[batch] for batch in steps)

@@ -61,11 +61,11 @@ def _alone(case: Case) -> Outcome:
 
 def _check(case: Case, by_rank: list[Outcome]) -> None:
     alone = _alone(Case("none", case.optimizer, case.precision, case.parts, case.steps))
-    for found in by_rank:
-        assert found.losses == pytest.approx(alone.losses, abs=_LOSS_TOLERANCE[case.precision])
-        assert found.norms == pytest.approx(alone.norms, abs=_LOSS_TOLERANCE[case.precision] * 10)
-        assert found.model.keys() == alone.model.keys()
-        for name, value in found.model.items():
+    for outcome in by_rank:
+        assert outcome.losses == pytest.approx(alone.losses, abs=_LOSS_TOLERANCE[case.precision])
+        assert outcome.norms == pytest.approx(alone.norms, abs=_LOSS_TOLERANCE[case.precision] * 10)
+        assert outcome.model.keys() == alone.model.keys()
+        for name, value in outcome.model.items():
             if case.optimizer == "sgd" or case.precision == 64:
                 difference = (value.double() - alone.model[name].double()).abs().max()
                 assert difference <= _PARAMETER_TOLERANCE[case.precision], name
@@ -94,8 +94,8 @@ def test_ranks_share_the_state_of_the_optimizer(of_two: list[list[Outcome]]) -> 
 
 
 def test_mistakes_show_when_things_are_wrapped(tmp_path: Path) -> None:
-    found, other = run_gang(2, tmp_path / "gang", refusals)
-    assert other == found
+    messages, other = run_gang(2, tmp_path / "gang", refusals)
+    assert other == messages
     expected = {
         "optimizer before wrap_model": (
             "16 of 16 parameters of SGD belong to no wrapped model; zero3 replaces a model's parameters by shards in "
@@ -119,7 +119,7 @@ def test_mistakes_show_when_things_are_wrapped(tmp_path: Path) -> None:
             "ModuleList, Net"
         ),
     }
-    assert found == expected
+    assert messages == expected
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.event_file import read_scalars
 from tests.support.gang import run_gang
-from tests.support.traffic_work import Found, Run, collectives, measure, measure_models, measure_slow_backward, train
+from tests.support.traffic_work import Measured, Run, collectives, measure, measure_models, measure_slow_backward, train
 
 # Far above what other work on the machine adds to a step.
 _LATE_SECONDS = 1.0
@@ -62,9 +62,9 @@ def test_waiting_for_a_late_rank_is_communication(strategy: str, moment: str, tm
 
 def test_copies_of_a_part_are_awaited_too(tmp_path: Path) -> None:
     """Ranks 2 and 3 hold a copy of what 0 and 1 hold; only the reduction over the copies joins the two pairs."""
-    found = run_gang(4, tmp_path, measure, "hsdp", {"forward": [2, 3]}, _LATE_SECONDS)
-    assert all(_is_nearly(one.seconds) for one in found[:2])
-    assert all(_is_small(one.seconds) for one in found[2:])
+    results = run_gang(4, tmp_path, measure, "hsdp", {"forward": [2, 3]}, _LATE_SECONDS)
+    assert all(_is_nearly(measured.seconds) for measured in results[:2])
+    assert all(_is_small(measured.seconds) for measured in results[2:])
 
 
 def test_parameters_that_follow_the_step_count(tmp_path: Path) -> None:
@@ -84,27 +84,27 @@ def test_nothing_stays_around_the_collectives(tmp_path: Path) -> None:
 @pytest.mark.parametrize("moment", ["evaluation", "measured"])
 def test_what_lies_outside_the_measured_steps_does_not_count(moment: str, tmp_path: Path) -> None:
     """The last rank comes late to a forward pass that is no part of them."""
-    found: list[Found] = run_gang(2, tmp_path, measure, "zero3", {moment: [1]}, _LATE_SECONDS)
-    assert all(_is_small(one.seconds) for one in found)
-    assert all(one.afterwards == 0 for one in found)
+    results: list[Measured] = run_gang(2, tmp_path, measure, "zero3", {moment: [1]}, _LATE_SECONDS)
+    assert all(_is_small(measured.seconds) for measured in results)
+    assert all(measured.afterwards == 0 for measured in results)
 
 
 def test_exchange_beside_the_backward_pass_is_hidden(tmp_path: Path) -> None:
-    for found in run_gang(2, tmp_path, measure_slow_backward, "ddp", _LATE_SECONDS):
-        assert found.hidden >= 0.9 * _LATE_SECONDS
-        assert _is_small(found.seconds - found.hidden)
+    for measured in run_gang(2, tmp_path, measure_slow_backward, "ddp", _LATE_SECONDS):
+        assert measured.hidden >= 0.9 * _LATE_SECONDS
+        assert _is_small(measured.seconds - measured.hidden)
 
 
 def test_exchange_that_is_waited_for_is_not_hidden(tmp_path: Path) -> None:
     """On the CPU a divided model's collectives are all of this kind."""
-    for found in run_gang(2, tmp_path, measure_slow_backward, "zero3", _LATE_SECONDS):
-        assert found.hidden == 0
-        assert _is_small(found.seconds)
-        assert found.step_seconds >= _LATE_SECONDS
+    for measured in run_gang(2, tmp_path, measure_slow_backward, "zero3", _LATE_SECONDS):
+        assert measured.hidden == 0
+        assert _is_small(measured.seconds)
+        assert measured.step_seconds >= _LATE_SECONDS
 
 
 def test_model_without_a_backward_pass_in_a_step_adds_nothing(tmp_path: Path) -> None:
-    both, one, again = run_gang(2, tmp_path, measure_models, "ddp", _LATE_SECONDS)[0]
+    both, single, again = run_gang(2, tmp_path, measure_models, "ddp", _LATE_SECONDS)[0]
     assert _is_nearly(both)
-    assert _is_small(one)
+    assert _is_small(single)
     assert _is_nearly(again)

@@ -30,13 +30,13 @@ def _records(running: RunningTrial, rank: int) -> list[list[int]]:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_two_ranks_have_the_losses_of_one_process(tmp_path: Path, optimizer: str) -> None:
     hparams = {"optimizer": optimizer}
-    one, codes_of_one = run_trial(tmp_path / "one", _trial({"batches": 20}, hparams=hparams))
+    alone, codes_of_one = run_trial(tmp_path / "one", _trial({"batches": 20}, hparams=hparams))
     two, codes_of_two = run_trial(tmp_path / "two", _trial({"batches": 20}, size=2, hparams=hparams))
     assert (codes_of_one, codes_of_two) == ([0], [0, 0])
-    losses = one.runner.metric("training", "loss")
+    losses = alone.runner.metric("training", "loss")
     assert len(losses) == 20
     assert two.runner.metric("training", "loss") == pytest.approx(losses, abs=1e-5)
-    errors = one.runner.metric("validation", "error")
+    errors = alone.runner.metric("validation", "error")
     assert list(errors) == [20]
     assert two.runner.metric("validation", "error") == pytest.approx(errors, abs=1e-5)
     assert sum(losses[batch] for batch in range(16, 21)) < sum(losses[batch] for batch in range(1, 6))
@@ -45,14 +45,14 @@ def test_two_ranks_have_the_losses_of_one_process(tmp_path: Path, optimizer: str
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
 def test_divided_trial_has_the_losses_of_a_whole_one(tmp_path: Path, strategy: str) -> None:
     """With torch's own clipping, as trials have it."""
-    found = []
+    losses = []
     for place, more in (("one", {}), ("two", {"size": 2, "parallelism": strategy})):
         trial = _trial({"batches": 8}, **more)  # type: ignore[arg-type]  # what _trial names
         trial.code["model_def.py"] = LINEAR.replace(" + noise * self.model[0].weight.sum()", "")
         running, codes = run_trial(tmp_path / place, trial)
         assert set(codes) == {0}, running.output(0)
-        found.append({**running.runner.metric("training", "loss"), 0: running.runner.metric("validation", "error")[8]})
-    assert found[1] == pytest.approx(found[0], abs=1e-5)
+        losses.append({**running.runner.metric("training", "loss"), 0: running.runner.metric("validation", "error")[8]})
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
 def test_use_of_a_part_of_the_parameters_is_explained(tmp_path: Path) -> None:
@@ -63,10 +63,10 @@ def test_use_of_a_part_of_the_parameters_is_explained(tmp_path: Path) -> None:
 
 
 def test_ranks_train_on_different_records_of_the_same_batches(tmp_path: Path) -> None:
-    one, _ = run_trial(tmp_path / "one", _trial({"epochs": 2}))
+    alone, _ = run_trial(tmp_path / "one", _trial({"epochs": 2}))
     two, _ = run_trial(tmp_path / "two", _trial({"epochs": 2}, size=2))
     together = [left + right for left, right in zip(_records(two, 0), _records(two, 1), strict=True)]
-    assert together == _records(one, 0)
+    assert together == _records(alone, 0)
     first_epoch = [record for batch in together[:12] for record in batch]
     assert len(set(first_epoch)) == 96
 
@@ -85,9 +85,9 @@ def test_aggregated_batches_have_the_losses_of_larger_ones(tmp_path: Path) -> No
         ),
     )
     expected = whole.runner.metric("validation", "error")
-    found = aggregated.runner.metric("validation", "error")
+    errors = aggregated.runner.metric("validation", "error")
     # The learning rate falls every fifth batch, so the two part after the third step.
-    assert [found[2], found[4], found[6]] == pytest.approx([expected[1], expected[2], expected[3]], abs=1e-5)
+    assert [errors[2], errors[4], errors[6]] == pytest.approx([expected[1], expected[2], expected[3]], abs=1e-5)
 
 
 @pytest.mark.parametrize(("size_before", "size_after"), [(1, 1), (2, 2), (2, 1)])
@@ -101,9 +101,9 @@ def test_resumed_trial_continues_the_same_losses(tmp_path: Path, size_before: in
     )
     assert codes == [0] * size_after
     losses = whole.runner.metric("training", "loss")
-    found = second.runner.metric("training", "loss")
-    assert list(found) == list(range(10, 21))
-    assert found == pytest.approx({batch: losses[batch] for batch in found}, abs=1e-6)
+    resumed = second.runner.metric("training", "loss")
+    assert list(resumed) == list(range(10, 21))
+    assert resumed == pytest.approx({batch: losses[batch] for batch in resumed}, abs=1e-6)
     if size_before == size_after:
         assert _records(second, 0) == _records(whole, 0)[9:]
 
@@ -115,8 +115,8 @@ def test_resumed_trial_draws_the_same_random_numbers(tmp_path: Path) -> None:
         tmp_path / "second", _trial({"batches": 12}, 2, first.latest_checkpoint(), hparams={"noise": 0.1})
     )
     losses = whole.runner.metric("training", "loss")
-    found = second.runner.metric("training", "loss")
-    assert found == pytest.approx({batch: losses[batch] for batch in range(6, 13)}, abs=1e-6)
+    resumed = second.runner.metric("training", "loss")
+    assert resumed == pytest.approx({batch: losses[batch] for batch in range(6, 13)}, abs=1e-6)
 
 
 def test_checkpoint_loads_in_a_bare_python(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def _check(
     ((refusal, alone),) = work.run_many(reference or kind, directory, ["none"])
     assert not refusal
     by_rank = run_gang(size, directory / "gang", work.run_many, kind, directory, strategies)
-    for strategy, *found in zip(strategies, *by_rank, strict=True):
-        assert [refusal for refusal, _ in found] == [""] * size, strategy
-        for _, models in found:
+    for strategy, *results in zip(strategies, *by_rank, strict=True):
+        assert [refusal for refusal, _ in results] == [""] * size, strategy
+        for _, models in results:
             assert _difference(models, alone) <= tolerance, strategy
 
 
@@ -190,8 +190,8 @@ def test_parameters_that_are_unused_later_name_the_strategy(tmp_path: Path) -> N
         "find_unused_parameters: true}}"
     )
     kind = work.SometimesUnusedTrial
-    for found in run_gang(2, tmp_path / "gang", work.run_aggregated, kind, tmp_path, _WHOLE):
-        assert found == [text.format(strategy=strategy) for strategy in _WHOLE]
+    for outcome in run_gang(2, tmp_path / "gang", work.run_aggregated, kind, tmp_path, _WHOLE):
+        assert outcome == [text.format(strategy=strategy) for strategy in _WHOLE]
 
 
 def test_gradients_of_shards_are_not_made_by_hand(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ def end_seconds(world: World, *agents: str) -> list[float]:
     """How long each runner took from the moment at which it noticed the failure until its last rank was gone, as it
     measured that by its own monotonic clock."""
     pattern = re.compile(r"all ranks of (\S+) were gone (\d+\.\d+) s after the failure was noticed")
-    found = [match for match in map(pattern.fullmatch, world.gateway.lines("runner")) if match is not None]
-    assert sorted(match[1] for match in found) == sorted(agents)
-    return [float(match[2]) for match in found]
+    matches = [match for match in map(pattern.fullmatch, world.gateway.lines("runner")) if match is not None]
+    assert sorted(match[1] for match in matches) == sorted(agents)
+    return [float(match[2]) for match in matches]
 
 
 async def test_two_runners_form_a_gang_of_four_ranks(world: World) -> None:

@@ -71,11 +71,11 @@ async def test_nothing_is_lost_while_the_gateway_is_away(world: World) -> None:
 
 def _segments(spool: Path) -> dict[Path, bytes]:
     """Returns the content of each segment. The runner may delete a delivered one at any moment."""
-    found = {}
+    content_by_path = {}
     for path in spool.glob("*.seg"):
         with suppress(FileNotFoundError):
-            found[path] = path.read_bytes()
-    return found
+            content_by_path[path] = path.read_bytes()
+    return content_by_path
 
 
 def _flip(path: Path, offset: int) -> None:

@@ -71,18 +71,18 @@ async def test_the_store_answers_at_the_gangs_address_alone(world: World) -> Non
     assert can_connect(LOOPBACK, port)
     assert not can_connect(OTHER_LOOPBACK, port)
     pids = [pid for runner in runners for pid in [runner.nursery_pid(), *descendants(runner.nursery_pid())]]
-    found = listening_addresses(pids)
-    assert {f"{LOOPBACK}:{port}"} in found.values()
-    hosts = {address.rpartition(":")[0] for own in found.values() for address in own}
-    assert hosts == {LOOPBACK}, found
+    addresses = listening_addresses(pids)
+    assert {f"{LOOPBACK}:{port}"} in addresses.values()
+    hosts = {address.rpartition(":")[0] for own in addresses.values() for address in own}
+    assert hosts == {LOOPBACK}, addresses
 
 
 async def test_runners_of_a_linked_gang_listen_no_more_but_for_their_metrics(world: World) -> None:
     runners = await world.start(WAIT, (1, 1))
     await world.wait_pids(2)
     metrics = {world.scheduler.reports_of("running", rank)[0].metrics_address for rank in (0, 1)}
-    found = listening_addresses([runner.pid for runner in runners])
-    assert {address for own in found.values() for address in own} == metrics
+    addresses = listening_addresses([runner.pid for runner in runners])
+    assert {address for own in addresses.values() for address in own} == metrics
     assert {address.rpartition(":")[0] for address in metrics} == {LOOPBACK}
 
 

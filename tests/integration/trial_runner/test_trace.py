@@ -26,7 +26,7 @@ async def test_an_order_reaches_the_chief(world: World) -> None:
     (report,) = await world.wait()
     assert report.kind is ExitKind.COMPLETED
     assert world.gateway.lines("stdout") == ["to trace: 7"]
-    assert [found.takes_traces for found in world.scheduler.reports_of("progress")] == [True]
+    assert [report.takes_traces for report in world.scheduler.reports_of("progress")] == [True]
 
 
 async def test_an_order_reaches_the_worker_that_trains_for_the_chief(world: World) -> None:

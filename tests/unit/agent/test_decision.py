@@ -26,7 +26,7 @@ from services.agent.allocations.journal_record import (
     mark_started,
     mark_stopping,
 )
-from services.agent.allocations.recovery import Found, Verdict, plan_recovery
+from services.agent.allocations.recovery import Findings, Verdict, plan_recovery
 from services.agent.connection.leader_choice import (
     LONGEST_DELAY_SECONDS,
     LeaderChoice,
@@ -46,26 +46,26 @@ PREEMPTED = StopOrder(ExitKind.PREEMPTED, "a more urgent trial", 200.0)
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict"),
+    ("findings", "verdict"),
     [
-        (Found(ACCEPTED, has_spec=True, is_alive=False, has_exit=False), Verdict.START),
-        (Found(ACCEPTED, has_spec=True, is_alive=True, has_exit=False), Verdict.ADOPT),
-        (Found(ACCEPTED, has_spec=True, is_alive=False, has_exit=True), Verdict.CONCLUDE),
-        (Found(ACCEPTED, has_spec=False, is_alive=False, has_exit=False, problem="spec"), Verdict.CONCLUDE),
-        (Found(RUNNING, has_spec=True, is_alive=True, has_exit=False), Verdict.ADOPT),
-        (Found(RUNNING, has_spec=False, is_alive=True, has_exit=False, problem="spec"), Verdict.ADOPT),
-        (Found(RUNNING, has_spec=True, is_alive=False, has_exit=False), Verdict.CONCLUDE),
-        (Found(ENDED, has_spec=True, is_alive=False, has_exit=True), Verdict.KEEP),
-        (Found(ENDED, has_spec=True, is_alive=True, has_exit=True), Verdict.KILL),
-        (Found(None, has_spec=True, is_alive=True, has_exit=False, problem="record"), Verdict.ADOPT),
-        (Found(None, has_spec=False, is_alive=True, has_exit=False, problem="record"), Verdict.KILL),
-        (Found(None, has_spec=True, is_alive=False, has_exit=False, problem="record"), Verdict.CONCLUDE),
-        (Found(None, has_spec=True, is_alive=False, has_exit=False), Verdict.DISCARD),
-        (Found(None, has_spec=False, is_alive=False, has_exit=True), Verdict.CONCLUDE),
+        (Findings(ACCEPTED, has_spec=True, is_alive=False, has_exit=False), Verdict.START),
+        (Findings(ACCEPTED, has_spec=True, is_alive=True, has_exit=False), Verdict.ADOPT),
+        (Findings(ACCEPTED, has_spec=True, is_alive=False, has_exit=True), Verdict.CONCLUDE),
+        (Findings(ACCEPTED, has_spec=False, is_alive=False, has_exit=False, problem="spec"), Verdict.CONCLUDE),
+        (Findings(RUNNING, has_spec=True, is_alive=True, has_exit=False), Verdict.ADOPT),
+        (Findings(RUNNING, has_spec=False, is_alive=True, has_exit=False, problem="spec"), Verdict.ADOPT),
+        (Findings(RUNNING, has_spec=True, is_alive=False, has_exit=False), Verdict.CONCLUDE),
+        (Findings(ENDED, has_spec=True, is_alive=False, has_exit=True), Verdict.KEEP),
+        (Findings(ENDED, has_spec=True, is_alive=True, has_exit=True), Verdict.KILL),
+        (Findings(None, has_spec=True, is_alive=True, has_exit=False, problem="record"), Verdict.ADOPT),
+        (Findings(None, has_spec=False, is_alive=True, has_exit=False, problem="record"), Verdict.KILL),
+        (Findings(None, has_spec=True, is_alive=False, has_exit=False, problem="record"), Verdict.CONCLUDE),
+        (Findings(None, has_spec=True, is_alive=False, has_exit=False), Verdict.DISCARD),
+        (Findings(None, has_spec=False, is_alive=False, has_exit=True), Verdict.CONCLUDE),
     ],
 )
-def test_recovery(found: Found, verdict: Verdict) -> None:
-    assert plan_recovery(found) is verdict
+def test_recovery(findings: Findings, verdict: Verdict) -> None:
+    assert plan_recovery(findings) is verdict
 
 
 def test_older_epoch_is_refused() -> None:

@@ -12,35 +12,35 @@ from services.agent.machine.disk_monitor import DiskMonitor
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def problems(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The findings of the next checks, the first one first; no finding means that the disk is well."""
-    found: list[str] = []
-    monkeypatch.setattr(disk_monitor, "check_folder", lambda _: found.pop(0) if found else "")
-    return found
+    problems: list[str] = []
+    monkeypatch.setattr(disk_monitor, "check_folder", lambda _: problems.pop(0) if problems else "")
+    return problems
 
 
-async def test_one_bad_check_is_told_and_good_ones_in_a_row_end_it(tmp_path: Path, found: list[str]) -> None:
+async def test_one_bad_check_is_told_and_good_ones_in_a_row_end_it(tmp_path: Path, problems: list[str]) -> None:
     told: list[str] = []
     monitor = DiskMonitor(tmp_path, 1.0, 3, lambda: None, told.append)
     await monitor.check_once()
     assert told == []
-    found += ["full", "full"]
+    problems += ["full", "full"]
     await monitor.check_once()
     assert told == ["full"]
     # Two good ones, a bad one, two good ones: not three in a row.
     for check in ("", "", "full", "", ""):
-        found += [check, check] if check else []
+        problems += [check, check] if check else []
         await monitor.check_once()
     assert told == ["full"]
     await monitor.check_once()
     assert told == ["full", ""]
 
 
-async def test_room_that_can_be_made_keeps_the_agent_in_use(tmp_path: Path, found: list[str]) -> None:
+async def test_room_that_can_be_made_keeps_the_agent_in_use(tmp_path: Path, problems: list[str]) -> None:
     told: list[str] = []
     made: list[bool] = []
     monitor = DiskMonitor(tmp_path, 1.0, 3, lambda: made.append(True), told.append)
-    found += ["full", ""]
+    problems += ["full", ""]
     await monitor.check_once()
     assert (told, made) == ([], [True])
 

@@ -33,7 +33,7 @@ def test_accepted_is_found_again(tmp_path: Path) -> None:
     with open_journal(tmp_path, 0) as journal:
         (survey,) = journal.survey()
         assert survey.record == Record("1.1.1", 10, SLOTS, accepted_at=5.0)
-        assert plan_recovery(survey.found) is Verdict.START
+        assert plan_recovery(survey.findings) is Verdict.START
         assert journal.highest_epoch == 10
     assert stat.S_IMODE(folder.spec_path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
@@ -101,8 +101,8 @@ def test_corrupted_record_is_rebuilt_from_the_spec(tmp_path: Path, content: str)
             (survey,) = journal.survey()
         assert survey.record is not None
         assert (survey.record.slot_ids, survey.record.epoch, survey.record.phase) == (SLOTS, 10, Phase.RUNNING)
-        assert "record.json was unreadable" in survey.found.problem
-        assert plan_recovery(survey.found) is Verdict.CONCLUDE
+        assert "record.json was unreadable" in survey.findings.problem
+        assert plan_recovery(survey.findings) is Verdict.CONCLUDE
     assert (folder.path / "record.json.corrupt-1").read_text() == content
 
 
@@ -111,7 +111,7 @@ def test_record_of_another_allocation_is_unreadable(tmp_path: Path) -> None:
         folder = _accept(journal)
         folder.save(Record("2.2.2", 10, SLOTS, accepted_at=1.0))
         (survey,) = journal.survey()
-    assert "it is the record of allocation 2.2.2" in survey.found.problem
+    assert "it is the record of allocation 2.2.2" in survey.findings.problem
 
 
 def test_strange_folders_are_left_alone(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_living_runner_is_seen_by_its_locks_and_by_its_process(tmp_path: Path) -
         elsewhere = mark_started(Record("1.1.1", 10, SLOTS, accepted_at=5.0), Process(os.getpid(), 1, "another boot"))
         folder.save(elsewhere)
         (survey,) = journal.survey()
-        assert not survey.found.is_alive, "same pid, another process"
+        assert not survey.findings.is_alive, "same pid, another process"
 
 
 def test_forgotten_folders_are_kept_without_their_token(tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ def test_a_start_that_is_not_synced_is_not_repeated_after_a_restart_of_the_machi
         record = Record("1.1.1", 10, SLOTS, accepted_at=5.0, boot_id=process_watch.boot_id())
         folder.create(make_spec("1.1.1", SLOTS), record)
         (survey,) = journal.survey()
-        assert plan_recovery(survey.found) is Verdict.START
+        assert plan_recovery(survey.findings) is Verdict.START
         folder.save(replace(record, boot_id="an earlier boot"))
         (survey,) = journal.survey()
-        assert plan_recovery(survey.found) is Verdict.CONCLUDE
-        assert survey.found.problem == "the machine was restarted since it was accepted"
+        assert plan_recovery(survey.findings) is Verdict.CONCLUDE
+        assert survey.findings.problem == "the machine was restarted since it was accepted"

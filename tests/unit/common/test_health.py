@@ -54,7 +54,7 @@ def test_the_sentence_counts_members(endpoints: list[str], num_answering: int, p
 
 async def test_the_time_of_an_outage_counts_from_its_first_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.common.etcd.health.WATCH_SECONDS", 0.0)
-    found = [
+    healths = [
         EtcdHealth(True, 3, 3),
         EtcdHealth(False, 3, 1, "no quorum"),
         EtcdHealth(False, 3, 0, "no answer"),
@@ -64,9 +64,9 @@ async def test_the_time_of_an_outage_counts_from_its_first_examination(monkeypat
 
     async def examine() -> EtcdHealth:
         seen.append(watch.health)
-        if not found:
+        if not healths:
             await asyncio.Event().wait()
-        return found.pop(0)
+        return healths.pop(0)
 
     watch = HealthWatch(examine)
     running = asyncio.create_task(watch.run())

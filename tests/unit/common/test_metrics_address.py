@@ -19,15 +19,15 @@ def test_host_is_that_of_the_agents_own_metrics(reported: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reported", "found"),
+    ("reported", "address"),
     [
         ("10.1.0.7:9001", "10.1.0.7:9001"),
         ("169.254.169.254:9001", "10.0.0.7:9001"),
         ("127.0.0.1:9001", "10.0.0.7:9001"),
     ],
 )
-def test_agent_without_metrics_has_its_interfaces(reported: str, found: str) -> None:
-    assert runner_metrics_address(Agent("a1", interfaces=(_LO, _ETH0, _ETH1)), reported) == found
+def test_agent_without_metrics_has_its_interfaces(reported: str, address: str) -> None:
+    assert runner_metrics_address(Agent("a1", interfaces=(_LO, _ETH0, _ETH1)), reported) == address
     assert runner_metrics_address(Agent("a1", interfaces=(_LO,)), reported) == "127.0.0.1:9001"
 
 

@@ -16,10 +16,10 @@ from services.common.state_folder import SharedFolder, StateFolder, take_flock
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[SharedFolder]:
-    found = SharedFolder(tmp_path / "allocations" / "1.1.1")
-    found.path.mkdir(parents=True)
-    yield found
-    remove_spare(found.exit_path)
+    shared_folder = SharedFolder(tmp_path / "allocations" / "1.1.1")
+    shared_folder.path.mkdir(parents=True)
+    yield shared_folder
+    remove_spare(shared_folder.exit_path)
 
 
 def _status(message: str = "all is well") -> agent_pb2.AllocationStatus:

@@ -82,12 +82,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def _running(mirror: StandInMirror, storage: Storage, *, num_failures: int = 0) -> AsyncIterator[Heard]:
     heard = Heard(mirror, num_failures)
-    one = Cleanup(mirror, heard, storage)
-    one.start()
+    cleaner = Cleanup(mirror, heard, storage)
+    cleaner.start()
     try:
         yield heard
     finally:
-        await one.stop()
+        await cleaner.stop()
 
 
 def _save(url: str, tmp_path: Path, storage_id: str, writer: Writer | None = None) -> Checkpoint:
@@ -136,7 +136,9 @@ async def test_several_gateways_delete_the_same(url: str, tmp_path: Path, mirror
             _mark(mirror, checkpoint)
         await until(lambda: not mirror.state.marked, "the end of all deletions")
     assert _names(url) == []
-    assert {one for told in (*first.deleted, *second.deleted) for one in told} == {one.id for one in checkpoints}
+    assert {checkpoint_id for told in (*first.deleted, *second.deleted) for checkpoint_id in told} == {
+        checkpoint.id for checkpoint in checkpoints
+    }
 
 
 async def test_gateway_that_was_killed_in_the_middle_is_resumed(tmp_path: Path, mirror: StandInMirror) -> None:
@@ -206,7 +208,10 @@ async def test_storage_that_hangs_keeps_only_what_it_hangs_on(
             assert _cleanup_threads() <= cleanup.MOST_HUNG + cleanup.NUM_THREADS
             late = _save(storage.url, tmp_path, "late")
             _mark(mirror, late)
-            await until(lambda: "late" in {one for told in heard.deleted for one in told}, "another deletion")
+            await until(
+                lambda: "late" in {checkpoint_id for told in heard.deleted for checkpoint_id in told},
+                "another deletion",
+            )
             answers.set()
             await until(lambda: not mirror.state.marked, "the end of all deletions")
             await until(lambda: metrics.HUNG_DELETIONS._value.get() == 0, "the return of what hung")

@@ -195,9 +195,9 @@ async def test_a_call_that_fails_as_a_whole_gives_each_caller_an_error_of_its_ow
     calls.failure = unavailable("state.unwritable", "etcd has no quorum", Effect.UNKNOWN)
     calls.gate.set()
     errors = await within(5, asyncio.gather(*tasks, return_exceptions=True))
-    found = [error for error in errors if isinstance(error, GanglineError)]
-    assert [(error.code, error.effect) for error in found] == [("state.unwritable", Effect.UNKNOWN)] * 3
-    assert len({id(error) for error in found}) == 3
+    refusals = [error for error in errors if isinstance(error, GanglineError)]
+    assert [(error.code, error.effect) for error in refusals] == [("state.unwritable", Effect.UNKNOWN)] * 3
+    assert len({id(error) for error in refusals}) == 3
 
 
 async def test_an_older_leader_gets_them_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +219,8 @@ async def test_an_answer_with_too_few_results_is_no_answer(monkeypatch: pytest.M
     tasks = await _start(calls, submitter, _request(1), _request(2), _request(3))
     calls.gate.set()
     results = await within(5, asyncio.gather(*tasks, return_exceptions=True))
-    found = [result for result in results if isinstance(result, GanglineError)]
-    assert [(error.code, error.effect) for error in found] == [("gateway.bad_answer", Effect.UNKNOWN)] * 2
+    refusals = [result for result in results if isinstance(result, GanglineError)]
+    assert [(error.code, error.effect) for error in refusals] == [("gateway.bad_answer", Effect.UNKNOWN)] * 2
 
 
 async def test_the_end_of_the_gateway_ends_those_that_wait_for_an_answer() -> None:

@@ -39,7 +39,7 @@ def _plan(config: PoolConfig, requests: list[PendingRequest], running: list[Runn
 
 
 def _stopped(decided: Plan) -> list[tuple[str, str]]:
-    return [(one.allocation_id, one.for_trial_id) for one in decided.preemptions]
+    return [(preemption.allocation_id, preemption.for_trial_id) for preemption in decided.preemptions]
 
 
 @POLICIES
@@ -47,7 +47,7 @@ def test_the_most_urgent_gets_the_free_place(policy: str) -> None:
     busy = [_work(10, "a", group="2")]
     requests = [_request(1, 60), _request(2, 10), _request(3, 42)]
     decided = _plan(PoolConfig("default", policy), requests, busy)
-    assert [one.trial_id for one in decided.assignments] == ["2.1"]
+    assert [assignment.trial_id for assignment in decided.assignments] == ["2.1"]
     assert decided.reasons["1.1"].message == "needs an auxiliary place; all are taken in pool 'default'"
 
 

@@ -89,10 +89,10 @@ def test_disabling_an_agent_has_its_work_checkpoint_and_wait_again() -> None:
     assert trial.reason == "agent a2 is disabled"
     assert get(model.state, Request, "1.1").not_before_at == 0
     # The small one fits beside it, the gang waits for the agent.
-    assert [one.trial_id for one in model.cycle().assignments] == ["2.1"]
+    assert [assignment.trial_id for assignment in model.cycle().assignments] == ["2.1"]
     model.change_agent("a2", Availability.ENABLED)
     model.exit("2.1.1", "a1", ExitKind.COMPLETED)
-    assert [one.trial_id for one in model.cycle().assignments] == ["1.1"]
+    assert [assignment.trial_id for assignment in model.cycle().assignments] == ["1.1"]
 
 
 def test_disabling_one_slot_stops_only_what_holds_it() -> None:
@@ -213,10 +213,10 @@ def test_what_does_not_fit_into_one_transaction_is_stopped_in_the_next() -> None
     model = _model(a1=count)
     assert len(_running(model, *[1] * count)) == count
     model.change_agent("a1", Availability.DISABLED)
-    assert sum(one.state is State.STOPPING for one in model.allocations()) == MAX_CLEARED
+    assert sum(allocation.state is State.STOPPING for allocation in model.allocations()) == MAX_CLEARED
     model.change_leader()
     model.continue_change()
-    assert all(one.state is State.STOPPING for one in model.allocations())
+    assert all(allocation.state is State.STOPPING for allocation in model.allocations())
 
 
 def test_an_unknown_agent_is_told_with_those_that_there_are() -> None:

@@ -35,8 +35,8 @@ def test_who_tells_no_time_is_trusted() -> None:
 
 def test_what_never_was_has_no_time() -> None:
     report = ExitReport("a1", ExitKind.COMPLETED, ended_at=1060.0)
-    found = _clock(60.0, 0.0).exit_to_ours(report)
-    assert (found.failed_at, found.ended_at) == (0.0, 1000.0)
+    converted = _clock(60.0, 0.0).exit_to_ours(report)
+    assert (converted.failed_at, converted.ended_at) == (0.0, 1000.0)
 
 
 def test_the_first_failure_is_found_whatever_the_clocks_say() -> None:
@@ -48,9 +48,9 @@ def test_the_first_failure_is_found_whatever_the_clocks_say() -> None:
 
     def first_of(exits: list[ExitReport]) -> str:
         members = (Member("a1", 0), Member("a2", 1))
-        found = first_failure(Allocation("1.1.1", "1.1", 1, 1, 5, "p", members, State.STOPPING, tuple(exits)))
-        assert found is not None
-        return found.message
+        failure = first_failure(Allocation("1.1.1", "1.1", 1, 1, 5, "p", members, State.STOPPING, tuple(exits)))
+        assert failure is not None
+        return failure.message
 
     assert first_of([clock.exit_to_ours(report) for clock, report in reports]) == "first"
     assert first_of([report for _, report in reports]) == "second"

@@ -29,7 +29,7 @@ def _submitted(num_trials: int) -> StateChange:
 
 def _changed(change: StateChange, **fields: object) -> StateChange:
     """The same with another experiment's record."""
-    puts = (replace(one, **fields) if isinstance(one, Experiment) else one for one in change.puts)  # type: ignore[arg-type]
+    puts = (replace(put, **fields) if isinstance(put, Experiment) else put for put in change.puts)  # type: ignore[arg-type]
     return StateChange(tuple(puts), change.deletes)
 
 

@@ -68,7 +68,7 @@ def _shrunk() -> Model:
 
 def _sizes(model: Model) -> dict[str, tuple[int, int]]:
     """Slots and full slots, by live allocation."""
-    return {one.id: (one.num_slots, one.full_slots) for one in model.allocations()}
+    return {allocation.id: (allocation.num_slots, allocation.full_slots) for allocation in model.allocations()}
 
 
 def _trial(model: Model) -> Trial:
@@ -194,7 +194,9 @@ def test_a_request_whose_cap_is_used_up_keeps_nothing_from_growing_once_its_back
     agents = (AgentRoom("a1", "default", 4, 2), AgentRoom("a2", "default", 4, 1))
     urgent = PendingRequest("2.2", "2", "default", 2, priority=1, not_before_at=not_before_at)
     snapshot = Snapshot((PoolConfig("default"),), agents, (urgent,), works, {"2": Group("2", max_slots=2)})
-    assert [one.allocation_id for one in plan(snapshot, 100.0).preemptions] == (["1.1.1"] if grows else [])
+    assert [preemption.allocation_id for preemption in plan(snapshot, 100.0).preemptions] == (
+        ["1.1.1"] if grows else []
+    )
 
 
 def test_a_request_ahead_of_it_takes_the_slots_that_were_kept_while_it_stops() -> None:
@@ -245,7 +247,7 @@ def test_busy_slots_that_are_expected_soon_are_waited_for() -> None:
     _end(model, "1.1.1", ExitKind.PREEMPTED)
     model.change_agent("a2", Availability.ENABLED)
     model.submit("urgent", 2, priority=1)
-    model.place(next(one for one in model.plan().assignments if one.trial_id == "2.1"))
+    model.place(next(assignment for assignment in model.plan().assignments if assignment.trial_id == "2.1"))
     _start(model)
     _wait(model, SHRINK)
     assert list(_sizes(model)) == ["2.1.1"], "it has run for as long as it is expected to run on"

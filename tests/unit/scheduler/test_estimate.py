@@ -33,7 +33,10 @@ def _completed(number: int, seconds: float, attempts: int = 1) -> Trial:
 
 
 def _estimates(*records: Record, **progress: Progress) -> Estimates:
-    return Estimates(Records.of(records), {name.replace("_", ".").strip("t"): one for name, one in progress.items()})
+    return Estimates(
+        Records.of(records),
+        {name.replace("_", ".").strip("t"): trial_progress for name, trial_progress in progress.items()},
+    )
 
 
 def _allocation(trial_id: str, created_at: float = 1000.0) -> Allocation:

@@ -71,11 +71,11 @@ def test_slots_kept_for_growth_are_not_claimed_by_others() -> None:
 @pytest.mark.parametrize(("cause", "counts"), [("held", False), ("backoff", False), ("full", True), (None, True)])
 def test_a_request_is_behind_others_that_might_take_its_slots(cause: Cause | None, counts: bool) -> None:
     answers = [(_request(1), cause), (_request(2, slots=0), "full"), (_request(3), "full")]
-    waiting = {one.request.trial_id: one.is_behind for one in in_turn(answers, is_order_fixed=True)}
+    waiting = {answer.request.trial_id: answer.is_behind for answer in in_turn(answers, is_order_fixed=True)}
     assert waiting["3.1"] is counts
     assert waiting["2.1"] is False, "it takes no slots"
     assert ("1.1" in waiting) is (cause is not None)
-    assert all(one.is_behind for one in in_turn(answers, is_order_fixed=False))
+    assert all(answer.is_behind for answer in in_turn(answers, is_order_fixed=False))
 
 
 def _ledger() -> Ledger:
@@ -89,7 +89,7 @@ def _ledger() -> Ledger:
 def test_requests_that_were_passed_over_are_answered_once() -> None:
     ledger = _ledger()
     waiting = ledger.waiting()
-    assert [(one.request.trial_id, one.cause, one.is_behind) for one in waiting] == [
+    assert [(standing.request.trial_id, standing.cause, standing.is_behind) for standing in waiting] == [
         ("1.1", "full", False),
         ("2.1", "full", True),
         ("3.1", "full", True),

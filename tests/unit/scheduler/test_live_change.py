@@ -161,12 +161,12 @@ def test_moves_that_make_no_sense_are_named() -> None:
     model.submit("lab", resource_pool="lab")
     model.submit("shared", resource_pool="shared")
     model.submit("shared too", resource_pool="shared")
-    found = []
+    refusals = []
     for experiment_id, anchor_id in ((1, 2), (1, 1), (3, 4), (1, 9)):
         with pytest.raises(GanglineError) as caught:
             model.move(experiment_id, anchor_id)
-        found.append(f"{caught.value.code}: {caught.value.message}")
-    assert found == [
+        refusals.append(f"{caught.value.code}: {caught.value.message}")
+    assert refusals == [
         "queue.other_pool: experiment 1 is in pool 'default' and experiment 2 in pool 'lab'; each pool has a queue of "
         "its own, so name one of the same pool",
         "queue.same: experiment 1 cannot be moved relative to itself; name another one",
@@ -209,8 +209,8 @@ def test_a_position_is_found_between_any_two(positions: list[float], index: int,
     after = [*positions[: index - len(apart)], *apart, position, *positions[index:]]
     changed = range(index - len(apart), index + 1)
     assert after == sorted(after)
-    for number, (one, other) in enumerate(pairwise(after)):
-        assert one < other or (number not in changed and number + 1 not in changed)
+    for number, (earlier, other) in enumerate(pairwise(after)):
+        assert earlier < other or (number not in changed and number + 1 not in changed)
 
 
 def test_a_queue_without_any_gap_says_so() -> None:

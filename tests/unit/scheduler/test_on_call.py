@@ -26,7 +26,7 @@ def _model() -> Model:
 
 def _live(model: Model) -> dict[str, bool]:
     """By allocation, whether it is on call."""
-    return {one.id: one.is_on_call for one in model.state.all_of(Allocation)}
+    return {allocation.id: allocation.is_on_call for allocation in model.state.all_of(Allocation)}
 
 
 def test_who_passes_is_marked_stopped_for_the_holder_and_back_at_its_place() -> None:
@@ -36,7 +36,9 @@ def test_who_passes_is_marked_stopped_for_the_holder_and_back_at_its_place() -> 
     assert model.cycle().preemptions == ()
     model.exit("1.1.1", "a1", ExitKind.COMPLETED)
     decided = model.cycle()
-    assert [(one.allocation_id, one.for_trial_id) for one in decided.preemptions] == [("3.1.1", "2.1")]
+    assert [(preemption.allocation_id, preemption.for_trial_id) for preemption in decided.preemptions] == [
+        ("3.1.1", "2.1")
+    ]
     assert decided.assignments == (), "what is free already is kept for the holder"
     model.exit("3.1.1", "a1", ExitKind.PREEMPTED)
     model.cycle()
@@ -72,4 +74,4 @@ def test_what_is_dumped_goes_by_the_mark_under_any_leader() -> None:
     assert before["3.1.1"].queue_position == 1020.0
     model.exit("1.1.1", "a1", ExitKind.COMPLETED)
     model.change_leader()
-    assert [one.allocation_id for one in model.cycle().preemptions] == ["3.1.1"]
+    assert [preemption.allocation_id for preemption in model.cycle().preemptions] == ["3.1.1"]

@@ -30,7 +30,7 @@ def _room(agent_id: str, slots: int, used: int = 0, **fields: object) -> AgentRo
 
 
 def _assigned(decided: Plan) -> dict[str, dict[str, int]]:
-    return {one.trial_id: dict(one.slots_by_agent) for one in decided.assignments}
+    return {assignment.trial_id: dict(assignment.slots_by_agent) for assignment in decided.assignments}
 
 
 def test_a_gang_that_fits_one_agent_goes_to_the_fullest() -> None:
@@ -78,7 +78,7 @@ def test_agents_on_the_blocklist_are_left_out() -> None:
 def test_urgent_first_then_by_submission() -> None:
     requests = [_request(1, 2), _request(2, 2), _request(3, 2, priority=1)]
     decided = _plan([_room("a1", 2), _room("a2", 2)], requests)
-    assert [one.trial_id for one in decided.assignments] == ["3.1", "1.1"]
+    assert [assignment.trial_id for assignment in decided.assignments] == ["3.1", "1.1"]
 
 
 def test_what_fits_behind_a_gang_that_waits_starts() -> None:
@@ -169,13 +169,15 @@ def test_plans_are_sound_and_depend_on_nothing_but_their_input(
     requests = [_request(number + 1, slots) for number, slots in enumerate(sizes)]
     decided = _plan(agents, requests)
     free = {agent.id: agent.free for agent in agents if agent.is_usable}
-    for one in decided.assignments:
-        for agent_id, slots in one.slots_by_agent.items():
+    for assignment in decided.assignments:
+        for agent_id, slots in assignment.slots_by_agent.items():
             free[agent_id] -= slots
-        wanted = next(request.slots for request in requests if request.trial_id == one.trial_id)
-        assert sum(one.slots_by_agent.values()) == wanted
+        wanted = next(request.slots for request in requests if request.trial_id == assignment.trial_id)
+        assert sum(assignment.slots_by_agent.values()) == wanted
     assert all(left >= 0 for left in free.values())
-    assert {one.trial_id for one in decided.assignments} | set(decided.reasons) == {r.trial_id for r in requests}
+    assert {assignment.trial_id for assignment in decided.assignments} | set(decided.reasons) == {
+        r.trial_id for r in requests
+    }
     shuffled = _plan(data.draw(st.permutations(agents)), data.draw(st.permutations(requests)))
     assert _assigned(shuffled) == _assigned(decided)
     assert {key: reason.code for key, reason in shuffled.reasons.items()} == {

@@ -41,16 +41,16 @@ def _plan(
             used[agent_id] += slots
     agents = tuple(AgentRoom(agent_id, "default", slots, used[agent_id]) for agent_id, slots in sizes.items())
     return plan(
-        Snapshot((config,), agents, tuple(requests), tuple(running or ()), {one.id: one for one in groups}), NOW
+        Snapshot((config,), agents, tuple(requests), tuple(running or ()), {group.id: group for group in groups}), NOW
     )
 
 
 def _assigned(decided: Plan) -> dict[str, dict[str, int]]:
-    return {one.trial_id: dict(one.slots_by_agent) for one in decided.assignments}
+    return {assignment.trial_id: dict(assignment.slots_by_agent) for assignment in decided.assignments}
 
 
 def _stopped(decided: Plan) -> list[str]:
-    return [one.allocation_id for one in decided.preemptions]
+    return [preemption.allocation_id for preemption in decided.preemptions]
 
 
 def test_unequal_agents_by_exact_search() -> None:
@@ -62,10 +62,10 @@ def test_unequal_agents_by_exact_search() -> None:
 def test_exact_search_stays_quick_on_many_sizes() -> None:
     counts = dict.fromkeys(range(1, 65), 1)
     began = time.process_time()
-    found = [find_sizes(slots, counts) for slots in range(65, 1065, 100)]
-    assert (time.process_time() - began) / len(found) < 0.05
-    assert [sum(sizes or ()) for sizes in found] == list(range(65, 1065, 100))
-    assert [len(sizes or ()) for sizes in found][:3] == [2, 3, 5]
+    results = [find_sizes(slots, counts) for slots in range(65, 1065, 100)]
+    assert (time.process_time() - began) / len(results) < 0.05
+    assert [sum(sizes or ()) for sizes in results] == list(range(65, 1065, 100))
+    assert [len(sizes or ()) for sizes in results][:3] == [2, 3, 5]
 
 
 def test_a_gang_keeps_to_one_rack_where_it_can() -> None:

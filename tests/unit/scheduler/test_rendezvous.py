@@ -28,15 +28,18 @@ A2 = _agent("a2", LO, DOCKER, _interface("ens3", "10.0.0.2"), _interface("ib0", 
 
 
 def _candidates(*agents: Agent, interface: str | None = None) -> tuple[Candidate, ...]:
-    found = choose_candidates(agents, list(range(4000, 4000 + len(agents))), interface)
-    assert not isinstance(found, NoNetwork)
-    return found
+    candidates = choose_candidates(agents, list(range(4000, 4000 + len(agents))), interface)
+    assert not isinstance(candidates, NoNetwork)
+    return candidates
 
 
 def test_shared_subnets_fastest_first_never_a_bridge() -> None:
-    found = _candidates(A1, A2)
-    assert [candidate.subnet for candidate in found] == ["10.9.0.0/24", "10.0.0.0/24"]
-    assert found[1].endpoints == (Endpoint("a1", "eth0", "10.0.0.1", 4000), Endpoint("a2", "ens3", "10.0.0.2", 4001))
+    candidates = _candidates(A1, A2)
+    assert [candidate.subnet for candidate in candidates] == ["10.9.0.0/24", "10.0.0.0/24"]
+    assert candidates[1].endpoints == (
+        Endpoint("a1", "eth0", "10.0.0.1", 4000),
+        Endpoint("a2", "ens3", "10.0.0.2", 4001),
+    )
 
 
 def test_the_slowest_member_counts() -> None:
@@ -55,9 +58,9 @@ def test_loopback_only_when_all_share_one_host() -> None:
 
 def test_hosts_in_different_subnets_try_their_fastest() -> None:
     far = _agent("a3", LO, _interface("eth0", "192.168.7.3"))
-    found = _candidates(A1, far)
-    assert [candidate.subnet for candidate in found] == [ROUTED]
-    assert [endpoint.address for endpoint in found[0].endpoints] == ["10.9.0.1", "192.168.7.3"]
+    candidates = _candidates(A1, far)
+    assert [candidate.subnet for candidate in candidates] == [ROUTED]
+    assert [endpoint.address for endpoint in candidates[0].endpoints] == ["10.9.0.1", "192.168.7.3"]
 
 
 def test_the_operators_interface_overrides() -> None:
@@ -88,9 +91,9 @@ def test_the_way_to_a_chosen_network() -> None:
     assert (waiting.phase, waiting.missing) == (Phase.WAITING, ("a2",))
     probing = on_hello(waiting, 1, 4001)
     assert probing.phase is Phase.PROBING
-    one = on_probe(probing, 0, GOOD)
-    assert one.phase is Phase.PROBING
-    both = on_probe(one, 1, GOOD)
+    half = on_probe(probing, 0, GOOD)
+    assert half.phase is Phase.PROBING
+    both = on_probe(half, 1, GOOD)
     assert both.chosen is not None
     assert both.chosen.subnet == "10.9.0.0/24"
 

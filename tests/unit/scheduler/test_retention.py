@@ -57,11 +57,11 @@ def test_what_somebody_goes_on_from_stays() -> None:
 
 def test_the_latest_is_the_one_of_most_batches_whatever_the_clocks_said() -> None:
     """Among checkpoints of equally many batches, as of two attempts, the newer one counts."""
-    early_clock = [replace(one, created_at=100.0 - one.batches_completed) for one in _ALL[:4]]
+    early_clock = [replace(checkpoint, created_at=100.0 - checkpoint.batches_completed) for checkpoint in _ALL[:4]]
     only_latest = replace(_RETENTION, trial_best=0)
-    assert "".join(one.id for one in find_superfluous(early_clock, only_latest)) == "abc"
+    assert "".join(checkpoint.id for checkpoint in find_superfluous(early_clock, only_latest)) == "abc"
     again = [replace(_ALL[3], id="older", created_at=1.0), replace(_ALL[3], id="newer", created_at=2.0)]
-    assert [one.id for one in find_superfluous(again, only_latest)] == ["older"]
+    assert [checkpoint.id for checkpoint in find_superfluous(again, only_latest)] == ["older"]
 
 
 def test_metadata_of_other_makers_is_nobody_s_best() -> None:

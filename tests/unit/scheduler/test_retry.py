@@ -125,13 +125,13 @@ def test_a_damaged_checkpoint_uses_no_restart() -> None:
 
 
 def test_what_is_being_deleted_is_no_older_checkpoint() -> None:
-    found = [Checkpoint(f"c{batches}", "1.1", 1, batches, "/s") for batches in (10, 20, 30)]
-    found[1] = replace(found[1], state=CheckpointState.DELETING)
+    checkpoints = [Checkpoint(f"c{batches}", "1.1", 1, batches, "/s") for batches in (10, 20, 30)]
+    checkpoints[1] = replace(checkpoints[1], state=CheckpointState.DELETING)
     allocation = replace(_allocation(_exit(ExitKind.CHECKPOINT_CORRUPT)), checkpoint_id="c30")
-    assert older_checkpoint(Trial("1.1", 1, 1, latest_checkpoint_id="c30"), allocation, found) == found[0]
-    newer = [*found, Checkpoint("c40", "1.1", 1, 40, "/s")]
+    assert older_checkpoint(Trial("1.1", 1, 1, latest_checkpoint_id="c30"), allocation, checkpoints) == checkpoints[0]
+    newer = [*checkpoints, Checkpoint("c40", "1.1", 1, 40, "/s")]
     assert older_checkpoint(Trial("1.1", 1, 1, latest_checkpoint_id="c40"), allocation, newer) == newer[-1]
-    assert older_checkpoint(Trial("1.1", 1, 1, latest_checkpoint_id="c30"), allocation, found[1:]) is None
+    assert older_checkpoint(Trial("1.1", 1, 1, latest_checkpoint_id="c30"), allocation, checkpoints[1:]) is None
 
 
 def _repeated(last: ExitReport | None, now: ExitReport) -> Decision:
@@ -231,9 +231,9 @@ def test_a_gang_in_which_nobody_admits_is_a_matter_of_the_machines() -> None:
 
 
 def test_what_the_scheduler_found_itself_decides() -> None:
-    found = ExitReport("a1", ExitKind.START_FAILED, "not accepted by a1 within 30 s", failed_at=9.0)
-    decision = _decide(_allocation(_exit(ExitKind.KILLED), stop_kind=ExitKind.KILLED, failure=found))
-    assert (decision.outcome, decision.failure) == (None, found)
+    exit_report = ExitReport("a1", ExitKind.START_FAILED, "not accepted by a1 within 30 s", failed_at=9.0)
+    decision = _decide(_allocation(_exit(ExitKind.KILLED), stop_kind=ExitKind.KILLED, failure=exit_report))
+    assert (decision.outcome, decision.failure) == (None, exit_report)
 
 
 def test_preempted_work_waits_again_and_loses_nothing() -> None:

@@ -158,7 +158,7 @@ def _lower(world: SearchWorld, max_slots: int, when_free: bool = False) -> State
 
 def _stopping(world: SearchWorld) -> list[str]:
     live = world.records.all_of(Allocation)
-    return sorted(one.trial_id for one in live if one.state is State.STOPPING)
+    return sorted(allocation.trial_id for allocation in live if allocation.state is State.STOPPING)
 
 
 def test_a_lower_max_slots_has_the_newest_trials_give_back_their_slots() -> None:

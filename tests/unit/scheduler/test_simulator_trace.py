@@ -32,8 +32,8 @@ def _submission(name: str, at: float, slots: int, seconds: float, priority: int 
 
 
 def _strategy(name: str) -> Strategy:
-    (found,) = choose_strategies([name])
-    return found
+    (strategy,) = choose_strategies([name])
+    return strategy
 
 
 def _starts(submissions: list[Submission], sizes: list[int], strategy: str, setting: EngineContext) -> dict[str, float]:
@@ -119,7 +119,7 @@ def test_an_order_to_stop_what_ends_first_changes_nothing() -> None:
 
 def test_what_can_never_fit_is_set_aside() -> None:
     played = play([_submission("a", 0, 1, 9), _submission("big", 0, 3, 9)], [2], _strategy("priority"))
-    assert [one.id for one in played.refused] == ["big"]
+    assert [submission.id for submission in played.refused] == ["big"]
     assert [run.submission.id for run in played.runs] == ["a"]
 
 
@@ -135,7 +135,10 @@ def test_etas_are_asked_when_somebody_first_waits_and_later() -> None:
     submissions = [_submission("a", 0, 2, 5000), _submission("b", 1, 2, 10), _submission("c", 700, 2, 10)]
     played = play(submissions, [2], _strategy("priority"), EngineContext("exact"))
     answers = played.runs[1].answers
-    assert [(one.asked_at, one.age_seconds, one.eta_at) for one in answers] == [(1, 0, 5000), (700, 600, 5000)]
+    assert [(answer.asked_at, answer.age_seconds, answer.eta_at) for answer in answers] == [
+        (1, 0, 5000),
+        (700, 600, 5000),
+    ]
     (first, *_) = figures_of("x", played, has_head=True).eta_errors
     assert (first.age_seconds, first.count, first.median) == (0, 2, 0)
 
@@ -155,13 +158,13 @@ def _pending(name: str, slots: int, priority: int = 42, at: float = 0) -> Pendin
 def test_submission_order_stops_at_the_first_that_does_not_fit() -> None:
     snapshot = _snapshot([_pending("late", 1, priority=1, at=3), _pending("b", 8, at=2), _pending("a", 1, at=1)])
     decided = plan_in_submission_order(snapshot, 0)
-    assert [one.trial_id for one in decided.assignments] == ["a"]
+    assert [assignment.trial_id for assignment in decided.assignments] == ["a"]
 
 
 def test_documented_priority_schedules_no_lower_priority_while_a_higher_one_waits() -> None:
     requests = [_pending("a", 3, 10), _pending("b", 2, 10, at=1), _pending("c", 1, 10, at=2), _pending("d", 1, 42)]
     decided = plan_by_documented_priority(_snapshot(requests), 0)
-    assert [one.trial_id for one in decided.assignments] == ["a", "c"]
+    assert [assignment.trial_id for assignment in decided.assignments] == ["a", "c"]
 
 
 def test_documented_priority_preempts_the_lowest_as_far_as_it_helps() -> None:
@@ -170,7 +173,7 @@ def test_documented_priority_preempts_the_lowest_as_far_as_it_helps() -> None:
         for name, priority, start in (("old", 60, 1), ("new", 60, 2), ("mid", 50, 3), ("same", 10, 4))
     )
     decided = plan_by_documented_priority(_snapshot([_pending("x", 2, 10)], works, is_preemption_on=True), 9)
-    assert {one.allocation_id for one in decided.preemptions} == {"new", "old"}
+    assert {preemption.allocation_id for preemption in decided.preemptions} == {"new", "old"}
     assert not plan_by_documented_priority(_snapshot([_pending("x", 4, 10)], works, True), 9).preemptions
     stopping = tuple(replace(work, is_stopping=work.priority == 60) for work in works)
     assert not plan_by_documented_priority(_snapshot([_pending("x", 2, 10)], stopping, True), 9).preemptions
@@ -198,8 +201,8 @@ def test_a_broken_promise_is_seen() -> None:
         requests,
         140.0,
     )
-    (found,) = watch.heads
-    assert (found.promised_at, found.started_at, found.moved_seconds, found.late_seconds) == (100, 140, 40, 40)
+    (watched,) = watch.heads
+    assert (watched.promised_at, watched.started_at, watched.moved_seconds, watched.late_seconds) == (100, 140, 40, 40)
 
 
 def test_figures_are_counted_by_size() -> None:

@@ -36,11 +36,11 @@ def _plan(config: PoolConfig, sizes: dict[str, int], requests: list[PendingReque
 
 
 def _started(decided: Plan) -> dict[str, dict[str, int]]:
-    return {one.trial_id: dict(one.slots_by_agent) for one in decided.assignments}
+    return {assignment.trial_id: dict(assignment.slots_by_agent) for assignment in decided.assignments}
 
 
 def _stopped(decided: Plan) -> list[str]:
-    return [one.allocation_id for one in decided.preemptions]
+    return [preemption.allocation_id for preemption in decided.preemptions]
 
 
 def test_ends_that_are_guessed_alike_may_come_one_by_one() -> None:
@@ -83,24 +83,24 @@ def test_an_agent_that_no_gang_can_have_is_free_for_all() -> None:
 
 def test_known_ends_keep_the_agents_of_the_reservation_alone() -> None:
     ends = [_work(10, "a", 3, estimated_end_at=NOW + 100), _work(11, "b", 3, estimated_end_at=NOW + 900)]
-    known = [replace(work, is_bounded=True) for work in ends]
+    bounded = [replace(work, is_bounded=True) for work in ends]
     requests = [_request(1, 4), _request(2, 1)]
-    assert _started(_plan(POOL, {"a": 4, "b": 4}, requests, known)) == {"2.1": {"b": 1}}
+    assert _started(_plan(POOL, {"a": 4, "b": 4}, requests, bounded)) == {"2.1": {"b": 1}}
     # One guess beside it: the head may start on b earlier than is known of a.
-    assert _started(_plan(POOL, {"a": 4, "b": 4}, requests, [known[0], ends[1]])) == {}
+    assert _started(_plan(POOL, {"a": 4, "b": 4}, requests, [bounded[0], ends[1]])) == {}
     # A bound that has passed is none.
-    late = [replace(work, estimated_end_at=NOW - 1) for work in known]
+    late = [replace(work, estimated_end_at=NOW - 1) for work in bounded]
     assert _started(_plan(POOL, {"a": 4, "b": 4}, requests, late)) == {}
 
 
 def test_guesses_may_end_between_known_ends() -> None:
     """2 of 9 slots are free and 5 are wanted. One guess alone gives the head 5 after both of the known ends."""
-    known = [_work(9 + n, "a", 1, estimated_end_at=NOW + 100 * n, is_bounded=True) for n in (1, 2)]
+    bounded = [_work(9 + n, "a", 1, estimated_end_at=NOW + 100 * n, is_bounded=True) for n in (1, 2)]
     guesses = [_work(20, "a", 1), _work(21, "a", 4)]
     requests = [_request(1, 5), _request(2, 1)]
-    assert _started(_plan(POOL, {"a": 9}, requests, [*known, *guesses])) == {}
+    assert _started(_plan(POOL, {"a": 9}, requests, [*bounded, *guesses])) == {}
     # Without the second of them the head gets 6 or more at any time.
-    last = [*known[:1], _work(11, "a", 1, is_preemptible=False, draining_by_agent={"a": 1}), *guesses]
+    last = [*bounded[:1], _work(11, "a", 1, is_preemptible=False, draining_by_agent={"a": 1}), *guesses]
     assert _started(_plan(POOL, {"a": 9}, requests, last)) == {"2.1": {"a": 1}}
 
 
@@ -113,8 +113,8 @@ def test_work_that_is_certainly_over_may_use_what_is_kept() -> None:
     guess = [replace(running[0], is_bounded=False)]
     assert _started(_plan(POOL, {"a": 4}, [_request(1, 4), short], guess)) == {}
     # Nor where another agent is known to be free by then: the guess may end earlier.
-    known = _work(11, "b", 4, estimated_end_at=NOW + 100, is_bounded=True)
-    assert _started(_plan(POOL, {"a": 4, "b": 4}, [_request(1, 4), short], [*guess, known])) == {}
+    bounded = _work(11, "b", 4, estimated_end_at=NOW + 100, is_bounded=True)
+    assert _started(_plan(POOL, {"a": 4, "b": 4}, [_request(1, 4), short], [*guess, bounded])) == {}
 
 
 def test_a_request_on_call_takes_the_place_of_less_urgent_work() -> None:
@@ -138,7 +138,9 @@ def test_the_head_goes_before_requests_on_call() -> None:
     head, next_ = _request(1, 4, priority=10), _request(2, 2, priority=42)
     running = [_work(11, "a", 2, priority=80)]
     decided = _plan(ON_CALL, {"a": 4}, [head, next_], running)
-    assert [(one.allocation_id, one.for_trial_id) for one in decided.preemptions] == [("11.1.1", "1.1")]
+    assert [(preemption.allocation_id, preemption.for_trial_id) for preemption in decided.preemptions] == [
+        ("11.1.1", "1.1")
+    ]
 
 
 @pytest.mark.parametrize(

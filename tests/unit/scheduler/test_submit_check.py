@@ -46,8 +46,8 @@ def test_a_submit_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def count(config_json: str, **options: object) -> ExperimentConfig:
         parsed.append(config_json)
-        found: ExperimentConfig = parse(ExperimentConfig, config_json, **options)
-        return found
+        config: ExperimentConfig = parse(ExperimentConfig, config_json, **options)
+        return config
 
     monkeypatch.setattr(ExperimentConfig, "model_validate_json", count)
     submission, _ = _admit(name="parsed once", hyperparameters={"lr": 0.1})
@@ -77,9 +77,9 @@ def test_preview_draws_and_counts() -> None:
         "hyperparameters": {"lr": {"type": "log", "minval": -4, "maxval": -1}, "layers": 3},
         "reproducibility": {"experiment_seed": 3},
     }
-    found = preview(json.dumps(document), 3, random.Random(1))
-    assert (found.searcher, found.seed, found.num_trials, found.max_concurrent_trials) == ("random", 3, 5, 2)
-    points = [json.loads(text) for text in found.hyperparameters_json]
+    shown = preview(json.dumps(document), 3, random.Random(1))
+    assert (shown.searcher, shown.seed, shown.num_trials, shown.max_concurrent_trials) == ("random", 3, 5, 2)
+    points = [json.loads(text) for text in shown.hyperparameters_json]
     assert [point["layers"] for point in points] == [3, 3, 3]
     assert len({point["lr"] for point in points}) == 3
     assert all(1e-4 <= point["lr"] <= 1e-1 for point in points)

@@ -24,8 +24,8 @@ RUNNING = SchedulerState.of([TRIAL, ALLOCATION])
 
 
 def progress(sequence: int, *, takes_traces: bool = True) -> runner_pb2.TrialReport:
-    found = runner_pb2.ProgressReport(batches_completed=sequence, takes_traces=takes_traces)
-    return runner_pb2.TrialReport(sequence=sequence, progress=found)
+    progress_report = runner_pb2.ProgressReport(batches_completed=sequence, takes_traces=takes_traces)
+    return runner_pb2.TrialReport(sequence=sequence, progress=progress_report)
 
 
 def checkpoint(sequence: int) -> runner_pb2.TrialReport:
@@ -46,8 +46,8 @@ class _Desk:
         return self.orders.place(records, "7.1", batches, request_id)
 
     def report(self, report: runner_pb2.TrialReport, node_rank: int = 0) -> int | None:
-        found = self.orders.on_report(RUNNING, "7.1.2", node_rank, report)
-        return found.batches if found is not None else None
+        order = self.orders.on_report(RUNNING, "7.1.2", node_rank, report)
+        return order.batches if order is not None else None
 
 
 def test_an_order_goes_with_the_answer_to_the_next_report_and_once() -> None:

@@ -174,10 +174,10 @@ def test_a_later_failure_does_not_replace_the_first_that_was_found() -> None:
 
 def test_a_failure_that_is_found_in_a_stopping_attempt_is_kept() -> None:
     world = _placed()
-    found = ExitReport("a1", ExitKind.START_FAILED, "found", failed_at=13.0)
+    exit_report = ExitReport("a1", ExitKind.START_FAILED, "found", failed_at=13.0)
     world.apply(stop(world.records, "1.1.1", StopOrder(ExitKind.PREEMPTED, "room", 200.0), 12.0))
-    world.apply(stop(world.records, "1.1.1", StopOrder(ExitKind.KILLED, "found", 30.0, found), 13.0))
-    assert world.allocation.failure == found
+    world.apply(stop(world.records, "1.1.1", StopOrder(ExitKind.KILLED, "found", 30.0, exit_report), 13.0))
+    assert world.allocation.failure == exit_report
 
 
 def test_an_unaccepted_start_blames_who_did_not_accept() -> None:
@@ -284,7 +284,7 @@ def test_a_pool_that_only_agents_name_places_too() -> None:
     lab = Agent("b1", pool="lab", slots=(Slot("b1/0"),))
     world.apply(StateChange(puts=(lab, Trial("2.1", 1, 2), Request("2.1", 1, "lab", 1))))
     snapshot = take_snapshot(world.records, (PoolConfig("default"),), {}, {}, now=50.0)
-    assert [one.trial_id for one in plan(snapshot, 0.0).assignments] == ["1.1", "2.1"]
+    assert [assignment.trial_id for assignment in plan(snapshot, 0.0).assignments] == ["1.1", "2.1"]
     assert ReasonCode.NO_MATCHING_POOL not in {reason.code for reason in plan(snapshot, 0.0).reasons.values()}
 
 

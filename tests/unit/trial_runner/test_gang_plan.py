@@ -43,23 +43,23 @@ def test_ranks_are_numbered_through_the_members() -> None:
 
 
 def test_torch_finds_its_variables() -> None:
-    found = environment(1, 5)
-    assert {name: found[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
+    variables = environment(1, 5)
+    assert {name: variables[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
         "RANK": "5",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "7",
         "LOCAL_WORLD_SIZE": "2",
     }
-    assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == ("1", "3")
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.1", "4000")
-    assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == "eth1"
-    assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-    assert (found["OMP_NUM_THREADS"], found["CUDA_VISIBLE_DEVICES"]) == ("3", "")
+    assert (variables["GROUP_RANK"], variables["GROUP_WORLD_SIZE"]) == ("1", "3")
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.1", "4000")
+    assert variables["GLOO_SOCKET_IFNAME"] == variables["NCCL_SOCKET_IFNAME"] == "eth1"
+    assert variables["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    assert (variables["OMP_NUM_THREADS"], variables["CUDA_VISIBLE_DEVICES"]) == ("3", "")
 
 
 def test_a_rank_that_is_alone_hosts_its_own_store() -> None:
     spec = make_spec([("a1", 1)], 0, "model:Trial")
-    found = rank_environment(
+    variables = rank_environment(
         spec,
         find_place(spec),
         Network(("127.0.0.1",), 0),
@@ -71,8 +71,8 @@ def test_a_rank_that_is_alone_hosts_its_own_store() -> None:
         socket_path="/tmp/s/rank.sock",
         num_threads=1,
     )
-    assert (found["WORLD_SIZE"], found["MASTER_ADDR"], found["MASTER_PORT"]) == ("1", "127.0.0.1", "0")
-    assert "TORCHELASTIC_USE_AGENT_STORE" not in found
+    assert (variables["WORLD_SIZE"], variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("1", "127.0.0.1", "0")
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in variables
 
 
 def test_only_other_programs_need_nothing_warm() -> None:
@@ -86,16 +86,21 @@ def test_only_other_programs_need_nothing_warm() -> None:
 
 def test_no_credentials_and_nothing_of_the_runners_own_reaches_a_rank() -> None:
     base = {"GANGLINE_CLUSTER_TOKEN_FILE": "/secret", "RANK": "9", "MASTER_PORT": "1", "PATH": "/bin", "RANKS": "mine"}
-    found = environment(0, 0, base)
-    assert "GANGLINE_CLUSTER_TOKEN_FILE" not in found
-    assert (found["PATH"], found["RANK"], found["MASTER_PORT"], found["RANKS"]) == ("/bin", "0", "4000", "mine")
-    assert "test-token" not in repr(found)
+    variables = environment(0, 0, base)
+    assert "GANGLINE_CLUSTER_TOKEN_FILE" not in variables
+    assert (variables["PATH"], variables["RANK"], variables["MASTER_PORT"], variables["RANKS"]) == (
+        "/bin",
+        "0",
+        "4000",
+        "mine",
+    )
+    assert "test-token" not in repr(variables)
 
 
 def test_the_experiments_variables_win_over_the_machines_but_not_over_torchs() -> None:
-    variables = {"environment_variables": {"cpu": ["PATH=/mine", "RANK=7", "A=b=c"], "cuda": ["A=gpu"]}}
-    found = environment(0, 0, {"PATH": "/bin"}, variables)
-    assert (found["PATH"], found["RANK"], found["A"]) == ("/mine", "0", "b=c")
+    configured = {"environment_variables": {"cpu": ["PATH=/mine", "RANK=7", "A=b=c"], "cuda": ["A=gpu"]}}
+    variables = environment(0, 0, {"PATH": "/bin"}, configured)
+    assert (variables["PATH"], variables["RANK"], variables["A"]) == ("/mine", "0", "b=c")
 
 
 def test_a_scripts_python_is_the_ranks_own() -> None:
@@ -108,7 +113,7 @@ def test_a_rank_sees_all_devices_of_its_member() -> None:
     del spec.slots[:]
     spec.slots.append(types_pb2.Slot(id="a1/GPU-1", kind=types_pb2.SLOT_KIND_GPU, uuid="GPU-1"))
     spec.slots.append(types_pb2.Slot(id="a1/gpu-3", kind=types_pb2.SLOT_KIND_GPU))
-    found = rank_environment(
+    variables = rank_environment(
         spec,
         find_place(spec),
         NETWORK,
@@ -120,7 +125,7 @@ def test_a_rank_sees_all_devices_of_its_member() -> None:
         beat_path="/b",
         num_threads=1,
     )
-    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-1,3"
+    assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-1,3"
 
 
 def test_the_cluster_info_says_where_and_what() -> None:
@@ -134,11 +139,11 @@ def test_the_cluster_info_says_where_and_what() -> None:
 
 def test_a_rank_has_its_slots_part_of_the_cores() -> None:
     """A trial on one of eight slots leaves the cores of the other seven to the work that runs there."""
-    one = make_spec([("a1", 1)], 0, "model:Trial")
-    assert threads_per_rank(one, find_place(one), 64) == 64, "nothing is known of other slots"
-    one.num_agent_slots = 8
-    assert threads_per_rank(one, find_place(one), 64) == 8
-    assert threads_per_rank(one, find_place(one), 4) == 1
+    spec = make_spec([("a1", 1)], 0, "model:Trial")
+    assert threads_per_rank(spec, find_place(spec), 64) == 64, "nothing is known of other slots"
+    spec.num_agent_slots = 8
+    assert threads_per_rank(spec, find_place(spec), 64) == 8
+    assert threads_per_rank(spec, find_place(spec), 4) == 1
     four = make_spec(MEMBERS, 0, "model:Trial")
     four.num_agent_slots = 8
     assert threads_per_rank(four, find_place(four), 64) == 8
@@ -160,7 +165,7 @@ def test_ranks_are_told_why_they_go_on_from_an_older_checkpoint() -> None:
     )
 
     def warnings() -> list[str]:
-        found = rank_environment(
+        variables = rank_environment(
             spec,
             find_place(spec),
             NETWORK,
@@ -172,7 +177,7 @@ def test_ranks_are_told_why_they_go_on_from_an_older_checkpoint() -> None:
             socket_path="",
             num_threads=1,
         )
-        return ClusterInfo.parse(found[ENVIRONMENT_KEY]).warnings
+        return ClusterInfo.parse(variables[ENVIRONMENT_KEY]).warnings
 
     assert warnings() == []
     spec.latest_checkpoint.MergeFrom(types_pb2.Checkpoint(id="c1", batches_completed=10, created_at=40.0))

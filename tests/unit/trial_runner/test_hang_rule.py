@@ -54,9 +54,9 @@ STARTED = play([{0: at(0, 0, STARTING), 1: at(0, 0, STARTING)}, {0: at(1), 1: at
 
 def test_a_gang_that_stands_still_hangs_after_the_limit() -> None:
     stands = {0: at(5, 2), 1: at(5, 1)}
-    found = first_hang([stands] * 70, STARTED)
-    assert found is not None
-    looks, hang = found
+    first = first_hang([stands] * 70, STARTED)
+    assert first is not None
+    looks, hang = first
     # The first of them was a move, the next 60 are within the limit.
     assert looks == 62
     assert (hang.rank, hang.batches, hang.newest_batches) == (1, 5, None)
@@ -64,10 +64,10 @@ def test_a_gang_that_stands_still_hangs_after_the_limit() -> None:
 
 
 def test_the_rank_that_is_behind_is_named_with_how_far_the_others_came() -> None:
-    found = first_hang([{0: at(9), 1: at(9), 2: at(7), 3: at(8)}] * 70, STARTED)
-    assert found is not None
-    assert (found[1].rank, found[1].batches, found[1].newest_batches) == (2, 7, 9)
-    assert found[1].message.endswith("after batch 7 for 61 s (limit 60 s), while others reached batch 9")
+    first = first_hang([{0: at(9), 1: at(9), 2: at(7), 3: at(8)}] * 70, STARTED)
+    assert first is not None
+    assert (first[1].rank, first[1].batches, first[1].newest_batches) == (2, 7, 9)
+    assert first[1].message.endswith("after batch 7 for 61 s (limit 60 s), while others reached batch 9")
 
 
 def test_what_is_said_of_equals_and_of_one_alone() -> None:
@@ -80,10 +80,10 @@ def test_what_is_said_of_equals_and_of_one_alone() -> None:
 
 
 def test_ranks_that_do_not_count_batches_are_compared_by_what_they_did() -> None:
-    found = first_hang([{0: at(5), 1: at(UNKNOWN, 9), 2: at(UNKNOWN, 8), 3: at(UNKNOWN, 9)}] * 70, STARTED)
-    assert found is not None
-    assert found[1].rank == 2
-    assert found[1].message == "hung: it has stood still for 61 s (limit 60 s), while others came further"
+    first = first_hang([{0: at(5), 1: at(UNKNOWN, 9), 2: at(UNKNOWN, 8), 3: at(UNKNOWN, 9)}] * 70, STARTED)
+    assert first is not None
+    assert first[1].rank == 2
+    assert first[1].message == "hung: it has stood still for 61 s (limit 60 s), while others came further"
 
 
 def test_no_rank_hangs_while_one_moves_on() -> None:
@@ -105,27 +105,27 @@ def test_no_rank_hangs_outside_of_training() -> None:
 )
 def test_a_start_has_a_limit_of_its_own_and_names_the_rank_that_is_behind(late: Reading, place: str) -> None:
     ahead = replace(at(0, 2, STARTING), where=Where.FORWARD)
-    found = first_hang([{0: ahead, 1: late, 2: ahead}] * 5000)
-    assert found is not None
+    first = first_hang([{0: ahead, 1: late, 2: ahead}] * 5000)
+    assert first is not None
     # The first look is a move.
-    assert found[0] == 1802
-    assert found[1].rank == 1
-    assert found[1].message == f"hung: it has stood still{place} for 1801 s (limit 1800 s), while others came further"
+    assert first[0] == 1802
+    assert first[1].rank == 1
+    assert first[1].message == f"hung: it has stood still{place} for 1801 s (limit 1800 s), while others came further"
 
 
 def test_a_rank_that_has_begun_is_further_than_one_that_builds_its_trial() -> None:
     building = replace(at(0, 7, STARTING), where=Where.BUILD)
-    found = first_hang([{0: replace(at(0, 0, STARTING), where=Where.BETWEEN), 1: building}] * 5000)
-    assert found is not None
-    assert found[1].rank == 1
+    first = first_hang([{0: replace(at(0, 0, STARTING), where=Where.BETWEEN), 1: building}] * 5000)
+    assert first is not None
+    assert first[1].rank == 1
 
 
 def test_a_rest_is_bounded_too() -> None:
     rests = replace(at(5, 0, RESTING), where=Where.CALLBACK)
-    found = first_hang([{0: at(5, 1), 1: rests}] * 5000, STARTED)
-    assert found is not None
-    assert (found[0], found[1].rank) == (3602, 1)
-    assert found[1].message.startswith("hung: it has stood still after batch 5 in a callback for 3601 s")
+    first = first_hang([{0: at(5, 1), 1: rests}] * 5000, STARTED)
+    assert first is not None
+    assert (first[0], first[1].rank) == (3602, 1)
+    assert first[1].message.startswith("hung: it has stood still after batch 5 in a callback for 3601 s")
 
 
 def test_a_slow_compilation_raises_the_limits_of_starts_and_rests_too() -> None:
@@ -149,44 +149,44 @@ def entered(world: int, others: int = 0, background: int = 0, **more: Any) -> Re
     ],
 )
 def test_the_rank_that_has_not_entered_the_collective_is_named(seen: list[Reading]) -> None:
-    found = first_hang([dict(enumerate(seen))] * 70, STARTED)
-    assert found is not None
-    assert found[1].rank == 2
+    first = first_hang([dict(enumerate(seen))] * 70, STARTED)
+    assert first is not None
+    assert first[1].rank == 2
     place = "after batch 5 in the forward pass for 61 s (limit 60 s)"
     lag = "while others wait in a collective that it has not entered"
-    assert found[1].message == f"hung: it has stood still {place}, {lag}"
+    assert first[1].message == f"hung: it has stood still {place}, {lag}"
 
 
 def test_what_ranks_did_counts_before_what_they_entered() -> None:
     behind = replace(entered(9), part=1)
-    found = first_hang([{0: entered(8), 1: behind}] * 70, STARTED)
-    assert found is not None
-    assert found[1].rank == 1
+    first = first_hang([{0: entered(8), 1: behind}] * 70, STARTED)
+    assert first is not None
+    assert first[1].rank == 1
 
 
 def test_of_ranks_that_are_behind_the_one_is_named_that_entered_fewer_collectives() -> None:
     """Groups of some ranks each: one group waits for the rank, the other one has gone on."""
     further = replace(entered(9, 9), part=3)
-    found = first_hang([{0: entered(9, 4), 1: entered(9, 3), 2: further, 3: further}] * 70, STARTED)
-    assert found is not None
-    assert found[1].rank == 1
-    assert found[1].message.endswith("while others wait in a collective that it has not entered")
+    first = first_hang([{0: entered(9, 4), 1: entered(9, 3), 2: further, 3: further}] * 70, STARTED)
+    assert first is not None
+    assert first[1].rank == 1
+    assert first[1].message.endswith("while others wait in a collective that it has not entered")
 
 
 def test_ranks_of_a_script_are_told_apart_by_what_they_entered() -> None:
     script = [replace(entered(world), batches=batches) for world, batches in ((9, 3), (9, UNKNOWN), (8, UNKNOWN))]
-    found = first_hang([dict(enumerate(script))] * 70, STARTED)
-    assert found is not None
-    assert found[1].rank == 2
+    first = first_hang([dict(enumerate(script))] * 70, STARTED)
+    assert first is not None
+    assert first[1].rank == 2
 
 
 @pytest.mark.parametrize("phase", [WATCHED, RESTING])
 def test_a_stopped_process_is_named_first_and_does_not_rest(phase: Phase) -> None:
     stopped = replace(entered(9, is_stopped=True), phase=phase)
-    found = first_hang([{0: entered(8), 1: stopped, 2: entered(9)}] * 70, STARTED)
-    assert found is not None
-    assert (found[0], found[1].rank) == (62, 1)
-    assert "; its process is stopped (SIGSTOP or a debugger), while others wait" in found[1].message
+    first = first_hang([{0: entered(8), 1: stopped, 2: entered(9)}] * 70, STARTED)
+    assert first is not None
+    assert (first[0], first[1].rank) == (62, 1)
+    assert "; its process is stopped (SIGSTOP or a debugger), while others wait" in first[1].message
 
 
 def test_counts_of_collectives_and_signs_of_life_are_progress() -> None:
@@ -200,9 +200,9 @@ def test_no_rank_hangs_soon_while_one_may_take_long() -> None:
 
 def test_the_end_of_a_rest_starts_the_clock_anew() -> None:
     rested = play([{0: at(5), 1: at(5, 0, RESTING)}] * 500, STARTED)
-    found = first_hang([{0: at(5), 1: at(5, 1)}] * 70, rested)
-    assert found is not None
-    assert found[0] == 62
+    first = first_hang([{0: at(5), 1: at(5, 1)}] * 70, rested)
+    assert first is not None
+    assert first[0] == 62
 
 
 def test_a_rank_outside_of_training_holds_nobody_back() -> None:
@@ -269,13 +269,13 @@ def test_a_runner_that_was_held_up_blames_nobody() -> None:
 
 
 def test_a_rank_that_ended_is_left_out() -> None:
-    found = first_hang([{0: at(5), 1: at(3)}] * 20 + [{0: at(5)}] * 70, STARTED)
-    assert found is not None
-    assert (found[0], found[1].rank) == (82, 0)
+    first = first_hang([{0: at(5), 1: at(3)}] * 20 + [{0: at(5)}] * 70, STARTED)
+    assert first is not None
+    assert (first[0], first[1].rank) == (82, 0)
 
 
 def test_a_rank_that_rests_further_on_waits_for_the_one_that_hangs() -> None:
-    found = first_hang([{0: at(6, 0, RESTING), 1: at(5, 3)}] * 70, STARTED)
-    assert found is not None
-    assert (found[1].rank, found[1].batches) == (1, 5)
+    first = first_hang([{0: at(6, 0, RESTING), 1: at(5, 3)}] * 70, STARTED)
+    assert first is not None
+    assert (first[1].rank, first[1].batches) == (1, 5)
     assert first_hang([{0: at(5, 0, RESTING), 1: at(6)}] * 3600, STARTED) is None

@@ -11,11 +11,11 @@ from services.trial_runner.ranks.log_pump import LAST_LINES, MAX_LAST_LINE_LENGT
 
 async def pump(*writes: bytes, stream: str = "stderr") -> tuple[list[str], tuple[str, ...]]:
     """All lines that reached the sink, and the last ones of the rank."""
-    found: list[str] = []
+    received: list[str] = []
 
     def sink(rank: int, name: str, lines: Sequence[str]) -> None:
         assert (rank, name) == (3, stream)
-        found.extend(lines)
+        received.extend(lines)
 
     pumped = LogPump(sink)
     fd = await pumped.open_pipe(3, stream)
@@ -23,7 +23,7 @@ async def pump(*writes: bytes, stream: str = "stderr") -> tuple[list[str], tuple
         await asyncio.to_thread(os.write, fd, content)
     os.close(fd)
     await pumped.drain(5)
-    return found, pumped.last_lines(3)
+    return received, pumped.last_lines(3)
 
 
 async def test_lines_and_a_rest_without_an_end() -> None:

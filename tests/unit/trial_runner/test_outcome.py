@@ -24,7 +24,7 @@ EXITED = "the code called sys.exit(1)"
 STORE = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
 
 
-def around(**changes: Any) -> OutcomeContext:
+def context(**changes: Any) -> OutcomeContext:
     return OutcomeContext(**{"agent_id": "a1", "num_nodes": 2, "now": 100.0, **changes})
 
 
@@ -34,20 +34,20 @@ def raised(rank: int, message: str, at: float, **changes: Any) -> RankEnd:
 
 
 def test_all_finished_is_completed() -> None:
-    report = judge([RankEnd(0, exit_code=0), RankEnd(1, exit_code=0)], around())
+    report = judge([RankEnd(0, exit_code=0), RankEnd(1, exit_code=0)], context())
     assert (report.kind, report.message, report.ended_at) == (ExitKind.COMPLETED, "", 100.0)
 
 
 @pytest.mark.parametrize("ended", [{"signal": 9, "was_killed": True}, {"signal": 11}, {"exit_code": 1}])
 def test_what_happens_after_finishing_changes_nothing(ended: dict[str, Any]) -> None:
     ends = [RankEnd(0, is_finished=True, **ended), RankEnd(1, exit_code=0)]
-    assert judge(ends, around()).kind is ExitKind.COMPLETED
+    assert judge(ends, context()).kind is ExitKind.COMPLETED
 
 
 @pytest.mark.parametrize("consequence", [GLOO, NCCL, STORE])
 def test_the_real_error_wins_over_an_earlier_consequence(consequence: str) -> None:
     ends = [raised(0, consequence, 10.0), raised(1, "ValueError: bad batch", 10.2, last_lines=("x", "y"))]
-    report = judge(ends, around())
+    report = judge(ends, context())
     assert (report.kind, report.rank, report.failed_at) == (ExitKind.USER_ERROR, 1, 10.2)
     assert report.message == "ValueError: bad batch"
     assert report.last_lines == ("x", "y")
@@ -56,7 +56,7 @@ def test_the_real_error_wins_over_an_earlier_consequence(consequence: str) -> No
 
 def test_the_first_of_two_real_errors_wins() -> None:
     ends = [raised(0, "KeyError: 'b'", 11.0), raised(1, "KeyError: 'a'", 10.0)]
-    assert judge(ends, around()).message == "KeyError: 'a'"
+    assert judge(ends, context()).message == "KeyError: 'a'"
 
 
 @pytest.mark.parametrize(
@@ -74,20 +74,20 @@ def test_the_first_of_two_real_errors_wins() -> None:
     ],
 )
 def test_errors_are_classified_by_their_exception(message: str, kind: ExitKind) -> None:
-    assert judge([raised(0, message, 1.0)], around()).kind is kind
+    assert judge([raised(0, message, 1.0)], context()).kind is kind
     silent = RankEnd(0, exit_code=1, ended_at=1.0, last_lines=("Traceback:", message))
-    assert judge([silent], around()).kind is kind
+    assert judge([silent], context()).kind is kind
 
 
 def test_the_kind_that_a_rank_names_is_kept() -> None:
     end = raised(0, "GanglineError: no such strategy", 1.0, kind=ExitKind.CONFIGURATION_ERROR)
-    assert judge([end], around()).kind is ExitKind.CONFIGURATION_ERROR
+    assert judge([end], context()).kind is ExitKind.CONFIGURATION_ERROR
 
 
 def test_what_a_child_of_the_rank_printed_says_more_than_an_exit_code() -> None:
     own = ("Traceback (most recent call last):", '  File "launch.py", line 3, in <module>', "SystemExit: 1")
     lines = ("Traceback (most recent call last):", "  in worker", "MemoryError: too big", *own)
-    report = judge([raised(0, EXITED, 1.0, last_lines=lines)], around())
+    report = judge([raised(0, EXITED, 1.0, last_lines=lines)], context())
     assert (report.kind, report.message) == (ExitKind.OUT_OF_MEMORY, "MemoryError: too big")
 
 
@@ -102,7 +102,7 @@ def test_what_a_child_of_the_rank_printed_says_more_than_an_exit_code() -> None:
     ],
 )
 def test_what_was_dealt_with_before_an_exit_is_not_its_reason(lines: tuple[str, ...]) -> None:
-    report = judge([raised(0, EXITED, 1.0, last_lines=lines)], around())
+    report = judge([raised(0, EXITED, 1.0, last_lines=lines)], context())
     assert (report.kind, report.message) == (ExitKind.USER_ERROR, EXITED)
 
 
@@ -112,11 +112,11 @@ def test_what_a_worker_told_is_the_reason_of_an_exit_code_and_of_nothing_else() 
         raised(0, EXITED, 1.0, worker_failure=told, last_lines=("ValueError: x",)),
         RankEnd(0, exit_code=1, ended_at=1.0, worker_failure=told),
     ):
-        report = judge([end], around())
+        report = judge([end], context())
         assert (report.kind, report.message, report.failed_at) == (ExitKind.CONFIGURATION_ERROR, "use less", 1.0)
     own = raised(0, "ValueError: mine", 1.0, kind=ExitKind.USER_ERROR, worker_failure=told)
-    assert judge([own], around()).message == "ValueError: mine"
-    assert judge([RankEnd(0, exit_code=0, worker_failure=told)], around()).kind is ExitKind.COMPLETED
+    assert judge([own], context()).message == "ValueError: mine"
+    assert judge([RankEnd(0, exit_code=0, worker_failure=told)], context()).kind is ExitKind.COMPLETED
 
 
 @pytest.mark.parametrize("code", [137, 247])
@@ -124,12 +124,12 @@ def test_an_exit_code_may_pass_on_that_a_child_was_killed(code: int) -> None:
     told = "a process that it had started was ended by signal 9 (SIGKILL)"
     failure = FailureRecord(ExitKind.SIGNAL, told, 0, failed_at=1.0)
     for end in (RankEnd(0, exit_code=code, ended_at=1.0), RankEnd(0, exit_code=code, ended_at=1.0, failure=failure)):
-        report = judge([end], around())
+        report = judge([end], context())
         assert (report.kind, report.message) == (ExitKind.SIGNAL, told)
-        report = judge([replace(end, was_out_of_memory=True)], around())
+        report = judge([replace(end, was_out_of_memory=True)], context())
         assert report.kind is ExitKind.OUT_OF_MEMORY
     slow = RankEnd(0, signal=9, was_killed=True, ended_at=2.0, failure=failure)
-    assert judge([slow], around()).message == told, "its own words count though it was ended before it had ended"
+    assert judge([slow], context()).message == told, "its own words count though it was ended before it had ended"
 
 
 HANG = FailureRecord(
@@ -140,29 +140,29 @@ HANG = FailureRecord(
 @pytest.mark.parametrize("stop", [None, Stop(ExitKind.KILLED, "its member ended first")])
 def test_a_hang_is_the_cause_whatever_its_ranks_said_when_they_were_ended(stop: Stop | None) -> None:
     ends = [raised(0, "RuntimeError: interrupted", 51.0), RankEnd(1, signal=9, was_killed=True)]
-    report = judge(ends, around(hang=HANG, stop=stop))
+    report = judge(ends, context(hang=HANG, stop=stop))
     assert (report.kind, report.rank, report.message) == (ExitKind.HANG, 1, HANG.message)
     assert (report.failed_at, report.last_lines) == (50.0, ("in wait", "in train_batch"))
 
 
 def test_a_gang_that_finished_after_all_did_not_hang() -> None:
     ends = [RankEnd(0, is_finished=True), RankEnd(1, is_finished=True, signal=9, was_killed=True)]
-    assert judge(ends, around(hang=HANG)).kind is ExitKind.COMPLETED
+    assert judge(ends, context(hang=HANG)).kind is ExitKind.COMPLETED
 
 
 def test_a_signal_that_nobody_here_sent() -> None:
-    report = judge([RankEnd(0, signal=11, ended_at=5.0), RankEnd(1, signal=9, was_killed=True)], around())
+    report = judge([RankEnd(0, signal=11, ended_at=5.0), RankEnd(1, signal=9, was_killed=True)], context())
     assert (report.kind, report.rank, report.signal) == (ExitKind.SIGNAL, 0, 11)
     assert report.message == "ended by signal 11 (SIGSEGV)"
 
 
 def test_a_kill_by_the_kernel_for_memory() -> None:
-    report = judge([RankEnd(0, signal=9, ended_at=5.0, was_out_of_memory=True)], around())
+    report = judge([RankEnd(0, signal=9, ended_at=5.0, was_out_of_memory=True)], context())
     assert report.kind is ExitKind.OUT_OF_MEMORY
 
 
 def test_an_exit_without_a_word_says_so() -> None:
-    report = judge([RankEnd(0, exit_code=3, ended_at=5.0)], around())
+    report = judge([RankEnd(0, exit_code=3, ended_at=5.0)], context())
     assert (report.kind, report.exit_code) == (ExitKind.USER_ERROR, 3)
     assert report.message == "exited with code 3 and said nothing"
 
@@ -172,61 +172,61 @@ PEER = FailureRecord(ExitKind.USER_ERROR, "ValueError: bad batch", 3, "a2", 9.0)
 
 @pytest.mark.parametrize("own", [raised(0, GLOO, 10.0), RankEnd(0, signal=9, was_killed=True)])
 def test_a_peer_that_failed_first_is_named(own: RankEnd) -> None:
-    report = judge([own], around(peer=PEER))
+    report = judge([own], context(peer=PEER))
     assert report.kind is ExitKind.PEER_FAILED
     assert report.message == "ended because rank 3 on a2 failed first: ValueError: bad batch"
 
 
 def test_an_own_real_error_stays_beside_a_peers() -> None:
-    assert judge([raised(0, "KeyError: 'a'", 10.0)], around(peer=PEER)).kind is ExitKind.USER_ERROR
+    assert judge([raised(0, "KeyError: 'a'", 10.0)], context(peer=PEER)).kind is ExitKind.USER_ERROR
 
 
 def test_a_consequence_without_a_cause_is_the_networks_fault_between_machines() -> None:
-    report = judge([raised(0, GLOO, 10.0)], around())
+    report = judge([raised(0, GLOO, 10.0)], context())
     assert report.kind is ExitKind.NETWORK
     assert report.message.endswith("no rank of any member reported an error of its own")
 
 
 def test_a_consequence_without_a_cause_on_one_machine_is_what_it_says() -> None:
-    report = judge([raised(0, GLOO, 10.0)], around(num_nodes=1))
+    report = judge([raised(0, GLOO, 10.0)], context(num_nodes=1))
     assert (report.kind, report.rank) == (ExitKind.USER_ERROR, 0)
 
 
 def test_killed_on_request() -> None:
-    report = judge([RankEnd(0, signal=9, was_killed=True)], around(stop=Stop(ExitKind.KILLED, "killed by ada")))
+    report = judge([RankEnd(0, signal=9, was_killed=True)], context(stop=Stop(ExitKind.KILLED, "killed by ada")))
     assert (report.kind, report.message) == (ExitKind.KILLED, "killed by ada")
 
 
 def test_an_error_of_its_own_is_told_although_the_gang_was_killed_meanwhile() -> None:
     """The innocent member reports first, and the scheduler then kills the one with the cause."""
     stop = Stop(ExitKind.KILLED, "its member ended first: agent a2: ended because rank 1 on a1 failed first")
-    report = judge([RankEnd(0, signal=9, was_killed=True), raised(1, "RuntimeError: boom", 10.0)], around(stop=stop))
+    report = judge([RankEnd(0, signal=9, was_killed=True), raised(1, "RuntimeError: boom", 10.0)], context(stop=stop))
     assert (report.kind, report.rank, report.message) == (ExitKind.USER_ERROR, 1, "RuntimeError: boom")
     noticed = [RankEnd(0, signal=9, was_killed=True), raised(1, GLOO, 10.0)]
-    assert judge(noticed, around(stop=stop)).kind is ExitKind.KILLED
+    assert judge(noticed, context(stop=stop)).kind is ExitKind.KILLED
 
 
 def test_stopped_in_order() -> None:
     stop = Stop(ExitKind.PREEMPTED, "by 9.1")
     end = RankEnd(0, exit_code=0, is_finished=True, is_preempted=True)
-    assert judge([end], around(stop=stop)).kind is ExitKind.PREEMPTED
-    assert judge([RankEnd(0, exit_code=0, is_finished=True)], around(stop=stop)).kind is ExitKind.COMPLETED
+    assert judge([end], context(stop=stop)).kind is ExitKind.PREEMPTED
+    assert judge([RankEnd(0, exit_code=0, is_finished=True)], context(stop=stop)).kind is ExitKind.COMPLETED
 
 
 def test_a_stop_that_was_not_obeyed_in_time() -> None:
     stop = Stop(ExitKind.PREEMPTED, "by 9.1", is_overdue=True)
-    report = judge([RankEnd(0, signal=9, was_killed=True)], around(stop=stop))
+    report = judge([RankEnd(0, signal=9, was_killed=True)], context(stop=stop))
     assert report.kind is ExitKind.PREEMPTED
     assert report.message.startswith("had not stopped in time and was killed")
 
 
 def test_an_error_while_stopping_is_still_an_error() -> None:
-    report = judge([raised(0, "OSError: disk full", 10.0)], around(stop=Stop(ExitKind.PREEMPTED, "by 9.1")))
+    report = judge([raised(0, "OSError: disk full", 10.0)], context(stop=Stop(ExitKind.PREEMPTED, "by 9.1")))
     assert report.kind is ExitKind.USER_ERROR
 
 
 def test_ranks_that_vanished() -> None:
-    report = judge([RankEnd(0), RankEnd(1)], around(lost="the nursery died"))
+    report = judge([RankEnd(0), RankEnd(1)], context(lost="the nursery died"))
     assert (report.kind, report.message) == (ExitKind.RUNNER_LOST, "the nursery died")
 
 
@@ -238,7 +238,7 @@ def test_the_line_that_names_the_error_is_found_among_others() -> None:
 
 
 def test_a_message_is_bounded() -> None:
-    assert len(judge([raised(0, "ValueError: " + "x" * 10_000, 1.0)], around()).message) == 2000
+    assert len(judge([raised(0, "ValueError: " + "x" * 10_000, 1.0)], context()).message) == 2000
 
 
 FIRST, LATER = FailureRecord(None, "ValueError: first", 0), FailureRecord(None, "ValueError: later", 1)
@@ -246,7 +246,7 @@ NOTICED, NOTICED_LATER = FailureRecord(None, GLOO, 2), FailureRecord(None, NCCL,
 
 
 @pytest.mark.parametrize(
-    ("known", "told", "expected"),
+    ("earlier", "told", "expected"),
     [
         (None, FIRST, FIRST),
         (FIRST, LATER, FIRST),
@@ -256,9 +256,9 @@ NOTICED, NOTICED_LATER = FailureRecord(None, GLOO, 2), FailureRecord(None, NCCL,
     ],
 )
 def test_a_later_failure_replaces_the_first_only_where_that_was_a_consequence(
-    known: FailureRecord | None, told: FailureRecord, expected: FailureRecord
+    earlier: FailureRecord | None, told: FailureRecord, expected: FailureRecord
 ) -> None:
-    assert first_cause(known, told) is expected
+    assert first_cause(earlier, told) is expected
 
 
 ABORTED = (
@@ -284,5 +284,5 @@ ABORTED = (
 def test_an_abort_says_what_the_runtime_of_cpp_printed(
     lines: tuple[str, ...], number: int, kind: ExitKind, message: str
 ) -> None:
-    report = judge([RankEnd(1, signal=number, ended_at=10.0, uncaught_lines=lines), raised(0, GLOO, 9.0)], around())
+    report = judge([RankEnd(1, signal=number, ended_at=10.0, uncaught_lines=lines), raised(0, GLOO, 9.0)], context())
     assert (report.kind, report.rank, report.message) == (kind, 1, message)

@@ -85,7 +85,7 @@ def test_a_loss_of_another_group_is_not_shown_as_that_of_the_training() -> None:
     for group, loss in (("training", 0.5), ("mine", 7.0)):
         metrics = rank_pb2.RankMetrics(group=group, batches_completed=3, metrics={"loss": loss})
         relay.on_message(0, rank_pb2.RankMessage(metrics=metrics))
-    shown = {sample.labels["group"]: sample.value for found in loss_gauge.collect() for sample in found.samples}
+    shown = {sample.labels["group"]: sample.value for metric in loss_gauge.collect() for sample in metric.samples}
     assert shown["training"] == 0.5
     assert "mine" not in shown
 

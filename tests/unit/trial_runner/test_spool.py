@@ -19,11 +19,11 @@ def lines(*texts: str) -> list[ingest_pb2.IngestRecord]:
 
 def texts(spool: Spool, after: int = 0) -> list[str]:
     """Returns the texts of the appended records, without those that replace damaged ones."""
-    found: list[str] = []
+    result: list[str] = []
     while records := spool.read(after, max_records=3):
-        found += [record.log.text for record in records if record.log.stream != "runner"]
+        result += [record.log.text for record in records if record.log.stream != "runner"]
         after = records[-1].sequence
-    return found
+    return result
 
 
 def test_records_are_numbered_from_one_and_read_in_order(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ def test_a_record_that_was_cut_off_is_told_and_the_rest_is_kept(tmp_path: Path, 
     spool.append(lines("a", "b", "c"))
     (path,) = tmp_path.glob("*.seg")
     os.truncate(path, path.stat().st_size - cut)
-    found = Spool(tmp_path)
-    assert texts(found) == ["a", "b"]
-    assert found.last_sequence == 3
-    assert found.read(2)[0].log.text.startswith("at least 1 record of this trial's log and metrics (numbers 3 ")
-    found.append(lines("d"))
+    reopened = Spool(tmp_path)
+    assert texts(reopened) == ["a", "b"]
+    assert reopened.last_sequence == 3
+    assert reopened.read(2)[0].log.text.startswith("at least 1 record of this trial's log and metrics (numbers 3 ")
+    reopened.append(lines("d"))
     assert texts(Spool(tmp_path)) == ["a", "b", "d"]
 
 
