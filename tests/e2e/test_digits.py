@@ -23,10 +23,15 @@ pytestmark = pytest.mark.timeout(240)
 
 DIGITS = ROOT / "examples" / "digits"
 NUM_BATCHES = 220
-# The example prints nothing by itself.
+# The example prints nothing by itself. It trains once it has been looked at.
 PRINT = """
 import os
+import time
+from pathlib import Path
+
 print("hello from rank", os.environ["RANK"], flush=True)
+while not Path({gate!r}).exists():
+    time.sleep(0.02)
 """
 # What README.md of the example shows, and nothing of Gangline.
 LOAD = """
@@ -45,18 +50,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class Watcher(threading.Thread):
-    """Looks at tasks, agents and slots through the CLI until it has seen a running trial."""
+    """Looks at tasks, agents and slots through the CLI once a trial runs. The trial trains when `gate` exists."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, gate: Path) -> None:
         super().__init__(daemon=True)
         self.tasks: list[dict[str, Any]] = []
         self.agents: list[dict[str, Any]] = []
         self.slots: list[dict[str, Any]] = []
         self.status: dict[str, Any] = {}
+        self.gate = gate
         self._cluster = cluster
 
     def run(self) -> None:
-        wait_for(self._has_seen, "a running task", 60)
+        try:
+            wait_for(self._has_seen, "a running task", 60)
+        finally:
+            self.gate.touch()
 
     def _has_seen(self) -> bool:
         self.tasks = self._cluster.read("task", "list")
@@ -69,15 +78,15 @@ class Watcher(threading.Thread):
 
 
 @pytest.fixture(scope="module")
-def watcher(cluster: Cluster) -> Watcher:
-    return Watcher(cluster)
+def watcher(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Watcher:
+    return Watcher(cluster, tmp_path_factory.mktemp("gate") / "open")
 
 
 @pytest.fixture(scope="module")
 def view(cluster: Cluster, watcher: Watcher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Runs it to its end and returns what `experiment create -f --json` printed."""
     code = tmp_path_factory.mktemp("code")
-    (code / "model_def.py").write_text((DIGITS / "model_def.py").read_text() + PRINT)
+    (code / "model_def.py").write_text((DIGITS / "model_def.py").read_text() + PRINT.format(gate=str(watcher.gate)))
     watcher.start()
     done = cluster.run("experiment", "create", "-f", DIGITS / "distributed.yaml", code, "--json", seconds=180)
     watcher.join(60)

@@ -72,6 +72,10 @@ class ScriptedAgent:
         await until(lambda: len(self._alive()) >= count, f"{count} starts on {self.id}", 20)
         return [self.specs[allocation_id] for allocation_id in self._alive()]
 
+    def has_sent_all(self) -> bool:
+        """Whether every message was handed to the stream."""
+        return self._outbox.empty()
+
     def finish(
         self,
         allocation_id: str,

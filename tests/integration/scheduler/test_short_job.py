@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 import urllib.request
 from functools import partial
@@ -13,6 +14,7 @@ from services.common import keys
 from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import config_json
 from tests.support.scripted_agent import ScriptedAgent
+from tests.support.wait import until
 
 
 def _end(agent: ScriptedAgent, allocation_id: str) -> None:
@@ -29,15 +31,19 @@ async def _revision(bench: Bench) -> int:
 
 
 async def test_jobs_that_end_together_are_written_together(bench: Bench) -> None:
-    await bench.scheduler()
+    scheduler = await bench.scheduler()
     agent = await bench.agent("a1", slots=16)
     agent.tells_accepts = False
     for number in range(16):
         await bench.caller.submit(config_json(name=f"job-{number}"))
     specs = await agent.started(16)
     before = await _revision(bench)
+    # The scheduler reads all ends at once, however slowly they are sent.
+    scheduler.signal(signal.SIGSTOP)
     for spec in specs:
         _end(agent, spec.allocation.id)
+    await until(agent.has_sent_all, "all ends being sent", 20)
+    scheduler.signal(signal.SIGCONT)
     for spec in specs:
         find = partial(bench.experiment, spec.trial.experiment_id)
         ended = await bench.eventually(find, lambda experiment: experiment.state is State.TERMINAL)
