@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import grpc
 from pydantic import field_validator
+from sqlalchemy import Engine
 
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import invalid
@@ -42,6 +43,7 @@ from services.gateway.mirror.mirror import Mirror
 from services.gateway.mirror.notification import NotificationBoard
 from services.gateway.rpc.gateway_service import GatewayService
 from services.gateway.rpc.ingest_service import IngestService
+from services.gateway.size_watch import SizeWatch
 from services.gateway.storage.cleanup import Cleanup
 from services.gateway.storage.storage import Storage
 from services.gateway.usecase.bundle import History, UseCases, assemble
@@ -101,7 +103,10 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         parts.push_async_callback(submitter.close)
         news = NotificationBoard()
         following = Following(mirror, news)
-        history = await _open_history(parts, settings.database_url, news, following)
+        engine = await _open_database(parts, settings.database_url)
+        history = _open_history(parts, engine, news, following)
+        measuring = asyncio.create_task(SizeWatch(mirror, engine, storage).run(), name="sizes")
+        parts.push_async_callback(cancel, measuring)
         usecases = assemble(mirror, leader, submitter, history, storage=storage, etcd=etcd)
         cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ConfirmCheckpointsDeleted), storage)
         cleanup.start()
@@ -113,9 +118,13 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         yield addresses
 
 
-async def _open_history(parts: AsyncExitStack, url: str, news: NotificationBoard, following: Following) -> History:
+async def _open_database(parts: AsyncExitStack, url: str) -> Engine:
     engine = await asyncio.to_thread(open_database, url)
     parts.callback(engine.dispose)
+    return engine
+
+
+def _open_history(parts: AsyncExitStack, engine: Engine, news: NotificationBoard, following: Following) -> History:
     reader = Reader(engine)
     parts.callback(reader.close)
     writer = Writer(engine, news.ring)

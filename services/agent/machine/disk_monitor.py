@@ -1,12 +1,15 @@
 """Owns the health of the state directory: writes into it regularly, and reports when it accepts no writes.
 
 One bad check takes the agent out of use for new work; several good checks in a row bring it back. Running work
-continues. A disk that hangs costs one thread and never blocks the agent. Runs as one long-lived task.
+continues. A disk that hangs costs one thread and never blocks the agent. Prometheus gets the size of the directory.
+Runs as one long-lived task.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from services.agent.machine import metrics
 from services.agent.machine.daemon_call import start_call
 from services.common.disk_fault import check_folder
 
@@ -87,6 +91,31 @@ class DiskMonitor:
 
 
 def _check(state: Path, make_room: Callable[[], None]) -> str:
+    problem = _find_problem(state, make_room)
+    with suppress(OSError):
+        _measure(state)
+    return problem
+
+
+def _measure(state: Path) -> None:
+    usage = shutil.disk_usage(state)
+    metrics.state_disk_bytes.set(usage.total)
+    metrics.state_disk_free_bytes.set(usage.free)
+    metrics.state_bytes.set(_num_bytes_below(state))
+
+
+def _num_bytes_below(folder: str | Path) -> int:
+    """Returns the sizes of all files together. Files and folders that disappear meanwhile count as empty."""
+    num_bytes = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                is_folder = entry.is_dir(follow_symlinks=False)
+                num_bytes += _num_bytes_below(entry.path) if is_folder else entry.stat(follow_symlinks=False).st_size
+    return num_bytes
+
+
+def _find_problem(state: Path, make_room: Callable[[], None]) -> str:
     problem = check_folder(state)
     if not problem:
         return ""

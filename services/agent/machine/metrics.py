@@ -24,6 +24,9 @@ leader_silence = Gauge(
 commands = Counter(
     "gangline_agent_commands_total", "Commands of the scheduler, by what was done", ["command", "result"]
 )
+state_bytes = Gauge("gangline_agent_state_directory_bytes", "Size of the files in the state directory")
+state_disk_bytes = Gauge("gangline_agent_state_directory_disk_bytes", "Size of the file system of the state directory")
+state_disk_free_bytes = Gauge("gangline_agent_state_directory_disk_free_bytes", "Free bytes of that file system")
 gpu_utilization = Gauge("gangline_agent_gpu_utilization_ratio", "How busy the GPU is, by NVML", ["uuid"])
 gpu_memory_used = Gauge("gangline_agent_gpu_memory_used_bytes", "GPU memory in use, by NVML", ["uuid"])
 gpu_memory_total = Gauge("gangline_agent_gpu_memory_bytes", "GPU memory, by NVML", ["uuid"])

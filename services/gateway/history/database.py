@@ -60,6 +60,18 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
             yield connection
 
 
+def measure_database(engine: sa.Engine) -> int:
+    """Returns the size of the database in bytes, with indexes and free pages."""
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            return int(connection.scalar(sa.select(sa.func.pg_database_size(sa.func.current_database()))) or 0)
+        pages, page_bytes = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in _SQLITE_SIZE)
+        return int(pages) * int(page_bytes)
+
+
+_SQLITE_SIZE = ("page_count", "page_size")
+
+
 def _parse(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url)

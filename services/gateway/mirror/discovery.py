@@ -34,9 +34,9 @@ def list_targets(
 
 def _of_instances(instances: Iterable[ServiceInstance]) -> Iterator[Target]:
     for instance in instances:
-        # A gateway serves its metrics on its HTTP port.
+        # A gateway serves its metrics on its HTTP port. A restarted service has the same address and another id.
         address = instance.metrics_address or instance.http_address
-        yield Target(address, {"service": instance.kind, "instance_id": instance.id})
+        yield Target(address, {"service": instance.kind, "instance_id": address})
 
 
 def _of_agents(agents: Iterable[Agent]) -> Iterator[Target]:

@@ -39,6 +39,15 @@ INGEST_STREAMS = Gauge("gangline_gateway_ingest_streams", "Trial runners that ar
 FOLLOWERS = Gauge("gangline_gateway_followers", "Calls that follow logs, metrics or an experiment")
 MIRROR_REVISION = Gauge("gangline_gateway_mirror_revision", "The newest revision of etcd that is mirrored")
 MIRROR_FAILURES = Counter("gangline_gateway_mirror_failures_total", "Times the watch of etcd had to begin anew")
+# The sizes are the cluster's; every gateway measures the same ones.
+DATABASE_BYTES = Gauge("gangline_gateway_database_bytes", "Size of the database of metrics and logs")
+STORAGE_BYTES = Gauge(
+    "gangline_gateway_storage_bytes", "Size of the file system of a storage that is a folder; else NaN"
+)
+STORAGE_FREE_BYTES = Gauge("gangline_gateway_storage_free_bytes", "Free bytes of that file system; else NaN")
+CHECKPOINT_BYTES = Gauge(
+    "gangline_gateway_checkpoint_bytes", "Size of all checkpoints in the storage, by their records"
+)
 DELETED_CHECKPOINTS = Counter("gangline_gateway_deleted_checkpoints_total", "Checkpoints deleted from the storage")
 CLEARED_PARTIALS = Counter(
     "gangline_gateway_cleared_partials_total", "Unfinished checkpoints of ended attempts deleted from the storage"

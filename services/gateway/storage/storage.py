@@ -97,6 +97,11 @@ class Storage:
         return place.removeprefix(root + "/")
 
     @property
+    def local_folder(self) -> Path | None:
+        """Returns the folder of a storage that is one; None for an object store."""
+        return Path(self._root) if self._is_local else None
+
+    @property
     def renames(self) -> bool:
         """Returns whether the storage renames a whole folder in one step."""
         return self._is_local

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,12 +17,13 @@ import sqlalchemy as sa
 from gangline.domain.history import LogLine, MetricsPoint, Newest, ProgressPoint
 from gangline.errors import GanglineError
 from services.gateway.history import table
-from services.gateway.history.database import open_database, writing
+from services.gateway.history.database import measure_database, open_database, writing
 from services.gateway.history.reader import Reader
 from services.gateway.history.store import store_batches
 from services.gateway.history.writer import Writer
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, Scope
 from tests.support.postgres import Postgres, find_postgres
+from tests.support.source import ROOT
 from tests.support.wait import within
 
 
@@ -100,6 +102,31 @@ def test_opening_again_keeps_what_is_there(url: str, engine: sa.Engine) -> None:
     again = open_database(url)
     assert texts(again) == ["line 1"]
     again.dispose()
+
+
+def test_size_of_the_database_grows_with_its_content(engine: sa.Engine) -> None:
+    empty = measure_database(engine)
+    assert empty > 10_000
+    store_batches(engine, [batch(*(line(number, "x" * 1000) for number in range(1, 501)))], 0.0)
+    assert measure_database(engine) > empty + 400_000
+
+
+def test_role_and_database_of_the_docs_are_enough(postgres: Postgres) -> None:
+    """As docs/operation.md makes them. The role owns its database and has no other right."""
+    page = (ROOT / "docs" / "operation.md").read_text()
+    [block] = re.findall(r"```sql\n(.*?)```", page, flags=re.DOTALL)
+    superuser = sa.create_engine(
+        postgres.url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT"
+    )
+    with superuser.connect() as connection:
+        for statement in block.strip().split(";")[:-1]:
+            connection.execute(sa.text(statement))
+    superuser.dispose()
+    engine = open_database(postgres.url.replace("postgres@/postgres", "gangline@/gangline"))
+    store_batches(engine, [batch(line(1))], 0.0)
+    assert texts(engine) == ["line 1"]
+    assert measure_database(engine) > 0
+    engine.dispose()
 
 
 def test_gateways_that_start_together_migrate_once(url: str) -> None:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from services.agent.machine import disk_monitor
 from services.agent.machine.disk_monitor import DiskMonitor
@@ -66,3 +67,16 @@ async def test_a_disk_that_hangs_is_told_and_not_asked_twice(tmp_path: Path, mon
     monkeypatch.setattr(disk_monitor, "CHECK_SECONDS", 20.0)
     await monitor.check_once()
     assert told[1:] == [""]
+
+
+async def test_size_of_the_directory_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "code" / "1.1").mkdir(parents=True)
+    (tmp_path / "code" / "1.1" / "model.py").write_bytes(b"x" * 1000)
+    (tmp_path / "epoch").write_bytes(b"7")
+    (tmp_path / "link").symlink_to("/etc")
+    monitor = DiskMonitor(tmp_path, 1.0, 1, lambda: None, lambda _: None)
+    await monitor.check_once()
+    link_bytes = len("/etc")
+    assert REGISTRY.get_sample_value("gangline_agent_state_directory_bytes") == 1001 + link_bytes
+    free = REGISTRY.get_sample_value("gangline_agent_state_directory_disk_free_bytes") or 0
+    assert 0 < free <= (REGISTRY.get_sample_value("gangline_agent_state_directory_disk_bytes") or 0)

@@ -18,8 +18,8 @@ def test_every_kind_of_service_has_its_labels() -> None:
         [Allocation("7.1.2", "7.1", 7, 2, 1, "default", (Member("a1", 0, metrics_address="h:9001"),), State.RUNNING)],
     )
     assert {target.address: target.labels for target in targets} == {
-        "h:8083": {"service": "scheduler", "instance_id": "s1"},
-        "h:8080": {"service": "gateway", "instance_id": "g1"},
+        "h:8083": {"service": "scheduler", "instance_id": "h:8083"},
+        "h:8080": {"service": "gateway", "instance_id": "h:8080"},
         "h:8084": {"service": "agent", "instance_id": "a1", "agent_id": "a1", "pool": "default"},
         "h:9001": {
             "service": "trial_runner",

@@ -1,0 +1,69 @@
+"""The commands of docs/quickstart.md, as they are printed there, on a new cluster of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.client.login import HOME_VARIABLE
+from tests.support.source import ROOT
+
+pytestmark = pytest.mark.timeout(240)
+
+PAGE = (ROOT / "docs" / "quickstart.md").read_text()
+
+
+def _commands(heading: str) -> list[str]:
+    """Returns the commands of a section's blocks, without those of other languages."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return [line for block in re.findall(r"```\n(.*?)```", section, flags=re.DOTALL) for line in block.splitlines()]
+
+
+class Shell:
+    """Runs lines as a user types them, in the repository. home: a short path."""
+
+    def __init__(self, home: Path) -> None:
+        self._environment = {**os.environ, HOME_VARIABLE: str(home)}
+        self._environment.pop("VIRTUAL_ENV", None)
+
+    def run(self, line: str) -> str:
+        script = f"source .venv/bin/activate && {line}"
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=ROOT, env=self._environment, capture_output=True, text=True,
+            timeout=180, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    shell = Shell(tmp_path_factory.mktemp("q"))
+    yield shell
+    shell.run("gangline down")
+
+
+@pytest.mark.skipif(not (ROOT / ".venv/bin/activate").exists(), reason="the commands use the environment of make setup")
+def test_commands_work_as_printed(shell: Shell, tmp_path: Path) -> None:
+    start, submit = _commands("Keep a cluster"), _commands("Submit")
+    assert (len(start), len(submit)) == (3, 11), "every command of these sections is run here"
+    output = {}
+    for line in [*start, *submit]:
+        command = line.partition("#")[0].strip()
+        arguments = ""
+        if "checkpoint download" in command:
+            [checkpoint] = json.loads(shell.run("gangline checkpoint list --json"))
+            command = command.replace(" ID", f" {checkpoint['id']}")
+            arguments = f" --output {tmp_path / 'checkpoint'}"
+        output[command] = shell.run(command + arguments)
+    assert "agents:  2" in output["gangline status"]
+    assert "accuracy" in output["gangline experiment metrics 1 --group validation"]
+    assert (tmp_path / "checkpoint" / "metadata.json").exists()
+    [killed] = [experiment for experiment in json.loads(shell.run("gangline e list --json")) if experiment["id"] == 2]
+    assert (killed["name"], killed["outcome"]) == ("digits", "CANCELED")
