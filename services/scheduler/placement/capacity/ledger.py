@@ -112,10 +112,9 @@ class Ledger:
         """Returns why the request waits; None if it starts."""
         cause = self._obstacle(request)
         if cause is None:
-            key = (*self.reserved.key_of(request), league)
-            cause = self._settled.get(key)
+            cause = self._settled_cause(request, league)
             if cause is None:
-                return self._decide(request, victims, key)
+                return self._decide(request, victims, (*self.reserved.key_of(request), league))
         elif cause not in ("unhealthy", "never"):
             return cause
         return None if self._start_smaller(request, cause) else cause
@@ -130,6 +129,16 @@ class Ledger:
         if request.not_before_at > self.now:
             return "backoff"
         return None if self.quota.allows(request) else "quota"
+
+    def _settled_cause(self, request: PendingRequest, league: str) -> Cause | None:
+        """Returns why the request waits, if that follows from an earlier request: one of the same shape, or one of the
+        same size that avoids no agent. Agents to avoid only take away room, coming slots and victims."""
+        may_take_all = self.reserved.may_take_all(request)
+        cause = self._settled.get((request.shape, may_take_all, league))
+        if cause is not None or not request.blocklist:
+            return cause
+        cause = self._settled.get((request.bare_shape, may_take_all, league))
+        return "behind" if cause == "full" and request.slots and self.reserved.is_closed else cause
 
     def _decide(self, request: PendingRequest, victims: Victims, key: LeagueKey) -> Cause | None:
         """Tries the answers one after the other. Returns why the request waits; None if it starts."""
@@ -242,6 +251,4 @@ class Ledger:
         if may_shrink(request, self.now):
             # Each request of this kind may still start on fewer slots.
             return False
-        if self.capability.of(request) != "fits":
-            return True
-        return (*self.reserved.key_of(request), "") in self._settled
+        return self._settled_cause(request, "") is not None or self.capability.of(request) != "fits"

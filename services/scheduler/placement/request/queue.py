@@ -141,15 +141,19 @@ class Cursor:
         self._requests = requests
         self._next = 0
         self.place = by_priority(requests[0])
+        self._ends: tuple[PendingRequest, ...] = ()
 
-    @cached_property
+    @property
     def ends(self) -> tuple[PendingRequest, ...]:
-        first = self._requests[0]
-        # Only a bounded estimate can change an answer, so without one the first request represents all.
-        if not (first.is_bounded and first.estimated_seconds):
-            return (first,)
-        length = attrgetter("estimated_seconds")
-        return min(self._requests, key=length), max(self._requests, key=length)
+        if not self._ends:
+            first = self._requests[0]
+            # Only a bounded estimate can change an answer, so without one the first request represents all.
+            if first.is_bounded and first.estimated_seconds:
+                length = attrgetter("estimated_seconds")
+                self._ends = (min(self._requests, key=length), max(self._requests, key=length))
+            else:
+                self._ends = (first,)
+        return self._ends
 
     @property
     def head(self) -> PendingRequest:
