@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gangline.domain.allocation import Allocation, Reason, Request, shrunk_reason
 from gangline.domain.experiment import Trial
+from gangline.domain.history import ProgressPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Task:
     scheduler leads.
     priority: of its experiment, else of its pool; None when it holds slots and no scheduler has reported the pool's
     yet.
+    owner: the user who made the experiment.
+    progress: its newest report; None before the first one, and while the gateway cannot read its database.
     """
 
     trial: Trial
@@ -28,6 +31,8 @@ class Task:
     queue_place: int = 0
     priority: int | None = None
     weight: float = 1.0
+    owner: str = ""
+    progress: ProgressPoint | None = None
 
     @property
     def pool(self) -> str:

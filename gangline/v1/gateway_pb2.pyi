@@ -653,6 +653,8 @@ class Task(google.protobuf.message.Message):
     QUEUE_PLACE_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     WEIGHT_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
     experiment_name: builtins.str
     queue_place: builtins.int
     """From 1 in the order in which its pool looks at what waits; 0 when it does not wait or no scheduler leads."""
@@ -660,6 +662,8 @@ class Task(google.protobuf.message.Message):
     """Of its experiment, else of its pool; absent when that holds slots and no scheduler has said the pool's yet."""
     weight: builtins.float
     """Of its experiment."""
+    owner: builtins.str
+    """The user who made the experiment."""
     @property
     def trial(self) -> gangline.v1.types_pb2.Trial: ...
     @property
@@ -668,6 +672,10 @@ class Task(google.protobuf.message.Message):
     def request(self) -> gangline.v1.types_pb2.Request: ...
     @property
     def reason(self) -> gangline.v1.types_pb2.Reason: ...
+    @property
+    def progress(self) -> gangline.v1.ingest_pb2.ProgressPoint:
+        """Its newest report; absent before the first one."""
+
     def __init__(
         self,
         *,
@@ -679,9 +687,11 @@ class Task(google.protobuf.message.Message):
         queue_place: builtins.int = ...,
         priority: builtins.int | None = ...,
         weight: builtins.float = ...,
+        owner: builtins.str = ...,
+        progress: gangline.v1.ingest_pb2.ProgressPoint | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_priority", b"_priority", "allocation", b"allocation", "priority", b"priority", "reason", b"reason", "request", b"request", "trial", b"trial"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_priority", b"_priority", "allocation", b"allocation", "experiment_name", b"experiment_name", "priority", b"priority", "queue_place", b"queue_place", "reason", b"reason", "request", b"request", "trial", b"trial", "weight", b"weight"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_priority", b"_priority", "allocation", b"allocation", "priority", b"priority", "progress", b"progress", "reason", b"reason", "request", b"request", "trial", b"trial"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_priority", b"_priority", "allocation", b"allocation", "experiment_name", b"experiment_name", "owner", b"owner", "priority", b"priority", "progress", b"progress", "queue_place", b"queue_place", "reason", b"reason", "request", b"request", "trial", b"trial", "weight", b"weight"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task

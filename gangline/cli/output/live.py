@@ -6,7 +6,8 @@ gangline.cli.output.summary makes the text of each view; this module owns only h
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
@@ -33,6 +34,7 @@ from gangline.cli.output.summary import (
 )
 from gangline.cli.output.terminal import is_terminal, raw_output, say
 from gangline.cli.output.text import format_duration, format_metrics
+from gangline.cli.output.top import Line
 from gangline.domain.state import State
 from gangline.domain.view import ExperimentView, TrialView
 from gangline.printable import to_line, to_printable
@@ -61,6 +63,36 @@ def follow(views: Iterable[ExperimentView]) -> ExperimentView | None:
     if is_terminal():
         return _follow_panel(views)
     return _follow_lines(views, lambda line: say([line], flush=True), time.monotonic)
+
+
+class Canvas:
+    """The whole terminal, redrawn at each `show`. Made by `full_screen`."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    @property
+    def width(self) -> int:
+        return self._live.console.width
+
+    @property
+    def height(self) -> int:
+        return self._live.console.height
+
+    def show(self, lines: Sequence[Line]) -> None:
+        self._live.update(Group(*map(_styled, lines)), refresh=True)
+
+
+@contextmanager
+def full_screen() -> Iterator[Canvas]:
+    """Takes the whole terminal, and gives it back as it was."""
+    with Live(console=CleanConsole(), screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+        yield Canvas(live)
+
+
+def _styled(line: Line) -> Text:
+    style = "bold" if line.is_strong else _COLOR_BY_STATE.get(line.state, "") if line.state is not None else ""
+    return Text(line.text, style=style, no_wrap=True, overflow="crop")
 
 
 def _follow_panel(views: Iterable[ExperimentView]) -> ExperimentView | None:

@@ -300,7 +300,7 @@ class Task(Answer):
     shrunk_reason: why it runs on fewer slots than it asked for.
 
     queue_place: from 1 within its pool; 0 when it does not wait. priority: of its experiment, else of its pool; null
-    when it holds slots and no scheduler has reported the pool's yet.
+    when it holds slots and no scheduler has reported the pool's yet. progress: its newest report.
     """
 
     trial: Trial
@@ -312,6 +312,8 @@ class Task(Answer):
     queue_place: int
     priority: int | None
     weight: float
+    owner: str
+    progress: Progress | None
 
 
 class TaskList(Answer):

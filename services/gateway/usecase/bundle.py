@@ -60,7 +60,7 @@ def assemble(
     return UseCases(
         experiments=Experiments(mirror, leader, submitter, views, code, following=history.following),
         records=Records(mirror, views, history.reader, ingest, history.following),
-        queue=Queue(mirror, leader, views, pending),
+        queue=Queue(mirror, history.reader, leader, views, pending),
         agents=Agents(mirror, leader),
         clusters=Clusters(mirror, etcd),
         checkpoints=Checkpoints(mirror, leader, storage, views),

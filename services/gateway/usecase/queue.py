@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.explanation import Explanation, explain
+from gangline.domain.history import Newest
 from gangline.domain.id import parse_job_id
 from gangline.domain.state import State
 from gangline.domain.task import Task
+from gangline.errors import GanglineError
 from gangline.v1 import scheduler_pb2
 from services.common import keys
 from services.common.server import Principal
+from services.gateway.history.reader import Reader
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.auth import check_user
 from services.gateway.mirror.mirror import Watched
@@ -22,8 +27,9 @@ from services.gateway.usecase.view import Views
 
 
 class Queue:
-    def __init__(self, mirror: Watched, leader: Leader, views: Views, pending: Pending) -> None:
+    def __init__(self, mirror: Watched, reader: Reader, leader: Leader, views: Views, pending: Pending) -> None:
         self._mirror = mirror
+        self._reader = reader
         self._leader = leader
         self._views = views
         self._pending = pending
@@ -43,7 +49,7 @@ class Queue:
         records: list[Allocation | Request] = [*running, *self._waiting(standings)]
         wanted = [record for record in records if experiment_id in (0, record.experiment_id)]
         tasks = (self._task(record, standings.get(record.trial_id)) for record in wanted)
-        return [task for task in tasks if task is not None]
+        return await self._with_progress([task for task in tasks if task is not None])
 
     async def explain(self, principal: Principal, job_id: str) -> Explanation:
         """Explains why a job waits. job_id: of an experiment ("7") or of a trial ("7.1")."""
@@ -64,6 +70,15 @@ class Queue:
         )
         return answer.snapshot_json
 
+    async def _with_progress(self, tasks: list[Task]) -> list[Task]:
+        """Adds the newest progress of tasks that hold slots. The list is complete without it, so a history that cannot
+        be read leaves it out."""
+        newest: Mapping[str, Newest] = {}
+        with suppress(GanglineError):
+            newest = await self._reader.newest([task.trial.id for task in tasks if task.allocation is not None])
+        progress = {trial_id: history.progress for trial_id, history in newest.items()}
+        return [replace(task, progress=progress.get(task.trial.id)) for task in tasks]
+
     def _running(self) -> list[Allocation]:
         live = (
             allocation for allocation in self._mirror.state.allocations.all() if allocation.state is not State.TERMINAL
@@ -83,11 +98,11 @@ class Queue:
         experiment = self._mirror.state.experiments.find(keys.experiment(record.experiment_id))
         if trial is None:
             return None
-        name = experiment.name if experiment is not None else ""
+        name, owner = (experiment.name, experiment.owner) if experiment is not None else ("", "")
         priority, weight = _configured_urgency(experiment.config_json if experiment is not None else "")
         if isinstance(record, Allocation):
             priority = self._pending.default_priority_by_pool.get(record.pool) if priority is None else priority
-            return Task(trial, name, allocation=record, priority=priority, weight=weight)
+            return Task(trial, name, allocation=record, priority=priority, weight=weight, owner=owner)
         return Task(
             trial,
             name,
@@ -96,6 +111,7 @@ class Queue:
             queue_place=standing.queue_place if standing else 0,
             priority=record.priority,
             weight=weight,
+            owner=owner,
         )
 
 

@@ -14,7 +14,7 @@ from gangline.domain.explanation import Explanation
 from gangline.domain.state import State
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1 import types_pb2
+from gangline.v1 import ingest_pb2, types_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
 from services.gateway.http import queue_model
@@ -69,6 +69,20 @@ async def queue(client: Client, leader: StandInLeader, etcd: EtcdClient) -> Clie
 
     await until_async(is_seen, "the gateway seeing all jobs")
     return client
+
+
+async def test_tasks_have_their_owner_and_those_that_run_their_progress(queue: Client) -> None:
+    progress = ingest_pb2.ProgressPoint(batches_completed=30, batches_total=120, samples_per_second=8.0)
+    record = ingest_pb2.IngestRecord(sequence=1, at=3.0, progress=progress)
+    request = ingest_pb2.IngestRequest(spool_id="7.1.1/0", trial_id="7.1", records=[record])
+    [_] = [answer async for answer in queue.ingest.Ingest(iter([request]), metadata=queue.runner_metadata("7.1.1"))]
+    listed = await queue.gateway.ListTasks(pb.ListTasksRequest(), metadata=queue.metadata)
+    assert [task.owner for task in listed.tasks] == ["alice"] * 4
+    assert listed.tasks[0].progress == progress
+    assert not any(task.HasField("progress") for task in listed.tasks[1:])
+    tasks = (await queue.http.get("/api/v1/tasks")).json()["tasks"]
+    assert tasks[0]["progress"] == {"batchesCompleted": 30, "batchesTotal": 120, "samplesPerSecond": 8.0}
+    assert (tasks[0]["owner"], tasks[1]["progress"]) == ("alice", None)
 
 
 async def test_places_count_within_each_pool(queue: Client) -> None:

@@ -1,0 +1,212 @@
+"""PURE: the screen of `gangline top`, and what each key changes in it.
+
+The command fetches tasks and agents; this module turns them into lines of at most the terminal's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+
+from gangline.cli.output.job_summary import in_queue_order
+from gangline.cli.output.text import format_duration
+from gangline.domain.explanation import clock_time
+from gangline.domain.state import State
+from gangline.domain.task import Task
+from gangline.domain.view import AgentView
+from gangline.printable import to_line
+
+# The orders that the key s goes through. Each takes a task and its place in the queue's order.
+SORTS: dict[str, Callable[[int, Task], Any]] = {
+    "queue": lambda place, task: place,
+    "owner": lambda place, task: (task.owner, place),
+    "experiment": lambda place, task: (task.experiment_name, place),
+    "slots": lambda place, task: (-task.num_slots, place),
+    "progress": lambda place, task: (-(_ratio(task) or 0.0), place),
+    "state": lambda place, task: (str(task.trial.state), place),
+}
+HEADINGS = ("TRIAL", "EXPERIMENT", "OWNER", "STATE", "SLOTS", "PROGRESS", "STARTS", "WHERE OR WHY NOT")
+# Cells of each column but the last, which gets the rest. At 80 columns the rest is 15.
+_WIDTHS = (7, 14, 8, 8, 5, 8, 8)
+_ELLIPSIS = "…"
+HELP = "q quit  s sort  r reverse  / filter  arrows scroll"
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """The newest answers of the gateway. at: Unix seconds. problem: why there is no newer answer."""
+
+    tasks: Sequence[Task] = ()
+    agents: Sequence[AgentView] = ()
+    at: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """What the user has chosen. sort: a key of SORTS. pattern: only tasks with this text are shown. is_typing: keys
+    change the pattern. offset: tasks that are scrolled out at the top."""
+
+    sort: str = "queue"
+    is_reversed: bool = False
+    pattern: str = ""
+    is_typing: bool = False
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the screen. state: of the task in it, for its colour. is_strong: a heading."""
+
+    text: str
+    state: State | None = field(default=None)
+    is_strong: bool = False
+
+
+def press(screen: Screen, key: str, glance: Glance, height: int) -> Screen | None:
+    """Returns the screen after a key; None when the user leaves. height: of the terminal, in lines."""
+    if screen.is_typing:
+        return _type(screen, key)
+    if key == "q":
+        return None
+    room = _room(glance, height)
+    steps = {"down": 1, "j": 1, "up": -1, "k": -1, "page down": room, "page up": -room}
+    if key in steps:
+        last = max(0, len(selected(glance.tasks, screen)) - room)
+        return replace(screen, offset=min(max(0, screen.offset + steps[key]), last))
+    orders = list(SORTS)
+    changes: dict[str, dict[str, Any]] = {
+        "s": {"sort": orders[(orders.index(screen.sort) + 1) % len(orders)]},
+        "r": {"is_reversed": not screen.is_reversed},
+        "/": {"is_typing": True, "pattern": ""},
+        "escape": {"pattern": ""},
+    }
+    return replace(screen, offset=0, **changes[key]) if key in changes else screen
+
+
+def _type(screen: Screen, key: str) -> Screen:
+    match key:
+        case "enter":
+            return replace(screen, is_typing=False)
+        case "escape":
+            return replace(screen, is_typing=False, pattern="")
+        case "backspace":
+            return replace(screen, pattern=screen.pattern[:-1])
+    return replace(screen, pattern=screen.pattern + key) if len(key) == 1 and key.isprintable() else screen
+
+
+def selected(tasks: Sequence[Task], screen: Screen) -> list[Task]:
+    """Returns the tasks that match the pattern, in the chosen order."""
+    ordered = list(enumerate(in_queue_order(tasks)))
+    ordered.sort(key=lambda item: SORTS[screen.sort](*item), reverse=screen.is_reversed)
+    pattern = screen.pattern.lower()
+    return [task for _, task in ordered if pattern in _searched_text(task)]
+
+
+def rows_of(tasks: Sequence[Task], now: float) -> list[tuple[str, ...]]:
+    """Returns a row for each task, with whole texts."""
+    return [_row(task, now) for task in tasks]
+
+
+def summary_lines(glance: Glance) -> list[str]:
+    """Returns the lines above the tasks: slots by pool, and how many trials run and wait."""
+    running = sum(task.allocation is not None for task in glance.tasks)
+    words = [f"{running} running", f"{len(glance.tasks) - running} waiting"]
+    lines = [f"gangline top  {clock_time(glance.at)}  {', '.join(words)}"]
+    for pool in sorted({view.agent.pool for view in glance.agents}):
+        lines.append(f"pool {pool}: {_pool_text([view for view in glance.agents if view.agent.pool == pool])}")
+    return lines
+
+
+def draw(glance: Glance, screen: Screen, width: int, height: int) -> list[Line]:
+    """Returns the lines of the whole screen. No line is wider than the terminal, and there are at most `height`."""
+    tasks = selected(glance.tasks, screen)
+    head = [Line(text) for text in summary_lines(glance)]
+    order = f"sorted by {screen.sort}{', reversed' if screen.is_reversed else ''}"
+    shown = f"filter: {screen.pattern}{'_' if screen.is_typing else ''}" if screen.pattern or screen.is_typing else ""
+    status = "  ".join(part for part in (order, shown, HELP) if part)
+    head.append(Line(glance.problem or status))
+    head.append(Line(_join(HEADINGS, width), is_strong=True))
+    room = _room(glance, height)
+    offset = min(screen.offset, max(0, len(tasks) - room))
+    body = [
+        Line(_join(row, width), task.trial.state) for task, row in zip(tasks, rows_of(tasks, glance.at), strict=True)
+    ][offset : offset + room]
+    if not tasks:
+        body = [Line("no task matches the filter" if screen.pattern else "nothing runs and nothing waits")]
+    return [replace(line, text=shorten(line.text, width)) for line in [*head, *body]][:height]
+
+
+def _room(glance: Glance, height: int) -> int:
+    """Returns how many tasks fit below the summary, the status and the headings."""
+    return max(1, height - len(summary_lines(glance)) - 2)
+
+
+def shorten(text: str, width: int) -> str:
+    """Returns the text in at most `width` cells of the terminal, with an ellipsis where it was cut."""
+    line = to_line(text)
+    if cell_len(line) <= width:
+        return line
+    return set_cell_size(line, max(0, width - 1)).rstrip() + _ELLIPSIS if width else ""
+
+
+def _join(cells: Sequence[str], width: int) -> str:
+    rest = max(8, width - sum(_WIDTHS) - len(_WIDTHS))
+    sized = [set_cell_size(shorten(cell, size), size) for cell, size in zip(cells, (*_WIDTHS, rest), strict=True)]
+    return " ".join(sized).rstrip()
+
+
+def _row(task: Task, now: float) -> tuple[str, ...]:
+    return (
+        task.trial.id,
+        task.experiment_name,
+        task.owner or "-",
+        str(task.trial.state),
+        task.size_text,
+        _progress(task),
+        _starts(task, now),
+        _where_or_why(task),
+    )
+
+
+def _progress(task: Task) -> str:
+    ratio = _ratio(task)
+    if ratio is not None:
+        return f"{ratio:.0%}"
+    batches = task.progress.batches_completed if task.progress is not None else task.trial.batches_completed
+    return str(batches) if batches else "-"
+
+
+def _ratio(task: Task) -> float | None:
+    """Returns the progress from 0 to 1; None while the length is not known."""
+    if task.progress is None or task.progress.batches_total <= 0:
+        return None
+    return max(0.0, min(1.0, task.progress.batches_completed / task.progress.batches_total))
+
+
+def _starts(task: Task, now: float) -> str:
+    """Returns in how long a waiting trial is expected to start; a dash where no estimate exists, or it runs."""
+    if task.reason is None or task.reason.eta_at is None:
+        return "-"
+    return format_duration(task.reason.eta_at - now) if task.reason.eta_at > now else "soon"
+
+
+def _where_or_why(task: Task) -> str:
+    if task.allocation is not None:
+        return ", ".join(f"{member.agent_id} ({len(member.slot_ids)})" for member in task.allocation.members)
+    return str(task.reason.code) if task.reason is not None else "-"
+
+
+def _searched_text(task: Task) -> str:
+    return " ".join((*_row(task, 0.0), task.pool)).lower()
+
+
+def _pool_text(views: Sequence[AgentView]) -> str:
+    num_slots = sum(len(view.agent.slots) for view in views)
+    num_used = sum(len(view.allocation_id_by_slot_id) for view in views)
+    num_lost = sum(str(view.agent.state) != "ALIVE" for view in views)
+    agents = f"{len(views)} agents" if len(views) != 1 else "1 agent"
+    return f"{num_used} of {num_slots} slots used, {agents}" + (f", {num_lost} lost" if num_lost else "")
