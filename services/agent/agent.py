@@ -1,7 +1,7 @@
 """One agent as the scheduler sees it: its hello, and its reaction to each command.
 
-Owns the checks of commands: epochs, specs that are not for this agent, slots that it does not have. The roster handles
-allocations, and the link handles connections. program.py builds and runs it.
+`allocations/command_check.py` decides which commands are refused. The roster handles allocations, and
+`connection/leader_stream.py` handles connections. program.py builds and runs it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Identity:
 
 
 class Agent:
-    """Implements leader_stream.Peer. program.py replaces slots and problem when their health changes, and machine.py
-    replaces interfaces.
+    """Implements leader_stream.Peer. program.py replaces slots and problem when their health changes, and
+    machine_report.py replaces interfaces.
 
     problem: why no allocation can start here now; empty if there is no problem.
     """

@@ -63,7 +63,8 @@ class ReservedSlots:
         return () if self.may_take_all(request) else self.spare.slots_by_agent
 
     def find(self, request: PendingRequest) -> Slots | None:
-        """Returns free slots that the request may take now; None when it does not fit."""
+        """Returns free slots that the request may take now; None when it does not fit. The module's docstring has the
+        rule."""
         if self.is_closed:
             return None
         may_take_all = self.may_take_all(request)
@@ -96,7 +97,8 @@ class ReservedSlots:
         self._beside = sorted(agent_id for agent_id, slots in spare.slots_by_agent.items() if slots > 0)
 
     def _is_short(self, request: PendingRequest) -> bool:
-        """Returns whether it may use the holder's slots: it is certain to be over before the holder can start."""
+        """Returns whether the holder's slots are no obstacle: none are reserved, or the request is certain to be over
+        before the holder can start."""
         if self.reservation is None:
             return True
         return request.is_bounded and 0 < request.estimated_seconds <= self.spare.sure_until - self._now
