@@ -44,7 +44,7 @@ def train(_: dict[str, Any]) -> None:
         for batch_inputs, batch_targets in loader:
             loss = nn.functional.cross_entropy(model(batch_inputs), batch_targets)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             optimizer.step()
         scheduler.step()
         with torch.no_grad():

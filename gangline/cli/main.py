@@ -25,6 +25,7 @@ from gangline.cli import (
     search,
     simulate,
     task,
+    tensorboard,
     top,
     trial,
 )
@@ -47,6 +48,7 @@ app.command()(cluster.up)
 app.command()(cluster.down)
 app.command()(cluster.status)
 app.command()(top.top)
+app.command()(tensorboard.tensorboard)
 app.command("preview-search")(search.preview_search)
 # Its options are those of the program that it runs, including --help.
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(

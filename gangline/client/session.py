@@ -14,7 +14,7 @@ from types import TracebackType
 from gangline.client import change
 from gangline.client.change import new_request_id
 from gangline.client.connection import Connection, say_create
-from gangline.client.download import check_target, write_files
+from gangline.client.download import append_files, check_target, list_sizes, write_files
 from gangline.client.login import Login, find_login, find_retry_seconds
 from gangline.client.packing import CodeArchive
 from gangline.client.record import Created, LogEntry, log_entry
@@ -310,6 +310,17 @@ class Client:
         check_target(folder)
         request = pb.DownloadCheckpointRequest(checkpoint_id=checkpoint_id)
         return write_files(self._connection.stream_once(self._stub.DownloadCheckpoint, request), folder)
+
+    def download_tensorboard(self, experiment_id: int, folder: Path, trial_id: str = "") -> int:
+        """Brings a folder up to date with the TensorBoard files of an experiment or of one of its trials. Returns the
+        number of bytes that were fetched. The folder may have the files of an earlier call, to which it appends.
+
+        Raises GanglineError `experiment.not_found`, `trial.not_found`.
+        """
+        request = pb.DownloadTensorboardRequest(
+            experiment_id=experiment_id, trial_id=trial_id, num_bytes_by_path=list_sizes(folder)
+        )
+        return append_files(self._connection.stream_once(self._stub.DownloadTensorboard, request), folder)
 
     def delete_checkpoints(self, checkpoint_ids: Sequence[str], request_id: str | None = None) -> list[Checkpoint]:
         """Deletes all of them or none. Returns their present records; their files are deleted soon after.

@@ -981,6 +981,71 @@ class DownloadCheckpointResponse(google.protobuf.message.Message):
 Global___DownloadCheckpointResponse: typing_extensions.TypeAlias = DownloadCheckpointResponse
 
 @typing.final
+class DownloadTensorboardRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class NumBytesByPathEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    NUM_BYTES_BY_PATH_FIELD_NUMBER: builtins.int
+    experiment_id: builtins.int
+    trial_id: builtins.str
+    """Only this trial; empty for all trials of the experiment."""
+    @property
+    def num_bytes_by_path(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Path -> the bytes that the caller has. Paths begin with the id of the trial."""
+
+    def __init__(
+        self,
+        *,
+        experiment_id: builtins.int = ...,
+        trial_id: builtins.str = ...,
+        num_bytes_by_path: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "num_bytes_by_path", b"num_bytes_by_path", "trial_id", b"trial_id"]) -> None: ...
+
+Global___DownloadTensorboardRequest: typing_extensions.TypeAlias = DownloadTensorboardRequest
+
+@typing.final
+class DownloadTensorboardResponse(google.protobuf.message.Message):
+    """The files one after another: the first message of each file carries its path."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    offset: builtins.int
+    """Where the content goes in the file; 0 where the file is sent whole. In the first message of each file."""
+    chunk: builtins.bytes
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        offset: builtins.int = ...,
+        chunk: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "offset", b"offset", "path", b"path"]) -> None: ...
+
+Global___DownloadTensorboardResponse: typing_extensions.TypeAlias = DownloadTensorboardResponse
+
+@typing.final
 class DeleteCheckpointsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -124,6 +124,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointResponse.FromString,
                 _registered_method=True)
+        self.DownloadTensorboard = channel.unary_stream(
+                '/gangline.v1.GatewayService/DownloadTensorboard',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardResponse.FromString,
+                _registered_method=True)
         self.DeleteCheckpoints = channel.unary_unary(
                 '/gangline.v1.GatewayService/DeleteCheckpoints',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsRequest.SerializeToString,
@@ -273,6 +278,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DownloadTensorboard(self, request, context):
+        """What has been added to the TensorBoard files of some trials since the caller's last call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteCheckpoints(self, request, context):
         """All of them or none; their files are deleted soon after.
         """
@@ -399,6 +411,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.DownloadCheckpoint,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointResponse.SerializeToString,
+            ),
+            'DownloadTensorboard': grpc.unary_stream_rpc_method_handler(
+                    servicer.DownloadTensorboard,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardResponse.SerializeToString,
             ),
             'DeleteCheckpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteCheckpoints,
@@ -912,6 +929,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/DownloadCheckpoint',
             gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DownloadTensorboard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/gangline.v1.GatewayService/DownloadTensorboard',
+            gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardResponse.FromString,
             options,
             channel_credentials,
             insecure,

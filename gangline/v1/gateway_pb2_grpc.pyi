@@ -313,6 +313,22 @@ _GatewayServiceDownloadCheckpointType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceDownloadTensorboardType = typing_extensions.TypeVar(
+    '_GatewayServiceDownloadTensorboardType',
+    grpc.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadTensorboardRequest,
+        gangline.v1.gateway_pb2.DownloadTensorboardResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadTensorboardRequest,
+        gangline.v1.gateway_pb2.DownloadTensorboardResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadTensorboardRequest,
+        gangline.v1.gateway_pb2.DownloadTensorboardResponse,
+    ],
+)
+
 _GatewayServiceDeleteCheckpointsType = typing_extensions.TypeVar(
     '_GatewayServiceDeleteCheckpointsType',
     grpc.UnaryUnaryMultiCallable[
@@ -393,7 +409,7 @@ _GatewayServiceForgetFusionType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -467,6 +483,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryStreamMultiCallable[
             gangline.v1.gateway_pb2.DownloadCheckpointRequest,
             gangline.v1.gateway_pb2.DownloadCheckpointResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            gangline.v1.gateway_pb2.DownloadTensorboardRequest,
+            gangline.v1.gateway_pb2.DownloadTensorboardResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
@@ -564,6 +584,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.DownloadCheckpointRequest,
             gangline.v1.gateway_pb2.DownloadCheckpointResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            gangline.v1.gateway_pb2.DownloadTensorboardRequest,
+            gangline.v1.gateway_pb2.DownloadTensorboardResponse,
+        ],
         grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
             gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
@@ -633,6 +657,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
     ListCheckpoints: _GatewayServiceListCheckpointsType
 
     DownloadCheckpoint: _GatewayServiceDownloadCheckpointType
+
+    DownloadTensorboard: _GatewayServiceDownloadTensorboardType
+    """What has been added to the TensorBoard files of some trials since the caller's last call."""
 
     DeleteCheckpoints: _GatewayServiceDeleteCheckpointsType
     """All of them or none; their files are deleted soon after."""
@@ -720,6 +747,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         gangline.v1.gateway_pb2.DownloadCheckpointRequest,
         gangline.v1.gateway_pb2.DownloadCheckpointResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadTensorboardRequest,
+        gangline.v1.gateway_pb2.DownloadTensorboardResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
@@ -881,6 +912,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.gateway_pb2.DownloadCheckpointRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[gangline.v1.gateway_pb2.DownloadCheckpointResponse], collections.abc.AsyncIterator[gangline.v1.gateway_pb2.DownloadCheckpointResponse]]: ...
+
+    @abc.abstractmethod
+    def DownloadTensorboard(
+        self,
+        request: gangline.v1.gateway_pb2.DownloadTensorboardRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[gangline.v1.gateway_pb2.DownloadTensorboardResponse], collections.abc.AsyncIterator[gangline.v1.gateway_pb2.DownloadTensorboardResponse]]:
+        """What has been added to the TensorBoard files of some trials since the caller's last call."""
 
     @abc.abstractmethod
     def DeleteCheckpoints(

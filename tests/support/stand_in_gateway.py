@@ -69,6 +69,8 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.checkpoints: list[types_pb2.Checkpoint] = []
         self.fusion: list[types_pb2.FusionRecord] = []
         self.files: dict[str, bytes] = {}
+        # What DownloadTensorboard sends, as far as the caller does not have it.
+        self.event_files: dict[str, bytes] = {}
         self.preview = types_pb2.SearchPreview()
         self.snapshot_json = "{}"
         self.cluster = pb.GetClusterResponse(version="0.1.0")
@@ -299,6 +301,17 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             return self._chunks()
 
         yield from self._stream("DownloadCheckpoint", context, handle)
+
+    def DownloadTensorboard(
+        self, request: pb.DownloadTensorboardRequest, context: Any
+    ) -> Iterator[pb.DownloadTensorboardResponse]:
+        def handle() -> Iterator[pb.DownloadTensorboardResponse]:
+            for path, content in self.event_files.items():
+                offset = request.num_bytes_by_path.get(path, 0)
+                if offset < len(content):
+                    yield pb.DownloadTensorboardResponse(path=path, offset=offset, chunk=content[offset:])
+
+        yield from self._stream("DownloadTensorboard", context, handle)
 
     def DeleteCheckpoints(self, request: pb.DeleteCheckpointsRequest, context: Any) -> pb.DeleteCheckpointsResponse:
         def handle() -> pb.DeleteCheckpointsResponse:

@@ -148,6 +148,20 @@ class GatewayService(GatewayServiceServicer):
             yield pb.DownloadCheckpointResponse(path=path if path != shown else "", chunk=chunk)
             shown = path
 
+    async def DownloadTensorboard(
+        self, request: pb.DownloadTensorboardRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadTensorboardResponse]:
+        shown = None
+        pieces = self._usecases.tensorboard.download(
+            current_principal(), request.experiment_id, request.trial_id, request.num_bytes_by_path
+        )
+        async for piece in pieces:
+            is_new = piece.path != shown
+            yield pb.DownloadTensorboardResponse(
+                path=piece.path if is_new else "", offset=piece.offset if is_new else 0, chunk=piece.content
+            )
+            shown = piece.path
+
     async def DeleteCheckpoints(
         self, request: pb.DeleteCheckpointsRequest, context: Context
     ) -> pb.DeleteCheckpointsResponse:

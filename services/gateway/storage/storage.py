@@ -69,9 +69,10 @@ class Storage:
             text = f"cannot write {self.url}/{path}: {failure}"
             raise unavailable("storage.not_written", text, Effect.NONE) from failure
 
-    def chunks(self, path: str) -> Iterator[bytes]:
-        """Yields the chunks of a file. Raises FileNotFoundError before the first chunk."""
+    def chunks(self, path: str, offset: int = 0) -> Iterator[bytes]:
+        """Yields the chunks of a file from this byte on. Raises FileNotFoundError before the first chunk."""
         with self._files.open(self._path(path), "rb") as reading:
+            reading.seek(offset)
             while chunk := reading.read(CHUNK_BYTES):
                 yield chunk
 
@@ -116,6 +117,19 @@ class Storage:
             return []
         return [posixpath.basename(str(name).rstrip("/")) for name in paths]
 
+    def sizes(self, path: str) -> dict[str, int]:
+        """Returns the size in bytes of each file below a folder, by its path below it; none if the folder does not
+        exist. Links are left out, because trials write into the storage and a link may lead out of it."""
+        place = self._path(path)
+        if self._is_local:
+            return dict(_local_sizes(Path(place), ""))
+        self._files.invalidate_cache(place)
+        try:
+            entries = self._files.find(place, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {str(name).removeprefix(f"{place}/"): int(entry["size"]) for name, entry in entries.items()}
+
     def mark(self, path: str) -> None:
         """Creates an empty file."""
         self._make_parent(path)
@@ -156,6 +170,19 @@ class Storage:
 
     def _make_parent(self, path: str) -> None:
         self._files.makedirs(posixpath.dirname(self._path(path)), exist_ok=True)
+
+
+def _local_sizes(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _local_sizes(Path(entry.path), f"{prefix}{entry.name}/")
+        elif entry.is_file(follow_symlinks=False):
+            with suppress(FileNotFoundError):
+                yield f"{prefix}{entry.name}", entry.stat(follow_symlinks=False).st_size
 
 
 def _remove_tree(path: Path) -> None:

@@ -23,6 +23,7 @@ from services.gateway.usecase.history import Records
 from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.pending import Pending
 from services.gateway.usecase.queue import Queue
+from services.gateway.usecase.tensorboard import Tensorboard
 from services.gateway.usecase.view import Views
 
 
@@ -45,6 +46,7 @@ class UseCases:
     agents: Agents
     clusters: Clusters
     checkpoints: Checkpoints
+    tensorboard: Tensorboard
     fusion: Fusion
     code: Code
     ingest: Ingest
@@ -64,6 +66,7 @@ def assemble(
         agents=Agents(mirror, leader),
         clusters=Clusters(mirror, etcd),
         checkpoints=Checkpoints(mirror, leader, storage, views),
+        tensorboard=Tensorboard(mirror, storage, views),
         fusion=Fusion(mirror, leader),
         code=code,
         ingest=ingest,
