@@ -58,10 +58,12 @@ def create(
     text = read_text(config)
     with connect(retry_seconds) as client:
         # These follow `connect`, which must run before the first import of grpc.
+        from gangline.cli.output.progress import Bars  # noqa: PLC0415
         from gangline.cli.submit import submit  # noqa: PLC0415
         from gangline.client import prepare_submission  # noqa: PLC0415
 
-        submission = prepare_submission(text, code or config.resolve().parent)
+        with Bars() as bars:
+            submission = prepare_submission(text, code or config.resolve().parent, bars)
         created = submit(client, submission, request_id=request_id, is_again=again, is_quiet=is_json)
         for warning in created.warnings:
             warn(warning)

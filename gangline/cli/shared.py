@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,13 +27,16 @@ def new_group(help_text: str) -> typer.Typer:
     return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
 
 
-def connect(retry_seconds: float | None = None) -> Client:
+@contextmanager
+def connect(retry_seconds: float | None = None) -> Iterator[Client]:
     """Opens a client for the cluster that the environment or the login file names. retry_seconds: as the client's."""
     # Without it a connection that breaks with the gateway's death prints grpc's own lines between those of a command.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from gangline.cli.output.progress import Bars  # noqa: PLC0415
     from gangline.client import Client  # noqa: PLC0415 - grpc takes a quarter of a second to load
 
-    return Client(retry_seconds=retry_seconds)
+    with Bars() as bars, Client(retry_seconds=retry_seconds, on_progress=bars) as client:
+        yield client
 
 
 def show(records: Any, is_json: bool, lines: Callable[[], Iterable[str]], *, flush: bool = False) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -23,13 +23,17 @@ def check_target(folder: Path) -> None:
         raise invalid("download.exists", f"{folder} exists already; give a folder that is new or empty")
 
 
-def write_files(chunks: Iterable[gateway_pb2.DownloadCheckpointResponse], folder: Path) -> int:
-    """Writes the files and returns the number of bytes. The folder appears under its name once every file is
-    complete."""
+def write_files(
+    chunks: Iterable[gateway_pb2.DownloadCheckpointResponse], folder: Path, on_bytes: Callable[[int, int], None]
+) -> int:
+    """Writes the files and returns the number of bytes. The folder appears under its name once every file is complete.
+
+    on_bytes: called with the bytes that are there, and with all bytes; 0 where the gateway is too old to tell them.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        num_bytes = _write(chunks, part)
+        num_bytes = _write(chunks, part, on_bytes)
         if folder.exists():
             folder.rmdir()
         # mkdtemp makes the folder 0700; the finished one gets usual rights.
@@ -71,9 +75,11 @@ def _open_at(folder: Path, name: str, offset: int) -> BinaryIO:
     return file
 
 
-def _write(chunks: Iterable[gateway_pb2.DownloadCheckpointResponse], part: Path) -> int:
+def _write(
+    chunks: Iterable[gateway_pb2.DownloadCheckpointResponse], part: Path, on_bytes: Callable[[int, int], None]
+) -> int:
     file: BinaryIO | None = None
-    num_bytes = 0
+    num_bytes, total_bytes = 0, 0
     try:
         for message in chunks:
             if message.path:
@@ -83,6 +89,8 @@ def _write(chunks: Iterable[gateway_pb2.DownloadCheckpointResponse], part: Path)
             if file is None:
                 raise GanglineError("download.broken", "the gateway sent data without a file name", ErrorKind.INTERNAL)
             num_bytes += file.write(message.chunk)
+            total_bytes = message.total_bytes or total_bytes
+            on_bytes(min(num_bytes, total_bytes or num_bytes), total_bytes)
     finally:
         if file is not None:
             file.close()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
+from gangline.client.progress import OnProgress, ignore_progress
 from gangline.domain.limits import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PATH_BYTES, MB
 from gangline.errors import GanglineError, invalid
 
@@ -47,15 +48,17 @@ class _File:
     is_executable: bool
 
 
-def pack_code(folder: Path) -> CodeArchive:
-    """Packs a folder. Raises GanglineError: code.no_folder, code.too_big, code.too_many, code.long_path,
-    code.unreadable, code.link_loop."""
+def pack_code(folder: Path, on_progress: OnProgress = ignore_progress) -> CodeArchive:
+    """Packs a folder. on_progress: told of bytes before compression.
+
+    Raises GanglineError: code.no_folder, code.too_big, code.too_many, code.long_path, code.unreadable, code.link_loop.
+    """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise invalid("code.no_folder", f"the code folder {folder} {what}; give the folder that holds the trial")
     files = sorted(_walk(folder, "", _Rules(folder), ()), key=lambda file: file.name)
     _check_size(folder, files)
-    payload = _pack(files)
+    payload = _pack(files, on_progress)
     num_bytes = sum(file.num_bytes for file in files)
     return CodeArchive(hashlib.sha256(payload).hexdigest(), payload, len(files), num_bytes)
 
@@ -153,8 +156,9 @@ def _check_size(folder: Path, files: list[_File]) -> None:
     )
 
 
-def _pack(files: list[_File]) -> bytes:
+def _pack(files: list[_File], on_progress: OnProgress) -> bytes:
     packed = io.BytesIO()
+    num_bytes, total_bytes = 0, sum(file.num_bytes for file in files)
     # Without a file name and with mtime 0 the gzip header is always the same.
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=packed, compresslevel=6, mtime=0) as compressed,
@@ -162,6 +166,8 @@ def _pack(files: list[_File]) -> bytes:
     ):
         for file in files:
             _add(tar, file)
+            num_bytes += file.num_bytes
+            on_progress("packing", num_bytes, total_bytes)
     return packed.getvalue()
 
 

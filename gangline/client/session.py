@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +18,7 @@ from gangline.client.connection import Connection, say_create
 from gangline.client.download import append_files, check_target, list_sizes, write_files
 from gangline.client.login import Login, find_login, find_retry_seconds
 from gangline.client.packing import CodeArchive
+from gangline.client.progress import OnProgress, ignore_progress
 from gangline.client.record import Created, LogEntry, log_entry
 from gangline.client.submission import Submission, prepare_submission
 from gangline.config import parse_config
@@ -41,7 +43,8 @@ class Client:
     """A user's connection to a cluster.
 
     address and token: gangline.client.login describes the defaults for None. retry_seconds: how long a call is retried
-    while the cluster cannot take it; None takes GANGLINE_RETRY_SECONDS, else 10.
+    while the cluster cannot take it; None takes GANGLINE_RETRY_SECONDS, else 10. on_progress: told of uploads and
+    downloads.
 
     Every method raises GanglineError, with the cluster's own code and message where it has one. After a failed change,
     the error's `effect` states whether it is certain that nothing was changed. Its `request_id` makes another call
@@ -55,7 +58,9 @@ class Client:
         *,
         call_seconds: float = 60,
         retry_seconds: float | None = None,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
+        self._on_progress = on_progress
         self.login: Login = find_login(address, token)
         seconds = find_retry_seconds() if retry_seconds is None else retry_seconds
         self._connection = Connection(self.login, call_seconds, seconds)
@@ -109,7 +114,9 @@ class Client:
         def chunks() -> Iterator[pb.UploadCodeRequest]:
             yield pb.UploadCodeRequest(code_sha256=archive.sha256)
             for start in range(0, len(archive.payload), CHUNK_BYTES):
-                yield pb.UploadCodeRequest(chunk=archive.payload[start : start + CHUNK_BYTES])
+                chunk = archive.payload[start : start + CHUNK_BYTES]
+                yield pb.UploadCodeRequest(chunk=chunk)
+                self._on_progress("upload", start + len(chunk), len(archive.payload))
 
         self._connection.call(self._stub.UploadCode, chunks)
 
@@ -309,7 +316,8 @@ class Client:
         """Writes its files into a folder that is new or empty; returns their bytes."""
         check_target(folder)
         request = pb.DownloadCheckpointRequest(checkpoint_id=checkpoint_id)
-        return write_files(self._connection.stream_once(self._stub.DownloadCheckpoint, request), folder)
+        messages = self._connection.stream_once(self._stub.DownloadCheckpoint, request)
+        return write_files(messages, folder, partial(self._on_progress, "download"))
 
     def download_tensorboard(self, experiment_id: int, folder: Path, trial_id: str = "") -> int:
         """Brings a folder up to date with the TensorBoard files of an experiment or of one of its trials. Returns the

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.client.packing import CodeArchive, pack_code
+from gangline.client.progress import OnProgress, ignore_progress
 from gangline.config import check_code, parse_config, parse_entrypoint
 
 
@@ -29,9 +30,9 @@ class Submission:
         return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
 
-def prepare_submission(config_text: str, code: Path) -> Submission:
+def prepare_submission(config_text: str, code: Path, on_progress: OnProgress = ignore_progress) -> Submission:
     """Checks and packs. config_text: YAML. code: the folder of the trial. Raises GanglineError `config.*`, `code.*`."""
     config, warnings = parse_config(config_text)
-    archive = pack_code(code)
+    archive = pack_code(code, on_progress)
     check_code(code, parse_entrypoint(config.entrypoint))
     return Submission(config.model_dump_json(), archive, tuple(warnings))

@@ -968,15 +968,19 @@ class DownloadCheckpointResponse(google.protobuf.message.Message):
 
     PATH_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: builtins.int
     path: builtins.str
     chunk: builtins.bytes
+    total_bytes: builtins.int
+    """Of all files together, in the first message only; the manifest's own bytes are not counted."""
     def __init__(
         self,
         *,
         path: builtins.str = ...,
         chunk: builtins.bytes = ...,
+        total_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "path", b"path"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "path", b"path", "total_bytes", b"total_bytes"]) -> None: ...
 
 Global___DownloadCheckpointResponse: typing_extensions.TypeAlias = DownloadCheckpointResponse
 

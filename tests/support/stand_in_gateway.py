@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 
 from gangline.domain.allocation import Reason
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import METADATA_FILE, Experiment, Trial
 from gangline.domain.explanation import explain
 from gangline.domain.id import parse_job_id
 from gangline.domain.resource import Agent
@@ -331,9 +331,11 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         return self._answer("GetCluster", context, lambda: self.cluster)
 
     def _chunks(self) -> Iterator[pb.DownloadCheckpointResponse]:
+        total = sum(len(content) for path, content in self.files.items() if path != METADATA_FILE)
         for path, content in self.files.items():
             half = len(content) // 2
-            yield pb.DownloadCheckpointResponse(path=path, chunk=content[:half])
+            yield pb.DownloadCheckpointResponse(path=path, chunk=content[:half], total_bytes=total)
+            total = 0
             yield pb.DownloadCheckpointResponse(chunk=content[half:])
 
     @staticmethod

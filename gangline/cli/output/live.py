@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
@@ -50,8 +51,8 @@ _COLOR_BY_STATE = {State.QUEUED: "yellow", State.STARTING: "cyan", State.RUNNING
 class CleanConsole(Console):
     """Draws with escape sequences of its own, and shows those in a text as escapes. It reads no markup in texts."""
 
-    def __init__(self) -> None:
-        super().__init__(file=raw_output(), markup=False, emoji=False, highlight=False)
+    def __init__(self, file: TextIO | None = None) -> None:
+        super().__init__(file=file or raw_output(), markup=False, emoji=False, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

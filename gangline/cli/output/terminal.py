@@ -97,4 +97,17 @@ def can_ask() -> bool:
 
 def raw_output() -> TextIO:
     """Returns the stream for a program that draws on the terminal with escape sequences of its own."""
-    return sys.stdout.raw if isinstance(sys.stdout, CleanStream) else sys.stdout
+    return _raw(sys.stdout)
+
+
+def raw_errors() -> TextIO:
+    """Returns the stream for a bar that is drawn beside the result."""
+    return _raw(sys.stderr)
+
+
+def is_error_terminal() -> bool:
+    return sys.stderr.isatty()
+
+
+def _raw(stream: TextIO | CleanStream) -> TextIO:
+    return stream.raw if isinstance(stream, CleanStream) else stream

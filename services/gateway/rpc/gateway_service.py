@@ -144,9 +144,12 @@ class GatewayService(GatewayServiceServicer):
         self, request: pb.DownloadCheckpointRequest, context: Context
     ) -> AsyncIterator[pb.DownloadCheckpointResponse]:
         shown = None
-        async for path, chunk in self._usecases.checkpoints.download(current_principal(), request.checkpoint_id):
-            yield pb.DownloadCheckpointResponse(path=path if path != shown else "", chunk=chunk)
-            shown = path
+        checkpoints = self._usecases.checkpoints
+        total = sum(checkpoints.find(current_principal(), request.checkpoint_id).file_bytes.values())
+        async for path, chunk in checkpoints.download(current_principal(), request.checkpoint_id):
+            answer = pb.DownloadCheckpointResponse(path=path if path != shown else "", chunk=chunk)
+            answer.total_bytes, shown, total = total, path, 0
+            yield answer
 
     async def DownloadTensorboard(
         self, request: pb.DownloadTensorboardRequest, context: Context

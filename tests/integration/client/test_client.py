@@ -227,7 +227,7 @@ def test_file_outside_of_the_folder_is_refused(
     checkpoint.files = {path: b"x"}
     with pytest.raises(GanglineError) as caught:
         client.download_checkpoint("c0ffee", tmp_path / "out")
-    assert caught.value.message == f"the checkpoint names a file {path!r}, which lies outside its folder"
+    assert caught.value.message == f"the gateway names a file {path!r}, which lies outside its folder"
     assert not (tmp_path / "evil").exists()
 
 
