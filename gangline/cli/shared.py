@@ -26,13 +26,14 @@ def new_group(help_text: str) -> typer.Typer:
     return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
 
 
-def connect(retry_seconds: float | None = None) -> Client:
-    """Opens a client for the cluster that the environment or the login file names. retry_seconds: as the client's."""
+def connect(retry_seconds: float | None = None, *, address: str | None = None, token: str | None = None) -> Client:
+    """Opens a client, by default for the cluster that the environment or the login file names. The arguments are those
+    of the client."""
     # Without it a connection that breaks with the gateway's death prints grpc's own lines between those of a command.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from gangline.client import Client  # noqa: PLC0415 - grpc takes a quarter of a second to load
 
-    return Client(retry_seconds=retry_seconds)
+    return Client(address, token, retry_seconds=retry_seconds)
 
 
 def show(records: Any, is_json: bool, lines: Callable[[], Iterable[str]], *, flush: bool = False) -> None:

@@ -141,6 +141,11 @@ def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
     return GanglineError("rpc.failed", f"{target} answered {status.name}: {failure.details()}", kind)
 
 
+def is_answer(failure: grpc.RpcError) -> bool:
+    """Returns whether the peer itself has answered with an error of Gangline, unlike a connection that broke."""
+    return _find_detail(failure) is not None
+
+
 def is_unknown_method(error: GanglineError) -> bool:
     """Returns whether a call failed because its peer, of an older version, does not have the method."""
     failure = error.__cause__

@@ -1,0 +1,47 @@
+"""`gangline login`: stores the gateways and the token of a cluster, so that no shell has to set them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from gangline.cli.output.terminal import can_ask, say
+from gangline.cli.shared import connect, warn
+from gangline.errors import invalid
+
+
+def login(
+    addresses: Annotated[
+        str, typer.Argument(metavar="ADDRESSES", help="The gateways, as gpu1:8081,gpu2:8081; default port: 8081.")
+    ],
+) -> None:
+    """Log in to a cluster: later commands use one of these gateways, and another one when that one is away.
+
+    The token comes from GANGLINE_TOKEN, from a question, or from the standard input. It is stored only after a gateway
+    has accepted it.
+    """
+    with connect(address=addresses, token=_read_token()) as client:
+        # This follows `connect`, which must run before the first import of grpc.
+        from gangline.client.login import load_login, save_login  # noqa: PLC0415
+
+        cluster, before = client.get_cluster(), load_login()
+        path = save_login(client.login)
+        gateways = ", ".join(client.login.addresses)
+    if before is not None and before.data_directory:
+        warn(f"commands no longer use the local cluster in {before.data_directory}; gangline up makes them use it")
+    say([f"logged in to {gateways} (gangline {cluster.version}); the login is in {path}"])
+
+
+def _read_token() -> str:
+    """Reads the token. It is no argument, because other users of the machine can read arguments. Raises GanglineError
+    `login.no_token`."""
+    token = os.environ.get("GANGLINE_TOKEN", "")
+    if not token:
+        token = typer.prompt("Token", hide_input=True, err=True) if can_ask() else sys.stdin.readline()
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable():
+        raise invalid("login.no_token", "there is no token; set GANGLINE_TOKEN, or give it on the standard input")
+    return token
