@@ -31,7 +31,8 @@ def login(
         path = save_login(client.login)
         gateways = ", ".join(client.login.addresses)
     if before is not None and before.data_directory:
-        warn(f"commands no longer use the local cluster in {before.data_directory}; gangline up makes them use it")
+        stop = f"gangline down --data-dir {before.data_directory}"
+        warn(f"commands no longer use the local cluster in {before.data_directory}; stop it with: {stop}")
     say([f"logged in to {gateways} (gangline {cluster.version}); the login is in {path}"])
 
 

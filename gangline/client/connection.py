@@ -27,8 +27,8 @@ T = TypeVar("T")
 # How long gateways that have never answered are retried.
 _FIRST_CONTACT_SECONDS = 3.0
 DEFAULT_RETRY_SECONDS = 10.0
-# A process that hangs keeps its connections until the keepalive ends them, within 8 s (rpc.CHANNEL_OPTIONS). So a stream
-# that has lasted longer had a gateway that worked.
+# A process that hangs keeps its connections until the keepalive ends them, within 8 s (rpc.CHANNEL_OPTIONS). So a
+# stream that has lasted longer had a gateway that worked.
 _HANG_SECONDS = 9.0
 _FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
 # Statuses with which grpc may also end a call on a broken connection.
@@ -82,6 +82,9 @@ class Connection:
         random.shuffle(self.gateways)
         # The gateway with which the next call begins. Threads share it; each assignment is right by itself.
         self.chosen = self.gateways[0]
+        # The gateway that answered last, or the first choice. Another one must first catch up with what this client has
+        # seen and changed there.
+        self.current = self.chosen
         self.stub = cast("gateway_pb2_grpc.GatewayServiceStub", _AnyStub())
 
     def close(self) -> None:
@@ -116,7 +119,9 @@ class Connection:
         attempts = _Attempts(self, is_stream=True)
         while True:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            messages = method(attempts.gateway, make_request(), timeout=timeout, metadata=self._metadata)
+            messages = method(
+                attempts.gateway, make_request(), timeout=timeout, metadata=self._metadata_for(attempts.gateway)
+            )
             began_at, has_message = time.monotonic(), False
             try:
                 for message in messages:
@@ -140,7 +145,7 @@ class Connection:
         """Yields the answers of a stream that cannot resume after a lost connection. Only its opening is retried."""
         attempts = _Attempts(self, is_stream=True)
         while True:
-            messages = method(attempts.gateway, request, metadata=self._metadata)
+            messages = method(attempts.gateway, request, metadata=self._metadata_for(attempts.gateway))
             has_message = False
             try:
                 for message in messages:
@@ -169,11 +174,16 @@ class Connection:
         is_stranger = error.code == _UNREACHABLE and not self.has_answered
         return self._first_contact_seconds if is_stranger else self._retry_seconds
 
+    def _metadata_for(self, gateway: _Gateway) -> tuple[tuple[str, str], ...]:
+        return self._metadata if gateway is self.current else self._metadata + rpc.CATCH_UP_METADATA
+
     def _call(self, method: Callable[..., T], request: Any, attempts: _Attempts) -> T:
         while True:
             sent = request() if callable(request) else request
             try:
-                answer = method(attempts.gateway, sent, timeout=self._call_seconds, metadata=self._metadata)
+                answer = method(
+                    attempts.gateway, sent, timeout=self._call_seconds, metadata=self._metadata_for(attempts.gateway)
+                )
             except grpc.RpcError as failure:
                 attempts.fail(failure)
             else:
@@ -220,7 +230,7 @@ class _Attempts:
 
     def succeed(self) -> None:
         self._connection.has_answered = True
-        self._connection.chosen = self.gateway
+        self._connection.chosen = self._connection.current = self.gateway
 
     def fail(self, failure: grpc.RpcError) -> None:
         """Changes to the next gateway after a pause. Raises GanglineError when the call cannot go on."""
@@ -244,7 +254,7 @@ class _Attempts:
         """Returns whether another attempt may succeed. A read that one gateway has not answered in time is tried at
         each of the others once."""
         if error.kind is ErrorKind.TIMEOUT:
-            return self._effects is not None or not (self._is_stream or is_answer) and self._retry.has_untried
+            return self._effects is not None or (not (self._is_stream or is_answer) and self._retry.has_untried)
         return error.kind is ErrorKind.UNAVAILABLE or failure.code() in _BROKEN
 
     def restart(self, lasted_seconds: float, *, has_message: bool) -> None:

@@ -18,6 +18,9 @@ from gangline.v1 import types_pb2
 
 AUTHORIZATION_KEY = "authorization"
 ERROR_KEY = "gangline-error-bin"
+# A client that changes to another gateway sends it until that one has answered. So it reads nothing older there than
+# what it knows already.
+CATCH_UP_METADATA = (("gangline-catch-up", "1"),)
 # The size of one chunk of a streamed content, 1 MiB.
 CHUNK_BYTES = 1 << 20
 
@@ -92,6 +95,11 @@ def find_token(metadata: Iterable[tuple[str, Any]] | None) -> str | None:
         if key == AUTHORIZATION_KEY and isinstance(value, str) and value.startswith("Bearer "):
             return value.removeprefix("Bearer ")
     return None
+
+
+def asks_to_catch_up(metadata: Iterable[tuple[str, Any]] | None) -> bool:
+    """Returns whether the metadata of a call has CATCH_UP_METADATA."""
+    return any(entry in CATCH_UP_METADATA for entry in map(tuple, metadata or ()))
 
 
 def status_of(error: GanglineError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
