@@ -230,7 +230,7 @@ class _Attempts:
 
     def succeed(self) -> None:
         self._connection.has_answered = True
-        self._connection.chosen = self._connection.current = self.gateway
+        self._connection.current = self.gateway
 
     def fail(self, failure: grpc.RpcError) -> None:
         """Changes to the next gateway after a pause. Raises GanglineError when the call cannot go on."""

@@ -63,6 +63,18 @@ def test_call_goes_on_at_the_other_gateway_and_stays_there(pair: list[StandInGat
     assert (first.calls, second.calls) == (["ListExperiments"], ["ListExperiments"] * 2)
 
 
+def test_only_the_first_calls_at_another_gateway_ask_it_to_catch_up(pair: list[StandInGateway]) -> None:
+    first, second = pair
+    second.failures = [unavailable("history.unreadable", "not now")]
+    with connect(pair) as client:
+        client.list_experiments()
+        first.failures = [unavailable("gateway.stopping", "stopping")] * 2
+        for _ in range(3):
+            client.list_experiments()
+    assert (first.num_catch_ups, second.num_catch_ups) == (0, 2)
+    assert (len(first.calls), len(second.calls)) == (3, 4)
+
+
 def test_first_call_finds_the_gateway_that_lives(pair: list[StandInGateway]) -> None:
     pair[0].stop()
     with connect(pair, retry_seconds=0) as client:
