@@ -27,21 +27,26 @@ def login(
         # This follows `connect`, which must run before the first import of grpc.
         from gangline.client.login import load_login, save_login  # noqa: PLC0415
 
-        cluster, before = client.get_cluster(), load_login()
-        path = save_login(client.login)
+        client.get_cluster()
+        before, path = load_login(), save_login(client.login)
         gateways = ", ".join(client.login.addresses)
     if before is not None and before.data_directory:
         stop = f"gangline down --data-dir {before.data_directory}"
         warn(f"commands no longer use the local cluster in {before.data_directory}; stop it with: {stop}")
-    say([f"logged in to {gateways} (gangline {cluster.version}); the login is in {path}"])
+    if os.environ.get("GANGLINE_GATEWAY"):
+        warn("GANGLINE_GATEWAY is set in this shell, and commands use it instead of the login; unset it")
+    say([f"logged in to {gateways}; the login is in {path}"])
 
 
 def _read_token() -> str:
     """Reads the token. It is no argument, because other users of the machine can read arguments. Raises GanglineError
     `login.no_token`."""
     token = os.environ.get("GANGLINE_TOKEN", "")
-    if not token:
-        token = typer.prompt("Token", hide_input=True, err=True) if can_ask() else sys.stdin.readline()
+    try:
+        if not token:
+            token = typer.prompt("Token", hide_input=True, err=True) if can_ask() else sys.stdin.readline()
+    except UnicodeDecodeError:
+        token = ""
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable():
         raise invalid("login.no_token", "there is no token; set GANGLINE_TOKEN, or give it on the standard input")

@@ -260,6 +260,8 @@ class _Attempts:
     def restart(self, lasted_seconds: float, *, has_message: bool) -> None:
         """Begins a new outage for a stream that breaks after it has worked. A gateway that accepts streams only to
         break them gets the growing pauses of one that is away."""
+        if has_message or lasted_seconds > _HANG_SECONDS:
+            self._answer = None
         if lasted_seconds > _HANG_SECONDS:
             self._retry.restart(time.monotonic())
         elif has_message:

@@ -109,8 +109,14 @@ def load_login() -> Login | None:
 
 
 def save_login(login: Login) -> Path:
-    write_private(_path(), json.dumps(asdict(login), indent=1) + "\n")
-    return _path()
+    """Writes the file and returns its path. Raises GanglineError `login.unwritable`."""
+    path = _path()
+    try:
+        write_private(path, json.dumps(asdict(login), indent=1) + "\n")
+    except OSError as failure:
+        text = f"cannot write the login to {path}: {failure.strerror}; set {HOME_VARIABLE} to another folder"
+        raise GanglineError("login.unwritable", text) from failure
+    return path
 
 
 def forget_login(data_directory: str) -> None:

@@ -40,8 +40,9 @@ _STATE_AFTER = {
 
 
 class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
-    """failures: what the next calls fail with, first one first. calls: the names of all calls, in order.
-    num_catch_ups: how many of them asked the gateway to catch up with etcd first.
+    """failures: what the next calls fail with, first one first. before_answer: called before each answer that is no
+    stream. calls: the names of all calls, in order. num_catch_ups: how many of them asked the gateway to catch up with
+    etcd first.
 
     create_failures: what the next creates fail with: before they have made an experiment where the effect is NONE, else
     after it.
@@ -52,6 +53,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     def __init__(self) -> None:
         self.failures: list[GanglineError] = []
         self.create_failures: list[GanglineError] = []
+        self.before_answer: Callable[[], object] = lambda: None
         self.calls: list[str] = []
         self.num_catch_ups = 0
         self.break_after: int | None = None
@@ -345,6 +347,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     def _answer(self, name: str, context: Any, handle: Callable[[], T]) -> T:
         try:
             self._admit(name, context)
+            self.before_answer()
             return handle()
         except GanglineError as error:
             _abort(context, error)

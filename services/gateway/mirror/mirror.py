@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from gangline.errors import GanglineError, unavailable
+from gangline.errors import Effect, GanglineError, unavailable
 from services.common import keys
 from services.common.etcd import EtcdClient, Listing, WatchBatch
 from services.gateway.mirror import metrics
@@ -180,7 +180,9 @@ class Mirror:
 
 def _behind(why: str) -> GanglineError:
     return unavailable(
-        "gateway.behind", f"this gateway cannot be sure what there is now: {why}; ask again, or another gateway"
+        "gateway.behind",
+        f"this gateway cannot be sure what there is now: {why}; ask again, or another gateway",
+        Effect.NONE,
     )
 
 

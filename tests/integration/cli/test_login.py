@@ -32,7 +32,7 @@ def test_login_is_what_later_commands_use(
     give(TOKEN + "\n", monkeypatch)
     done = cli("login", f" {gateway.address}, 127.0.0.1:9")
     assert (done.status, done.err) == (0, "")
-    assert done.out == f"logged in to {gateway.address}, 127.0.0.1:9 (gangline 0.1.0); the login is in {path}\n"
+    assert done.out == f"logged in to {gateway.address}, 127.0.0.1:9; the login is in {path}\n"
     assert json.loads(path.read_text())["address"] == f"{gateway.address},127.0.0.1:9"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert TOKEN not in done.out
@@ -54,6 +54,39 @@ def test_refused_token_is_not_stored(
     done = cli("login", gateway.address)
     assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
     assert not path.exists()
+
+
+def test_variable_that_wins_is_named(
+    cli: Cli, gateway: StandInGateway, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANGLINE_GATEWAY", "gpu9")
+    give(TOKEN + "\n", monkeypatch)
+    done = cli("login", gateway.address)
+    assert done.status == 0
+    assert done.err == (
+        "warning: GANGLINE_GATEWAY is set in this shell, and commands use it instead of the login; unset it\n"
+    )
+
+
+def test_folder_that_cannot_be_written_is_one_line(
+    cli: Cli, gateway: StandInGateway, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANGLINE_HOME", "/proc/nothing")
+    give(TOKEN + "\n", monkeypatch)
+    done = cli("login", gateway.address)
+    assert (done.status, done.out) == (2, "")
+    assert done.err == (
+        "error: cannot write the login to /proc/nothing/login.json: No such file or directory; "
+        "set GANGLINE_HOME to another folder\n"
+    )
+
+
+def test_bytes_that_are_no_text_are_no_token(
+    cli: Cli, gateway: StandInGateway, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
+    done = cli("login", gateway.address)
+    assert (done.status, done.err.count("\n"), gateway.calls) == (2, 1, [])
 
 
 @pytest.mark.parametrize("text", ["", "\n", "caf\u00e9\n"])

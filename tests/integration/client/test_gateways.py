@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,9 +31,10 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Stand
         server.stop()
 
 
-def connect(pair: list[StandInGateway], retry_seconds: float = 5) -> Client:
+def connect(pair: list[StandInGateway], retry_seconds: float = 5, call_seconds: float = 60) -> Client:
     """A client whose first choice is the first of them."""
-    client = Client(",".join(server.address for server in pair), TOKEN, retry_seconds=retry_seconds)
+    addresses = ",".join(server.address for server in pair)
+    client = Client(addresses, TOKEN, retry_seconds=retry_seconds, call_seconds=call_seconds)
     connection = client._connection
     connection.gateways.sort(key=lambda gateway: not gateway.target.endswith(pair[0].address))
     connection.chosen = connection.current = connection.gateways[0]
@@ -89,6 +91,23 @@ def test_gateway_that_answers_unavailable_is_left(pair: list[StandInGateway], co
         assert [experiment.id for experiment in client.list_experiments()] == [1]
         client.list_experiments()
     assert (len(first.calls), len(second.calls)) == (1, 2)
+
+
+def test_read_that_is_not_answered_in_time_is_tried_at_the_other_once(
+    pair: list[StandInGateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer = threading.Event()
+    monkeypatch.setattr(pair[0], "before_answer", may_answer.wait)
+    try:
+        with connect(pair, call_seconds=0.5) as client:
+            assert [experiment.id for experiment in client.list_experiments()] == [1]
+        monkeypatch.setattr(pair[1], "before_answer", may_answer.wait)
+        with connect(pair, call_seconds=0.5) as client, pytest.raises(GanglineError) as caught:
+            client.list_experiments()
+    finally:
+        may_answer.set()
+    assert caught.value.code == "rpc.timeout"
+    assert [len(server.calls) for server in pair] == [2, 2]
 
 
 def test_own_trouble_of_a_gateway_is_no_reason_to_give_up_before_the_other_was_asked(

@@ -292,6 +292,10 @@ async def test_experiment_that_was_just_created_is_there_at_a_gateway_that_lags(
         assert (await in_thread(lagging.get_experiment, number)).experiment.id == number
         created = await in_thread(client.create_experiment, CONFIG, code)
         assert await in_thread(lambda: list(lagging.stream_logs(created.experiment.id))) == []
+        created = await in_thread(client.create_experiment, CONFIG, code)
+        http = Client(second, gateways.processes[second].addresses["http"])
+        assert (await http.http.get(f"/api/v1/experiments/{created.experiment.id}")).status_code == 200
+        await http.close()
         with pytest.raises(GanglineError) as caught:
             await in_thread(lagging.get_experiment, 1234)
         assert caught.value.code == "experiment.not_found"
