@@ -94,7 +94,8 @@ async def _logs(
     cases: UseCases, caller: Principal, scope: Scope, window: Window, tail: int
 ) -> model.LogPage | EventSourceResponse:
     # Checked before following too: an event stream that has begun can no longer answer with an error.
-    await cases.records.check(caller, scope)
+    await cases.records.confirm(caller, scope)
+    cases.records.check(caller, scope)
     if window.follow:
         pages = cases.records.logs(caller, scope, tail=tail, after_id=window.last_id, follow=True)
         return _stream(_log_events(pages))
@@ -105,7 +106,8 @@ async def _logs(
 async def _metrics(
     cases: UseCases, caller: Principal, scope: Scope, window: Window
 ) -> model.MetricsPage | EventSourceResponse:
-    await cases.records.check(caller, scope)
+    await cases.records.confirm(caller, scope)
+    cases.records.check(caller, scope)
     if window.follow:
         pages = cases.records.metrics(caller, scope, after_id=window.last_id, follow=True)
         return _stream(_metrics_events(pages))
