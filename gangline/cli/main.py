@@ -22,6 +22,7 @@ from gangline.cli import (
     experiment_set,
     fusion,
     job,
+    login,
     search,
     simulate,
     task,
@@ -49,6 +50,7 @@ app.command()(cluster.down)
 app.command()(cluster.status)
 app.command()(top.top)
 app.command()(tensorboard.tensorboard)
+app.command()(login.login)
 app.command("preview-search")(search.preview_search)
 # Its options are those of the program that it runs, including --help.
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(

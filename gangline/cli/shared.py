@@ -28,14 +28,17 @@ def new_group(help_text: str) -> typer.Typer:
 
 
 @contextmanager
-def connect(retry_seconds: float | None = None) -> Iterator[Client]:
-    """Opens a client for the cluster that the environment or the login file names. retry_seconds: as the client's."""
+def connect(
+    retry_seconds: float | None = None, *, address: str | None = None, token: str | None = None
+) -> Iterator[Client]:
+    """Opens a client, by default for the cluster that the environment or the login file names. The arguments are those
+    of the client."""
     # Without it a connection that breaks with the gateway's death prints grpc's own lines between those of a command.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from gangline.cli.output.progress import Bars  # noqa: PLC0415
     from gangline.client import Client  # noqa: PLC0415 - grpc takes a quarter of a second to load
 
-    with Bars() as bars, Client(retry_seconds=retry_seconds, on_progress=bars) as client:
+    with Bars() as bars, Client(address, token, retry_seconds=retry_seconds, on_progress=bars) as client:
         yield client
 
 

@@ -1,7 +1,8 @@
-"""Finds the gateway to talk to, and the token.
+"""Finds the gateways to talk to, and the token.
 
 The order is: the caller's arguments, the environment (GANGLINE_GATEWAY, GANGLINE_TOKEN), and the login file that
-`gangline up` writes below GANGLINE_HOME (default ~/.config/gangline). Only their owner can read files with tokens.
+`gangline up` and `gangline login` write below GANGLINE_HOME (default ~/.config/gangline). Only their owner can read
+files with tokens.
 """
 
 from __future__ import annotations
@@ -9,26 +10,36 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from gangline.client.address import parse_addresses
 from gangline.errors import ErrorKind, GanglineError
 
 ADDRESS_VARIABLE = "GANGLINE_GATEWAY"
 TOKEN_VARIABLE = "GANGLINE_TOKEN"  # noqa: S105 - the name of a variable, no token
 HOME_VARIABLE = "GANGLINE_HOME"
 RETRY_VARIABLE = "GANGLINE_RETRY_SECONDS"
-DEFAULT_PORT = 8081
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """address: "host:port" of a gateway's gRPC server. data_directory: of the local cluster to which it belongs."""
+    """address: "host:port" of a gateway's gRPC server, or several with commas. data_directory: of the local cluster to
+    which it belongs.
+
+    The fields are those of the file. A file with one address is the same for every version of Gangline.
+    """
 
     address: str
     token: str
     http_address: str = ""
     data_directory: str = ""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Returns the addresses of all gateways. Raises GanglineError `login.bad_address`."""
+        return parse_addresses(self.address, "the login")
 
 
 def home() -> Path:
@@ -53,43 +64,59 @@ def find_retry_seconds() -> float | None:
 
 
 def find_login(address: str | None = None, token: str | None = None) -> Login:
-    """Returns the login. Raises GanglineError `login.none` when no source names a gateway, `login.no_token` without a
-    token."""
-    address = address or os.environ.get(ADDRESS_VARIABLE)
+    """Returns the login. address: one gateway, or several with commas. Raises GanglineError `login.none` when no source
+    names a gateway, `login.no_token` without a token, and `login.bad_address`."""
+    source = "the address"
+    if not address:
+        address, source = os.environ.get(ADDRESS_VARIABLE), ADDRESS_VARIABLE
     token = token or os.environ.get(TOKEN_VARIABLE)
     saved = load_login()
-    if address is None and saved is None:
-        raise GanglineError(
-            "login.none",
-            f"no cluster is known; start one here with `gangline up`, or set {ADDRESS_VARIABLE} and {TOKEN_VARIABLE}",
-        )
-    if address is None:
-        assert saved is not None
-        return Login(saved.address, token or saved.token, saved.http_address, saved.data_directory)
-    address = address if ":" in address else f"{address}:{DEFAULT_PORT}"
-    if token is None and saved is not None and saved.address == address:
-        return saved
-    if token is None:
-        raise GanglineError(
-            "login.no_token", f"no token for the gateway at {address}; set {TOKEN_VARIABLE}", ErrorKind.UNAUTHENTICATED
-        )
-    return Login(address, token)
+    if not address:
+        if saved is None:
+            raise GanglineError(
+                "login.none",
+                "no cluster is known; start one here with `gangline up`, log in with `gangline login`, or set "
+                f"{ADDRESS_VARIABLE} and {TOKEN_VARIABLE}",
+            )
+        return replace(saved, token=token or saved.token)
+    addresses = parse_addresses(address, source)
+    address = ",".join(addresses)
+    if token:
+        return Login(address, token)
+    # The saved token is sent only to gateways to which the user has logged in.
+    if saved is not None and set(addresses) <= set(saved.addresses):
+        return saved if set(addresses) == set(saved.addresses) else Login(address, saved.token)
+    raise GanglineError(
+        "login.no_token", f"no token for {say_gateways(addresses)}; set {TOKEN_VARIABLE}", ErrorKind.UNAUTHENTICATED
+    )
+
+
+def say_gateways(addresses: Sequence[str]) -> str:
+    """Returns the noun for these gateways in messages."""
+    return f"the gateway at {addresses[0]}" if len(addresses) == 1 else f"the gateways at {', '.join(addresses)}"
 
 
 def load_login() -> Login | None:
     """Returns the login that `save_login` wrote; None without a file. Raises GanglineError `login.broken_file`."""
     path = _path()
     try:
-        return Login(**json.loads(path.read_text("utf-8")))
+        login = Login(**json.loads(path.read_text("utf-8")))
+        return replace(login, address=",".join(parse_addresses(login.address, "it")))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, OSError) as failure:
+    except (ValueError, TypeError, AttributeError, OSError, GanglineError) as failure:
         raise GanglineError("login.broken_file", f"cannot use {path}: {failure}; delete it") from failure
 
 
 def save_login(login: Login) -> Path:
-    write_private(_path(), json.dumps(asdict(login), indent=1) + "\n")
-    return _path()
+    """Writes the file and returns its path. Raises GanglineError `login.unwritable`."""
+    path = _path()
+    try:
+        write_private(path, json.dumps(asdict(login), indent=1) + "\n")
+    except OSError as failure:
+        text = f"cannot write the login to {path}: {failure.strerror}; set {HOME_VARIABLE} to another folder"
+        raise GanglineError("login.unwritable", text) from failure
+    return path
 
 
 def forget_login(data_directory: str) -> None:

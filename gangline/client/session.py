@@ -14,7 +14,7 @@ from types import TracebackType
 
 from gangline.client import change
 from gangline.client.change import new_request_id
-from gangline.client.connection import Connection, say_create
+from gangline.client.connection import Connection, WayBack, say_create
 from gangline.client.download import append_files, check_target, list_sizes, write_files
 from gangline.client.login import Login, find_login, find_retry_seconds
 from gangline.client.packing import CodeArchive
@@ -42,9 +42,10 @@ from gangline.v1 import gateway_pb2 as pb
 class Client:
     """A user's connection to a cluster.
 
-    address and token: gangline.client.login describes the defaults for None. retry_seconds: how long a call is retried
-    while the cluster cannot take it; None takes GANGLINE_RETRY_SECONDS, else 10. on_progress: told of uploads and
-    downloads.
+    address: of a gateway, as "gpu1:8081", or of several with commas. The client uses one of them at a time, and another
+    one when that one fails. address and token: gangline.client.login describes the defaults for None. retry_seconds:
+    how long a call is retried while the cluster cannot take it; None takes GANGLINE_RETRY_SECONDS, else 10.
+    on_progress: told of uploads and downloads.
 
     Every method raises GanglineError, with the cluster's own code and message where it has one. After a failed change,
     the error's `effect` states whether it is certain that nothing was changed. Its `request_id` makes another call
@@ -136,14 +137,19 @@ class Client:
         return from_proto(ExperimentView, answer.view)
 
     def watch_experiment(self, experiment_id: int, seconds: float | None = None) -> Iterator[ExperimentView]:
-        """Yields the view now and after each change, until the experiment has ended. It survives a gateway's restart.
+        """Yields the view now and after each change, until the experiment has ended. It goes on over a gateway's
+        restart, and at another gateway.
 
         seconds: raises GanglineError `rpc.timeout` when the experiment has not ended by then; None waits for ever.
         """
-        request = pb.WatchExperimentRequest(experiment_id=experiment_id)
-        for message in self._connection.stream(self._stub.WatchExperiment, lambda: request, seconds):
+        request, shown = pb.WatchExperimentRequest(experiment_id=experiment_id), None
+        way_back = _way_back(experiment_id, "follow")
+        for message in self._connection.stream(self._stub.WatchExperiment, lambda: request, seconds, way_back=way_back):
             view = from_proto(ExperimentView, message.view)
-            yield view
+            # After a reconnect the stream begins with the present view.
+            if view != shown:
+                yield view
+            shown = view
             if view.experiment.state is State.TERMINAL:
                 return
 
@@ -239,7 +245,8 @@ class Client:
             wanted = 0 if last_id else tail
             return pb.StreamLogsRequest(experiment_id=experiment_id, trial_id=trial_id, tail=wanted, follow=follow)
 
-        for message in self._connection.stream(self._stub.StreamLogs, request):
+        way_back = _way_back(experiment_id, "logs -f") if follow else None
+        for message in self._connection.stream(self._stub.StreamLogs, request, way_back=way_back):
             for stored in message.logs:
                 if stored.id > last_id:
                     last_id = stored.id
@@ -252,7 +259,8 @@ class Client:
         goes on until the experiment has ended."""
         last_id = 0
         request = pb.StreamMetricsRequest(experiment_id=experiment_id, trial_id=trial_id, group=group, follow=follow)
-        for message in self._connection.stream(self._stub.StreamMetrics, lambda: request):
+        way_back = _way_back(experiment_id, "metrics -f") if follow else None
+        for message in self._connection.stream(self._stub.StreamMetrics, lambda: request, way_back=way_back):
             for stored in message.metrics:
                 if stored.id > last_id:
                     last_id = stored.id
@@ -363,3 +371,7 @@ class Client:
     def _set(self, agent_id: str, slot_ids: Sequence[str], availability: Availability, request_id: str | None) -> Agent:
         request = change.of_agent(agent_id, slot_ids, availability, request_id)
         return from_proto(Agent, self._connection.call(self._stub.UpdateAgent, request).agent)
+
+
+def _way_back(experiment_id: int, command: str) -> WayBack:
+    return WayBack(f"experiment {experiment_id}", f"gangline experiment {command} {experiment_id}")

@@ -18,6 +18,9 @@ from gangline.v1 import types_pb2
 
 AUTHORIZATION_KEY = "authorization"
 ERROR_KEY = "gangline-error-bin"
+# A client that changes to another gateway sends it until that one has answered. So it reads nothing older there than
+# what it knows already.
+CATCH_UP_METADATA = (("gangline-catch-up", "1"),)
 # The size of one chunk of a streamed content, 1 MiB.
 CHUNK_BYTES = 1 << 20
 
@@ -94,6 +97,11 @@ def find_token(metadata: Iterable[tuple[str, Any]] | None) -> str | None:
     return None
 
 
+def asks_to_catch_up(metadata: Iterable[tuple[str, Any]] | None) -> bool:
+    """Returns whether the metadata of a call has CATCH_UP_METADATA."""
+    return any(entry in CATCH_UP_METADATA for entry in map(tuple, metadata or ()))
+
+
 def status_of(error: GanglineError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """Returns the status, message and trailing metadata with which a server aborts a call."""
     return _STATUS_BY_KIND[error.kind], error.message, ((ERROR_KEY, detail_of(error).SerializeToString()),)
@@ -139,6 +147,11 @@ def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
     if kind is ErrorKind.TIMEOUT:
         return GanglineError("rpc.timeout", f"{target} did not answer in time", kind)
     return GanglineError("rpc.failed", f"{target} answered {status.name}: {failure.details()}", kind)
+
+
+def is_answer(failure: grpc.RpcError) -> bool:
+    """Returns whether the peer itself has answered with an error of Gangline, unlike a connection that broke."""
+    return _find_detail(failure) is not None
 
 
 def is_unknown_method(error: GanglineError) -> bool:

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import Counter, Histogram
 
 from gangline.errors import ErrorKind, GanglineError, invalid
-from gangline.protocol.rpc import MAX_MESSAGE_BYTES, find_token, status_of
+from gangline.protocol.rpc import MAX_MESSAGE_BYTES, asks_to_catch_up, find_token, status_of
 
 _log = structlog.get_logger(__name__)
 
@@ -35,11 +35,17 @@ Context = Any
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every call. admit: receives method and token; returns or raises GanglineError. It runs in the task of the
     handler, so the handler finds the context variables that it sets. limits: by method, the most bytes of one message,
-    where that is not MAX_MESSAGE_BYTES."""
+    where that is not MAX_MESSAGE_BYTES. catch_up: runs before a call that asks for it (rpc.CATCH_UP_METADATA)."""
 
-    def __init__(self, admit: Admit, limits: Mapping[str, int] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        admit: Admit,
+        limits: Mapping[str, int] = MappingProxyType({}),
+        catch_up: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._admit = admit
         self._limits = limits
+        self._catch_up = catch_up
         # By method: the handler of the service, and the same with all that happens around it.
         self._wrapped: dict[str, tuple[Any, grpc.RpcMethodHandler[Any, Any]]] = {}
 
@@ -51,9 +57,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
-        method = handler_call_details.method
+        method, metadata = handler_call_details.method, cast("Any", handler_call_details.invocation_metadata)
         try:
-            await self._admit(method, find_token(cast("Any", handler_call_details.invocation_metadata)))
+            await self._admit(method, find_token(metadata))
+            if self._catch_up is not None and asks_to_catch_up(metadata):
+                await self._catch_up()
         except Exception as error:  # noqa: BLE001 - the top of every call
             return _Call(method, MAX_MESSAGE_BYTES).refuse(error)
         wrapped = self._wrapped.get(method)

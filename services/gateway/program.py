@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial as bind
@@ -111,7 +111,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ConfirmCheckpointsDeleted), storage)
         cleanup.start()
         parts.push_async_callback(cleanup.stop)
-        addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token))
+        addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token), mirror.catch_up)
         # Undone first, because the servers wait only for a moment for calls that follow something.
         parts.callback(following.close)
         await parts.enter_async_context(announce(client, _instance(settings, addresses)))
@@ -133,23 +133,31 @@ def _open_history(parts: AsyncExitStack, engine: Engine, news: NotificationBoard
 
 
 async def _serve(
-    parts: AsyncExitStack, settings: GatewaySettings, usecases: UseCases, authenticator: Authenticator
+    parts: AsyncExitStack,
+    settings: GatewaySettings,
+    usecases: UseCases,
+    authenticator: Authenticator,
+    catch_up: Callable[[], Awaitable[None]],
 ) -> Addresses:
     http = await serve_http(build_app(usecases, authenticator), settings.http_listen)
     parts.push_async_callback(http.stop)
-    rpc = await _serve_grpc(settings.grpc_listen, usecases, authenticator)
+    rpc = await _serve_grpc(settings.grpc_listen, usecases, authenticator, catch_up)
     parts.push_async_callback(rpc.stop)
     metrics = serve_metrics(settings.metrics_listen) if settings.metrics_listen else None
     return Addresses(rpc.address, http.address, metrics)
 
 
-async def _serve_grpc(listen: str, usecases: UseCases, authenticator: Authenticator) -> Server:
+async def _serve_grpc(
+    listen: str, usecases: UseCases, authenticator: Authenticator, catch_up: Callable[[], Awaitable[None]]
+) -> Server:
     def add_services(server: grpc.aio.Server) -> None:
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(GatewayService(usecases), server)
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(IngestService(usecases), server)
 
     admit = authenticator.authenticate
-    return await serve(listen, add_services, admit, limit_by_method=MESSAGE_LIMITS, flag="--grpc-listen")
+    return await serve(
+        listen, add_services, admit, limit_by_method=MESSAGE_LIMITS, flag="--grpc-listen", catch_up=catch_up
+    )
 
 
 def _open_storage(url: str) -> Storage:

@@ -11,6 +11,8 @@ class Proxy:
     """Forwards to `target`. Held bytes are kept in `held` until released. A connection that the target refuses or
     breaks is closed towards the caller as well.
 
+    delay_seconds: each piece of an answer arrives so much later.
+
     hold_after: once a request with these bytes has been forwarded, every answer is held back, also to that request.
     """
 
@@ -26,6 +28,7 @@ class Proxy:
         self.is_holding_answers = False
         self.held: list[bytes] = []
         self.hold_after: bytes | None = None
+        self.delay_seconds = 0.0
         self.num_answer_bytes = 0
         self.address = ""
 
@@ -82,6 +85,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while chunk := await reader.read(65536):
                 self.num_answer_bytes += len(chunk)
+                await asyncio.sleep(self.delay_seconds)
                 if not self.is_holding_answers:
                     writer.write(chunk)
                     await writer.drain()

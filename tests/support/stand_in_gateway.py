@@ -40,7 +40,9 @@ _STATE_AFTER = {
 
 
 class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
-    """failures: what the next calls fail with, first one first. calls: the names of all calls, in order.
+    """failures: what the next calls fail with, first one first. before_answer: called before each answer that is no
+    stream. calls: the names of all calls, in order. num_catch_ups: how many of them asked the gateway to catch up with
+    etcd first.
 
     create_failures: what the next creates fail with: before they have made an experiment where the effect is NONE, else
     after it.
@@ -51,7 +53,9 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     def __init__(self) -> None:
         self.failures: list[GanglineError] = []
         self.create_failures: list[GanglineError] = []
+        self.before_answer: Callable[[], object] = lambda: None
         self.calls: list[str] = []
+        self.num_catch_ups = 0
         self.break_after: int | None = None
         self.codes: dict[str, bytes] = {}
         self.requests: list[pb.CreateExperimentRequest] = []
@@ -358,6 +362,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     def _answer(self, name: str, context: Any, handle: Callable[[], T]) -> T:
         try:
             self._admit(name, context)
+            self.before_answer()
             return handle()
         except GanglineError as error:
             _abort(context, error)
@@ -376,6 +381,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
 
     def _admit(self, name: str, context: Any) -> None:
         self.calls.append(name)
+        self.num_catch_ups += rpc.asks_to_catch_up(context.invocation_metadata())
         if rpc.find_token(context.invocation_metadata()) != TOKEN:
             raise unauthenticated("auth.wrong_token", "nobody holds this token; look into the admin.token file")
         if self.failures:

@@ -18,5 +18,8 @@ class StandInMirror:
     async def wait_for_revision(self, revision: int, seconds: float) -> bool:
         return self.state.revision >= revision
 
+    async def confirm(self, key: str) -> None:
+        pass
+
     def leaderless_seconds(self) -> float:
         return 0.0

@@ -17,7 +17,7 @@ import structlog
 from gangline.domain.resource import EtcdHealth
 from gangline.errors import GanglineError, unavailable
 from services.common.etcd.failure import TryFailed
-from services.common.etcd.health import examine
+from services.common.etcd.health import PROBE_KEY, examine
 from services.common.etcd.lease import Lease, keep_lease
 from services.common.etcd.list_watch import list_watch
 from services.common.etcd.record import (
@@ -84,6 +84,11 @@ class EtcdClient:
         """Reads a key. The read is linearizable: it sees every write that was acknowledged before."""
         answer = await self._session.call(Operation.RANGE, messages.RangeRequest(key=key.encode()))
         return next((key_value(item) for item in answer.message.kvs), None)
+
+    async def find_revision(self) -> int:
+        """Returns etcd's present revision, by a linearizable read."""
+        request = messages.RangeRequest(key=PROBE_KEY, keys_only=True)
+        return int((await self._session.call(Operation.RANGE, request)).message.header.revision)
 
     async def list(self, prefix: str) -> Listing:
         """Lists everything under the prefix, sorted by key, in pages that all show one revision."""

@@ -26,7 +26,7 @@ PROBE_SECONDS = 0.75
 # Pause between two examinations of HealthWatch.
 WATCH_SECONDS = 1.0
 # Never written. It has a prefix that a user of etcd who is restricted to Gangline's keys may read.
-_PROBE_KEY = b"/gangline/v1/probe"
+PROBE_KEY = b"/gangline/v1/probe"
 
 
 async def examine(session: Session, seconds: float = PROBE_SECONDS) -> EtcdHealth:
@@ -89,7 +89,7 @@ class HealthWatch:
 async def _reads(session: Session, connection: Connection, seconds: float) -> bool:
     """Returns whether a linearizable read works. etcd checks permissions only after it has confirmed its quorum, so a
     denied read works too."""
-    request = messages.RangeRequest(key=_PROBE_KEY, keys_only=True)
+    request = messages.RangeRequest(key=PROBE_KEY, keys_only=True)
     try:
         async with asyncio.timeout(seconds):
             await session.ask(connection, Operation.RANGE, request, seconds)

@@ -24,12 +24,12 @@ async def get_cluster(caller: Caller, cases: Cases) -> model.ClusterView:
 
 @router.get("/checkpoints", tags=["checkpoints"])
 async def list_checkpoints(caller: Caller, cases: Cases) -> model.CheckpointList:
-    return model.CheckpointList.model_validate({"checkpoints": cases.checkpoints.list(caller)})
+    return model.CheckpointList.model_validate({"checkpoints": await cases.checkpoints.list(caller)})
 
 
 @router.get("/experiments/{experiment_id}/checkpoints", tags=["checkpoints"])
 async def list_experiment_checkpoints(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.CheckpointList:
-    return model.CheckpointList.model_validate({"checkpoints": cases.checkpoints.list(caller, experiment_id)})
+    return model.CheckpointList.model_validate({"checkpoints": await cases.checkpoints.list(caller, experiment_id)})
 
 
 @router.get("/checkpoints/{checkpoint_id}", tags=["checkpoints"])

@@ -94,6 +94,7 @@ async def _logs(
     cases: UseCases, caller: Principal, scope: Scope, window: Window, tail: int
 ) -> model.LogPage | EventSourceResponse:
     # Checked before following too: an event stream that has begun can no longer answer with an error.
+    await cases.records.confirm(caller, scope)
     cases.records.check(caller, scope)
     if window.follow:
         pages = cases.records.logs(caller, scope, tail=tail, after_id=window.last_id, follow=True)
@@ -105,6 +106,7 @@ async def _logs(
 async def _metrics(
     cases: UseCases, caller: Principal, scope: Scope, window: Window
 ) -> model.MetricsPage | EventSourceResponse:
+    await cases.records.confirm(caller, scope)
     cases.records.check(caller, scope)
     if window.follow:
         pages = cases.records.metrics(caller, scope, after_id=window.last_id, follow=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from gangline.errors import unavailable
+from gangline.errors import Effect, GanglineError, unavailable
 from services.common import keys
 from services.common.etcd import EtcdClient, Listing, WatchBatch
 from services.gateway.mirror import metrics
@@ -22,6 +22,10 @@ from services.gateway.mirror.notification import NotificationBoard
 # Keys of the notifications.
 LEADER_NOTIFICATION = "leader"
 CLEANUP_NOTIFICATION = "cleanup"
+# Time limits for reading etcd's present revision and waiting for it: before a record is reported as not there, and
+# before the first answer to a client that comes from another gateway.
+CONFIRM_SECONDS = 2.0
+CATCH_UP_SECONDS = 1.0
 # Pause after a watch that failed.
 BACKOFF_SECONDS = 1.0
 LISTED = "listed"
@@ -40,6 +44,8 @@ class Watched(Protocol):
     def changes(self) -> NotificationBoard: ...
 
     async def wait_for_revision(self, revision: int, seconds: float) -> bool: ...
+
+    async def confirm(self, key: str) -> None: ...
 
     def leaderless_seconds(self) -> float: ...
 
@@ -92,6 +98,28 @@ class Mirror:
             except TimeoutError:
                 return False
         return True
+
+    async def confirm(self, key: str) -> None:
+        """Returns once `state` is as new as etcd for this key, which another gateway's answer may have named already.
+
+        Raises GanglineError `gateway.behind` when etcd does not answer, or when the state stays older.
+        """
+        deadline = asyncio.get_running_loop().time() + CONFIRM_SECONDS
+        try:
+            async with asyncio.timeout_at(deadline):
+                item = await self._client.get(key)
+        except (TimeoutError, GanglineError) as failure:
+            raise _behind("etcd does not answer") from failure
+        left = deadline - asyncio.get_running_loop().time()
+        if item is not None and not await self.wait_for_revision(item.mod_revision, left):
+            raise _behind(f"it has read etcd up to revision {self.state.revision} of {item.mod_revision}")
+
+    async def catch_up(self) -> None:
+        """Waits until `state` is as new as etcd. Returns without that when etcd does not answer in time, because reads
+        work while etcd is away; and when only keys outside of Gangline's prefix were written."""
+        with suppress(TimeoutError, GanglineError):
+            async with asyncio.timeout(CATCH_UP_SECONDS):
+                await self.wait_for_revision(await self._client.find_revision(), CATCH_UP_SECONDS)
 
     def leaderless_seconds(self) -> float:
         """Returns for how long there has been no leader; 0 while there is one."""
@@ -148,6 +176,14 @@ class Mirror:
     def _warn_unreadable(self, count: int) -> None:
         if count:
             log.warning("values in etcd that this version cannot read are left out", num_values=count)
+
+
+def _behind(why: str) -> GanglineError:
+    return unavailable(
+        "gateway.behind",
+        f"this gateway cannot be sure what there is now: {why}; ask again, or another gateway",
+        Effect.NONE,
+    )
 
 
 def _may_leave_files(key: str, value: bytes | None) -> bool:

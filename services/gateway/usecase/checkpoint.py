@@ -27,12 +27,13 @@ class Checkpoints:
         self._storage = storage
         self._views = views
 
-    def list(self, principal: Principal, experiment_id: int = 0) -> Sequence[Checkpoint]:
+    async def list(self, principal: Principal, experiment_id: int = 0) -> Sequence[Checkpoint]:
         """Returns checkpoints, the oldest first. experiment_id: 0 for all."""
         check_user(principal)
-        table = self._mirror.state.checkpoints
         if experiment_id:
+            await self._views.confirm(experiment_id=experiment_id)
             self._views.experiment(experiment_id)
+        table = self._mirror.state.checkpoints
         checkpoints = table.of(experiment_id) if experiment_id else table.all()
         return sorted(checkpoints, key=lambda checkpoint: (checkpoint.created_at, checkpoint.id))
 

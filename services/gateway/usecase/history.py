@@ -42,6 +42,7 @@ class Records:
     ) -> AsyncIterator[Sequence[StoredLog]]:
         """Yields pages of log lines in the order in which they were stored. tail: only the last so many of the present
         lines."""
+        await self.confirm(principal, scope)
         self.check(principal, scope)
         if tail < 0:
             raise invalid("request.tail", f"tail is {tail}; give the number of lines, or 0 for all")
@@ -54,6 +55,7 @@ class Records:
     async def metrics(
         self, principal: Principal, scope: Scope, *, after_id: int = 0, follow: bool = False
     ) -> AsyncIterator[Sequence[StoredMetrics]]:
+        await self.confirm(principal, scope)
         self.check(principal, scope)
         pages = self._pages(
             scope, lambda last_id: self._reader.metrics_after(scope, last_id, PAGE_ROWS), after_id, follow
@@ -65,14 +67,22 @@ class Records:
         self, principal: Principal, scope: Scope, after_id: int, limit: int, tail: int = 0
     ) -> list[StoredLog]:
         """Returns one page, for callers that page by themselves."""
+        await self.confirm(principal, scope)
         self.check(principal, scope)
         if tail:
             after_id = max(after_id, await self._reader.find_tail(scope, tail))
         return await self._reader.logs_after(scope, after_id, limit)
 
     async def metrics_page(self, principal: Principal, scope: Scope, after_id: int, limit: int) -> list[StoredMetrics]:
+        await self.confirm(principal, scope)
         self.check(principal, scope)
         return await self._reader.metrics_after(scope, after_id, limit)
+
+    async def confirm(self, principal: Principal, scope: Scope) -> None:
+        """Returns when it is certain whether the scope exists. Called before `check`. Raises GanglineError
+        `gateway.behind`."""
+        check_user(principal)
+        await self._views.confirm(experiment_id=scope.experiment_id, trial_id=scope.trial_id)
 
     def check(self, principal: Principal, scope: Scope) -> None:
         """Checks that the caller may read this scope and that it exists. Raises GanglineError."""

@@ -42,6 +42,7 @@ class Queue:
         """
         check_user(principal)
         if experiment_id:
+            await self._views.confirm(experiment_id=experiment_id)
             self._views.experiment(experiment_id)
         waiting = [request.trial_id for request in self._mirror.state.requests.all()]
         running = self._running()

@@ -43,9 +43,10 @@ class Tensorboard:
         Raises GanglineError `experiment.not_found`, `trial.not_found` or `id.trial`.
         """
         check_user(principal)
-        self._views.experiment(experiment_id)
         if trial_id and parse_trial_id(trial_id)[0] != experiment_id:
             raise invalid("id.trial", f"trial {trial_id} is not one of experiment {experiment_id}")
+        await self._views.confirm(experiment_id=experiment_id, trial_id=trial_id)
+        self._views.experiment(experiment_id)
         trials = [self._views.trial(trial_id)] if trial_id else self._mirror.state.trials.of(experiment_id)
         for trial in sorted(trials, key=lambda trial: trial.number):
             sizes = await asyncio.to_thread(self._storage.sizes, f"{FOLDER}/{trial.id}")

@@ -43,7 +43,16 @@ class Views:
             raise absent("trial", trial_id)
         return trial
 
+    async def confirm(self, *, experiment_id: int = 0, trial_id: str = "") -> None:
+        """Returns when it is certain whether these exist. A record that the mirror does not have may be one that
+        another gateway has just answered with. Raises GanglineError `gateway.behind`."""
+        if experiment_id and self._mirror.state.experiments.find(keys.experiment(experiment_id)) is None:
+            await self._mirror.confirm(keys.experiment(experiment_id))
+        if trial_id and self._mirror.state.trials.find(keys.trial(trial_id)) is None:
+            await self._mirror.confirm(keys.trial(trial_id))
+
     async def view_experiment(self, experiment_id: int) -> ExperimentView:
+        await self.confirm(experiment_id=experiment_id)
         self.experiment(experiment_id)
         trials = sorted(self._mirror.state.trials.of(experiment_id), key=lambda trial: trial.number)
         newest = await self._reader.newest([trial.id for trial in trials])
@@ -56,6 +65,7 @@ class Views:
         return ExperimentView(experiment, views, search, explain_search(experiment, search, trials))
 
     async def view_trial(self, trial_id: str) -> TrialView:
+        await self.confirm(trial_id=trial_id)
         newest = await self._reader.newest([self.trial(trial_id).id])
         reasons = await self._reasons([self.trial(trial_id)])
         return self._join(self.trial(trial_id), newest, reasons)

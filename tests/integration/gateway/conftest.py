@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 
 from services.common.etcd import EtcdClient, EtcdSettings
 from services.gateway.leader import leader_client as leader_module
 from services.gateway.program import run_gateway
 from tests.support.gateway import CLUSTER_TOKEN, Client, add_user, settings_in
+from tests.support.postgres import Postgres, find_postgres
 from tests.support.stand_in_leader import StandInLeader
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    binaries = find_postgres()
+    if binaries is None:
+        pytest.skip("PostgreSQL's server is not installed (Debian's package postgresql)")
+    folder = Path(tempfile.mkdtemp(prefix="pg"))
+    server = Postgres(binaries, folder)
+    server.start()
+    yield server
+    server.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> str:
+    """The URL of an empty database."""
+    engine = sa.create_engine(postgres.url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+        connection.execute(sa.text("CREATE SCHEMA public"))
+    engine.dispose()
+    return postgres.url
 
 
 @pytest_asyncio.fixture

@@ -48,6 +48,7 @@ STREAMING_CALLS = {
     "StreamLogs": pb.StreamLogsRequest(),
     "StreamMetrics": pb.StreamMetricsRequest(),
     "DownloadCheckpoint": pb.DownloadCheckpointRequest(),
+    "DownloadTensorboard": pb.DownloadTensorboardRequest(),
 }
 
 

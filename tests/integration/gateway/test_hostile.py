@@ -310,7 +310,9 @@ def _requests(kind: Any) -> Iterator[Any]:
             continue
         for value in _field_values(field):
             request = kind(**({"request_id": "r"} if "request_id" in kind.DESCRIPTOR.fields_by_name else {}))
-            if field.message_type is not None:
+            if isinstance(value, dict):
+                getattr(request, field.name).update(value)
+            elif field.message_type is not None:
                 getattr(request, field.name).CopyFrom(value)
             elif field.is_repeated:
                 getattr(request, field.name).append(value)
@@ -320,6 +322,8 @@ def _requests(kind: Any) -> Iterator[Any]:
 
 
 def _field_values(field: Any) -> list[Any]:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return [{"7.1/x": 2**62, "../../etc/passwd": -1, "": 0}]
     if field.message_type is not None:
         return list(_requests(GetMessageClass(field.message_type)))
     by_type: dict[int, list[Any]] = {

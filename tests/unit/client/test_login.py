@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def test_nothing_known_says_how_to_begin() -> None:
         find_login()
     assert caught.value.code == "login.none"
     assert caught.value.message == (
-        "no cluster is known; start one here with `gangline up`, or set GANGLINE_GATEWAY and GANGLINE_TOKEN"
+        "no cluster is known; start one here with `gangline up`, log in with `gangline login`, or set GANGLINE_GATEWAY "
+        "and GANGLINE_TOKEN"
     )
 
 
@@ -59,9 +61,33 @@ def test_address_without_token(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_broken_file_is_named(home: Path) -> None:
+def test_several_gateways_are_one_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    save_login(Login("gpu1:8081,gpu2:8081", "saved-token"))
+    assert find_login().addresses == ("gpu1:8081", "gpu2:8081")
+    monkeypatch.setenv("GANGLINE_GATEWAY", " gpu2 , [::1] ,gpu2:8081")
+    with pytest.raises(
+        GanglineError, match="no token for the gateways at gpu2:8081, \\[::1\\]:8081; set GANGLINE_TOKEN"
+    ):
+        find_login()
+    assert find_login(token="own") == Login("gpu2:8081,[::1]:8081", "own")
+    # The saved token belongs to each of the saved gateways.
+    assert find_login("gpu2") == Login("gpu2:8081", "saved-token")
+    monkeypatch.setenv("GANGLINE_GATEWAY", "")
+    assert find_login() == Login("gpu1:8081,gpu2:8081", "saved-token")
+
+
+def test_file_with_one_gateway_has_the_fields_of_earlier_versions(home: Path) -> None:
+    fields = {"address": "gpu1:8081", "token": "t", "http_address": "", "data_directory": ""}
+    save_login(Login("gpu1:8081", "t"))
+    assert json.loads((home / "login.json").read_text()) == fields
+    (home / "login.json").write_text(json.dumps({"address": "gpu1:8081", "token": "t"}))
+    assert find_login() == Login("gpu1:8081", "t")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"address": 5, "token": "t"}', '{"address": "a b", "token": "t"}'])
+def test_broken_file_is_named(home: Path, text: str) -> None:
     home.mkdir()
-    (home / "login.json").write_text("{")
+    (home / "login.json").write_text(text)
     with pytest.raises(GanglineError, match=r"cannot use .*/login\.json: .*; delete it"):
         find_login()
 
