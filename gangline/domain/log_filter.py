@@ -58,11 +58,11 @@ def check_filter(wanted: LogFilter) -> None:
     if wanted.since is not None and wanted.until is not None and wanted.since > wanted.until:
         raise invalid("logs.order", "since is later than until, so no line could match; exchange them")
     for rank in wanted.ranks:
-        if not 0 <= rank <= _MOST_RANK:
-            raise invalid("logs.rank", f"there is no rank {rank}; ranks are numbers from 0")
+        if not isinstance(rank, int) or not 0 <= rank <= _MOST_RANK:
+            raise invalid("logs.rank", f"there is no rank {rank!r:.50}; ranks are numbers from 0")
     for agent_id in wanted.agent_ids:
         if not agent_id or len(agent_id) > _MOST_AGENT_ID_LENGTH or not _is_encodable(agent_id):
-            raise invalid("logs.agent", f"{agent_id[:50]!r} is no agent's id; list them with: gangline agent list")
+            raise invalid("logs.agent", f"{agent_id[:50]!a} is no agent's id; list them with: gangline agent list")
     for name, values in (("ranks", wanted.ranks), ("agents", wanted.agent_ids)):
         _check_number(name, values)
     if len(wanted.pattern) > MOST_PATTERN_LENGTH:
