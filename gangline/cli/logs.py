@@ -130,8 +130,8 @@ def format_instant(at: float) -> str:
     """Returns the time in the user's zone, with milliseconds. Returns dashes for a number that is no time, which
     earlier versions stored as a program reported it."""
     try:
-        seconds = int(at // 1)
-        return f"{_format_second(seconds)}.{int((at - seconds) * 1000):03d}"
+        seconds, milliseconds = divmod(round(at * 1000), 1000)
+        return f"{_format_second(seconds)}.{milliseconds:03d}"
     except (ValueError, OverflowError, OSError):
         return _NO_TIME
 

@@ -80,7 +80,8 @@ def test_bad_rank(text: str) -> None:
 
 def test_instant_is_in_the_users_zone() -> None:
     assert format_instant(0.0) == "1970-01-01 01:30:00.000"
-    assert format_instant(59.9996) == "1970-01-01 01:30:59.999"
+    assert format_instant(1001.001) == "1970-01-01 01:46:41.001"
+    assert format_instant(59.9996) == "1970-01-01 01:31:00.000"
     assert format_instant(-0.25) == "1970-01-01 01:29:59.750"
     for impossible in (1e300, float("nan"), float("inf")):
         assert format_instant(impossible) == "-----------------------"
