@@ -29,6 +29,8 @@ FETCH_ROWS = 500
 # Time after which a step with a pattern ends. A search in one row is not interrupted.
 SCAN_SECONDS = 0.2
 
+_COLUMNS = tuple(table.logs.c[name] for name in ("id", "trial_id", "at", "rank", "agent_id", "stream", "text", "level"))
+
 Matcher = Callable[[str], bool]
 
 
@@ -165,7 +167,7 @@ def _window(
 
 
 def _fetch(connection: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]], limit: int) -> Sequence[Any]:
-    return connection.execute(sa.select(table.logs).where(*conditions).order_by(table.logs.c.id).limit(limit)).all()
+    return connection.execute(sa.select(*_COLUMNS).where(*conditions).order_by(table.logs.c.id).limit(limit)).all()
 
 
 def _fetch_all(connection: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]], after_id: int) -> Iterator[Any]:
@@ -196,5 +198,7 @@ def _walk_back(
 
 
 def _stored(row: Any) -> StoredLog:
-    level = table.LEVELS.get(row.level, LogLevel.INFO)
-    return StoredLog(row.id, row.trial_id, row.at, LogLine(row.rank, row.agent_id, row.stream, row.text, level))
+    # Unpacking takes half the time of reading a row's attributes, and most reads are of many rows.
+    row_id, trial_id, at, rank, agent_id, stream, text, level = row
+    line = LogLine(rank, agent_id, stream, text, table.LEVELS.get(level, LogLevel.INFO))
+    return StoredLog(row_id, trial_id, at, line)
