@@ -25,14 +25,15 @@ def log_filter(
     *,
     since: datetime | float | None,
     until: datetime | float | None,
-    ranks: Sequence[int],
+    ranks: Sequence[int] | int,
     level: LogLevel | str,
-    agents: Sequence[str],
+    agents: Sequence[str] | str,
     pattern: str,
 ) -> LogFilter:
     """Returns the checked filter. Raises GanglineError `logs.*`."""
     levels = levels_from(parse_level(str(level))) if level else ()
     agents = (agents,) if isinstance(agents, str) else agents
+    ranks = (ranks,) if isinstance(ranks, int) else ranks
     wanted = LogFilter(_seconds("since", since), _seconds("until", until), tuple(ranks), levels, tuple(agents), pattern)
     check_filter(wanted)
     return wanted

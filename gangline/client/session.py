@@ -232,9 +232,9 @@ class Client:
         *,
         since: datetime | float | None = None,
         until: datetime | float | None = None,
-        ranks: Sequence[int] = (),
+        ranks: Sequence[int] | int = (),
         level: LogLevel | str = "",
-        agents: Sequence[str] = (),
+        agents: Sequence[str] | str = (),
         pattern: str = "",
     ) -> Iterator[LogEntry]:
         """Yields log entries, oldest first. tail: how many of the last ones, 0 for all. follow: goes on until the

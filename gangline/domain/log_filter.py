@@ -61,17 +61,17 @@ def check_filter(wanted: LogFilter) -> None:
         if not isinstance(rank, int) or not 0 <= rank <= _MOST_RANK:
             raise invalid("logs.rank", f"there is no rank {rank!r:.50}; ranks are numbers from 0")
     for agent_id in wanted.agent_ids:
-        if not agent_id or len(agent_id) > _MOST_AGENT_ID_LENGTH or not _is_encodable(agent_id):
-            raise invalid("logs.agent", f"{agent_id[:50]!a} is no agent's id; list them with: gangline agent list")
+        if not _is_text(agent_id) or not 0 < len(agent_id) <= _MOST_AGENT_ID_LENGTH:
+            raise invalid("logs.agent", f"{agent_id!a:.50} is no agent's id; list them with: gangline agent list")
     for name, values in (("ranks", wanted.ranks), ("agents", wanted.agent_ids)):
         _check_number(name, values)
+    if not _is_text(wanted.pattern):
+        raise invalid("logs.pattern", "the pattern is no text in UTF-8; give a text, from a terminal that uses UTF-8")
     if len(wanted.pattern) > MOST_PATTERN_LENGTH:
         raise invalid(
             "logs.pattern",
             f"the pattern has {len(wanted.pattern)} characters, at most {MOST_PATTERN_LENGTH} are allowed; shorten it",
         )
-    if not _is_encodable(wanted.pattern):
-        raise invalid("logs.pattern", "the pattern is no UTF-8 text; type it in a terminal that uses UTF-8")
 
 
 def parse_level(text: str) -> LogLevel:
@@ -107,7 +107,7 @@ def _check_number(name: str, values: Sequence[object]) -> None:
         raise invalid("logs.too_many", f"the filter has {len(values)} {name}, at most {_MOST_VALUES} are allowed")
 
 
-def _is_encodable(text: str) -> bool:
-    """Returns whether the text has no lone surrogate, as bytes that are no UTF-8 become in the arguments of a
-    program."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+def _is_text(value: object) -> bool:
+    """Returns whether the value is a text without lone surrogates. Bytes that are no UTF-8 become such surrogates in
+    the arguments of a program."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)

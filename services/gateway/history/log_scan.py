@@ -61,8 +61,8 @@ class LogPage:
 
 @dataclass(frozen=True, slots=True)
 class TailStep:
-    """Reports one step backwards. before_id: the rows from this id on are examined. first_id: of the oldest of the
-    last rows that match so far; None when none does."""
+    """Reports one step backwards. before_id: all rows from this id on are examined. first_id: the oldest row that
+    matches so far; None when none does."""
 
     num_matches: int
     before_id: int
@@ -72,13 +72,11 @@ class TailStep:
 
 def scan_forward(connection: sa.Connection, scope: Scope, query: LogQuery, after_id: int, limit: int) -> LogPage:
     """Returns the next matching rows with a greater id, at most `limit`."""
+    in_reach = [*in_scope(table.logs, scope), table.logs.c.id > after_id]
     if not query.is_selective:
-        rows = [
-            _stored(row)
-            for row in _fetch(connection, [*in_scope(table.logs, scope), table.logs.c.id > after_id], limit)
-        ]
+        rows = [_stored(row) for row in _fetch(connection, in_reach, limit)]
         return LogPage(rows, rows[-1].id if rows else after_id, is_last=len(rows) < limit)
-    num_rows, end_id = _window(connection, scope, table.logs.c.id > after_id, is_backward=False)
+    num_rows, end_id = _window(connection, in_reach, is_backward=False)
     if not num_rows:
         return LogPage([], after_id, is_last=True)
     deadline = time.monotonic() + SCAN_SECONDS
@@ -97,11 +95,12 @@ def scan_backward(
 ) -> TailStep:
     """Goes on towards older rows until so many match. before: the previous step."""
     logs = table.logs
-    num_rows, end_id = _window(connection, scope, logs.c.id < before.before_id, is_backward=True)
+    in_reach = [*in_scope(logs, scope), logs.c.id < before.before_id]
+    num_rows, end_id = _window(connection, in_reach, is_backward=True)
     if not num_rows:
         return TailStep(before.num_matches, before.before_id, before.first_id, is_done=True)
     deadline = time.monotonic() + SCAN_SECONDS
-    conditions = [*in_scope(table.logs, scope), *_conditions(query.filter), logs.c.id >= end_id]
+    conditions = [*in_scope(logs, scope), *_conditions(query.filter), logs.c.id >= end_id]
     num_matches, first_id = before.num_matches, before.first_id
     for row_id, is_match in _walk_back(connection, conditions, query, before.before_id):
         if is_match:
@@ -124,7 +123,7 @@ def find_tail(connection: sa.Connection, scope: Scope, num_lines: int) -> int:
     """Returns the id after which exactly the last so many rows of the scope come."""
     logs = table.logs
     before_tail = connection.scalar(
-        sa.select(logs.c.id).where(*in_scope(table.logs, scope)).order_by(logs.c.id.desc()).offset(num_lines).limit(1)
+        sa.select(logs.c.id).where(*in_scope(logs, scope)).order_by(logs.c.id.desc()).offset(num_lines).limit(1)
     )
     return before_tail or 0
 
@@ -154,13 +153,13 @@ def _conditions(wanted: LogFilter) -> list[sa.ColumnElement[bool]]:
 
 
 def _window(
-    connection: sa.Connection, scope: Scope, bound: sa.ColumnElement[bool], *, is_backward: bool
+    connection: sa.Connection, in_reach: Sequence[sa.ColumnElement[bool]], *, is_backward: bool
 ) -> tuple[int, int]:
-    """Returns the number of the next rows of the scope, at most SCAN_ROWS, and the id of the last of them. The index
-    alone answers it."""
+    """Returns the number of the next rows in reach, at most SCAN_ROWS, and the id of the last of them. The index alone
+    answers it."""
     logs = table.logs
     order = logs.c.id.desc() if is_backward else logs.c.id
-    ids = sa.select(logs.c.id).where(*in_scope(table.logs, scope), bound).order_by(order).limit(SCAN_ROWS).subquery()
+    ids = sa.select(logs.c.id).where(*in_reach).order_by(order).limit(SCAN_ROWS).subquery()
     end = sa.func.min(ids.c.id) if is_backward else sa.func.max(ids.c.id)
     num_rows, end_id = connection.execute(sa.select(sa.func.count(), end).select_from(ids)).one()
     return num_rows, end_id or 0

@@ -97,7 +97,7 @@ def test_no_match_is_a_warning(cli: Cli, gateway: StandInGateway) -> None:
         (["--level", "\x1b[2J"], "'\\x1b[2J' is no level; "),
         (["--agent", "\udcff"], "'\\udcff' is no agent's id; list them with: gangline agent list"),
         (["--grep", "x" * 100_000], "the pattern has 100000 characters, at most 1000 are allowed; shorten it"),
-        (["--grep", "\udcff"], "the pattern is no UTF-8 text"),
+        (["--grep", "\udcff"], "the pattern is no text in UTF-8"),
     ],
 )
 def test_bad_option_is_one_line(cli: Cli, gateway: StandInGateway, options: list[str], message: str) -> None:

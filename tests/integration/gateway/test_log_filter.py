@@ -322,7 +322,21 @@ async def test_sdk_goes_on_after_the_gateway_was_killed(
     await gateway.end()
 
 
-async def test_sdk_refuses_a_bad_filter_before_it_calls() -> None:
+@pytest.mark.parametrize(
+    ("part", "code"),
+    [
+        ({"level": "loud"}, "logs.level"),
+        ({"level": 5}, "logs.level"),
+        ({"since": "10m"}, "logs.time"),
+        ({"until": float("nan")}, "logs.time"),
+        ({"since": 2, "until": 1}, "logs.order"),
+        ({"ranks": "x"}, "logs.rank"),
+        ({"ranks": -1}, "logs.rank"),
+        ({"agents": [5]}, "logs.agent"),
+        ({"pattern": b"x"}, "logs.pattern"),
+    ],
+)
+async def test_sdk_refuses_a_bad_filter_before_it_calls(part: dict[str, Any], code: str) -> None:
     with SdkClient("127.0.0.1:1", "token") as sdk, pytest.raises(GanglineError) as failure:
-        next(sdk.stream_logs(7, level="loud"))
-    assert failure.value.code == "logs.level"
+        next(sdk.stream_logs(7, **part))
+    assert failure.value.code == code

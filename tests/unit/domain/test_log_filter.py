@@ -35,6 +35,8 @@ def test_any_sensible_filter_is_accepted() -> None:
         (LogFilter(agent_ids=("a",) * 501), "logs.too_many"),
         (LogFilter(pattern="x" * 1001), "logs.pattern"),
         (LogFilter(pattern="\udcff"), "logs.pattern"),
+        (LogFilter(pattern=None), "logs.pattern"),  # type: ignore[arg-type]
+        (LogFilter(agent_ids=(5,)), "logs.agent"),  # type: ignore[arg-type]
     ],
 )
 def test_filter_that_cannot_be_carried_out(wanted: LogFilter, code: str) -> None:
