@@ -296,12 +296,16 @@ async def test_lines_of_an_earlier_version_count_as_info(url: str) -> None:
     migrated.dispose()
 
 
-async def test_sdk_goes_on_after_the_gateway_was_killed(
-    running: None, etcd_settings: EtcdSettings, tmp_path: Path, leader: StandInLeader
-) -> None:
+@pytest_asyncio.fixture
+async def gateway(running: None, etcd_settings: EtcdSettings, tmp_path: Path) -> AsyncIterator[GatewayProcess]:
+    process = GatewayProcess(tmp_path, etcd_settings.endpoints[0])
+    await process.start()
+    yield process
+    await process.end()
+
+
+async def test_sdk_goes_on_after_the_gateway_was_killed(gateway: GatewayProcess, leader: StandInLeader) -> None:
     """Lines that match before, during and after the outage arrive once each and in order, and no other lines."""
-    gateway = GatewayProcess(tmp_path, etcd_settings.endpoints[0])
-    await gateway.start()
     client = Client(gateway.addresses["grpc"], gateway.addresses["http"])
     await until_async(lambda: has_trial(client), "the gateway seeing trial 7.1")
     lines = [(n % 2, "a1", "stdout", types_pb2.LOG_LEVEL_INFO, f"line {n}") for n in range(1, 1401)]
@@ -319,7 +323,6 @@ async def test_sdk_goes_on_after_the_gateway_was_killed(
         assert await within(30, asyncio.to_thread(next, entries, None)) is None
     assert [entry.text for entry in got] == [f"line {n}" for n in range(1141, 1401) if n % 2]
     await client.close()
-    await gateway.end()
 
 
 @pytest.mark.parametrize(
