@@ -32,6 +32,11 @@ def to_line(text: str) -> str:
     return _UNSAFE_IN_LINE.sub(_escape, _STYLE.sub("", text))
 
 
+def without_style(text: str) -> str:
+    """Returns the text without colours and weights; other escape sequences stay."""
+    return _STYLE.sub("", text) if "\x1b" in text else text
+
+
 def find_unprintable(name: str) -> str | None:
     """Returns the first character that a name must not have, as an escape; None where there is none."""
     match = _UNSAFE_IN_LINE.search(name)

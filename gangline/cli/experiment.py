@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gangline.cli.output.terminal import complain, mention, say, say_json, say_log
+from gangline.cli import logs
+from gangline.cli.output.terminal import complain, mention, say, say_json
 from gangline.cli.output.text import format_age, format_duration, format_metrics
 from gangline.cli.shared import (
     ExperimentId,
@@ -121,22 +122,38 @@ def describe(experiment_id: ExperimentId, is_json: Json = False) -> None:
     show(view, is_json, lambda: _description(view))
 
 
-@app.command()
-def logs(
+@app.command("logs")
+def print_logs(
     experiment_id: ExperimentId,
+    *,
     follow: Follow = False,
     trial: TrialId = "",
-    tail: Annotated[int, typer.Option(help="Only the last so many lines; 0 for all.", min=0)] = 0,
+    tail: logs.Tail = 0,
+    since: logs.Since = "",
+    until: logs.Until = "",
+    rank: logs.Ranks = None,
+    level: logs.Level = "",
+    agent: logs.Agents = None,
+    grep: logs.Grep = "",
     is_json: Json = False,
 ) -> None:
-    """Print the output of the trials, each line with its rank."""
-    with connect() as client:
-        for entry in client.stream_logs(experiment_id, trial_of(experiment_id, trial), tail, follow):
-            if is_json:
-                say_json(entry, None, flush=follow)
-                continue
-            source = f"rank {entry.rank}" if entry.rank is not None else entry.stream or "runner"
-            say_log(f"[{entry.trial_id} {source}]", entry.text, flush=follow)
+    """Print the output of the trials, each line with its time, level, trial and rank.
+
+    Only lines that match all given options are printed; with --follow this holds for new lines too.
+    """
+    logs.print_logs(
+        experiment_id,
+        trial_of(experiment_id, trial),
+        tail=tail,
+        follow=follow,
+        since=since,
+        until=until,
+        ranks=rank,
+        level=level,
+        agents=agent,
+        grep=grep,
+        is_json=is_json,
+    )
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gangline.cli import experiment
+from gangline.cli import experiment, logs
 from gangline.cli.shared import Json, connect, new_group, show
 from gangline.domain.id import absent
 
@@ -30,15 +30,37 @@ def describe(trial_id: TrialArgument, is_json: Json = False) -> None:
     show(trial, is_json, lambda: _description(trial))
 
 
-@app.command()
-def logs(
+@app.command("logs")
+def print_logs(
     trial_id: TrialArgument,
+    *,
     follow: experiment.Follow = False,
-    tail: Annotated[int, typer.Option(help="Only the last so many lines; 0 for all.", min=0)] = 0,
+    tail: logs.Tail = 0,
+    since: logs.Since = "",
+    until: logs.Until = "",
+    rank: logs.Ranks = None,
+    level: logs.Level = "",
+    agent: logs.Agents = None,
+    grep: logs.Grep = "",
     is_json: Json = False,
 ) -> None:
-    """Print the output of a trial, each line with its rank."""
-    experiment.logs(_experiment_of(trial_id), follow, trial_id, tail, is_json)
+    """Print the output of a trial, each line with its time, level and rank.
+
+    Only lines that match all given options are printed; with --follow this holds for new lines too.
+    """
+    logs.print_logs(
+        _experiment_of(trial_id),
+        trial_id,
+        tail=tail,
+        follow=follow,
+        since=since,
+        until=until,
+        ranks=rank,
+        level=level,
+        agents=agent,
+        grep=grep,
+        is_json=is_json,
+    )
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gangline.domain.experiment import Experiment
-from gangline.domain.history import StoredLog
+from gangline.domain.state import LogLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """id grows within an experiment. rank is None for lines of the trial runner. stream: stdout, stderr or runner."""
+    """id grows within an experiment. rank is None for lines of the trial runner. stream: stdout, stderr or runner.
+    level: INFO also for lines from versions that graded no line."""
 
     id: int
     trial_id: str
@@ -27,8 +28,4 @@ class LogEntry:
     rank: int | None = None
     agent_id: str = ""
     stream: str = "stdout"
-
-
-def log_entry(stored: StoredLog) -> LogEntry:
-    line = stored.line
-    return LogEntry(stored.id, stored.trial_id, stored.at, line.text, line.rank, line.agent_id, line.stream)
+    level: LogLevel = LogLevel.INFO

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,26 +17,28 @@ from gangline.client import change
 from gangline.client.change import new_request_id
 from gangline.client.connection import Connection, WayBack, say_create
 from gangline.client.download import append_files, check_target, list_sizes, write_files
+from gangline.client.log_stream import log_entry, log_filter
 from gangline.client.login import Login, find_login, find_retry_seconds
 from gangline.client.packing import CodeArchive
 from gangline.client.progress import OnProgress, ignore_progress
-from gangline.client.record import Created, LogEntry, log_entry
+from gangline.client.record import Created, LogEntry
 from gangline.client.submission import Submission, prepare_submission
 from gangline.config import parse_config
 from gangline.domain.experiment import Checkpoint, Experiment, ResourceChange, Trial
 from gangline.domain.explanation import Explanation
 from gangline.domain.fusion import FusionRecord
-from gangline.domain.history import StoredLog, StoredMetrics
+from gangline.domain.history import StoredMetrics
 from gangline.domain.id import parse_job_id
+from gangline.domain.log_filter import NO_FILTER
 from gangline.domain.resource import Agent
 from gangline.domain.search import SearchPreview
-from gangline.domain.state import Availability, ExperimentAction, State
+from gangline.domain.state import Availability, ExperimentAction, LogLevel, State
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
 from gangline.domain.view import AgentView, ClusterView, ExperimentView
 from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.protocol.rpc import CHUNK_BYTES, is_unknown_method
-from gangline.protocol.wire import from_proto
+from gangline.protocol.wire import from_proto, to_proto
 from gangline.v1 import gateway_pb2 as pb
 
 
@@ -234,23 +237,55 @@ class Client:
         return from_proto(SearchPreview, self._connection.call(self._stub.PreviewSearch, request).preview)
 
     def stream_logs(
-        self, experiment_id: int, trial_id: str = "", tail: int = 0, follow: bool = False
+        self,
+        experiment_id: int,
+        trial_id: str = "",
+        tail: int = 0,
+        follow: bool = False,
+        *,
+        since: datetime | float | None = None,
+        until: datetime | float | None = None,
+        ranks: Sequence[int] | int = (),
+        level: LogLevel | str = "",
+        agents: Sequence[str] | str = (),
+        pattern: str = "",
     ) -> Iterator[LogEntry]:
         """Yields log entries, oldest first. tail: how many of the last ones, 0 for all. follow: goes on until the
-        experiment has ended."""
-        last_id = 0
+        experiment has ended.
+
+        The gateway leaves out entries that do not match all of the following. since, until: a time or Unix seconds; an
+        entry of the time `until` does not match. ranks, agents: empty for all. level: the least one, such as "warning".
+        pattern: of RE2, found anywhere in the text.
+
+        Raises GanglineError `logs.*` for a filter that cannot be carried out, and `logs.unfiltered` for a gateway of an
+        older version, which would ignore it.
+        """
+        wanted = log_filter(since=since, until=until, ranks=ranks, level=level, agents=agents, pattern=pattern)
+        read_id, is_begun = 0, False
 
         def request() -> pb.StreamLogsRequest:
-            # After a reconnect the stream begins anew; entries up to last_id are dropped below.
-            wanted = 0 if last_id else tail
-            return pb.StreamLogsRequest(experiment_id=experiment_id, trial_id=trial_id, tail=wanted, follow=follow)
+            # After a reconnect the stream goes on behind read_id. The first answer has settled the tail.
+            return pb.StreamLogsRequest(
+                experiment_id=experiment_id,
+                trial_id=trial_id,
+                tail=0 if is_begun else tail,
+                follow=follow,
+                after_id=read_id,
+                filter=None if wanted == NO_FILTER else to_proto(wanted),
+            )
 
         way_back = _way_back(experiment_id, "logs -f") if follow else None
         for message in self._connection.stream(self._stub.StreamLogs, request, way_back=way_back):
+            is_begun = True
+            if message.logs and not message.read_id and wanted != NO_FILTER:
+                text = "this gateway is too old to filter logs; upgrade it, or read all lines"
+                raise GanglineError("logs.unfiltered", text, ErrorKind.UNAVAILABLE)
             for stored in message.logs:
-                if stored.id > last_id:
-                    last_id = stored.id
-                    yield log_entry(from_proto(StoredLog, stored))
+                # A gateway of an older version begins anew.
+                if stored.id > read_id:
+                    read_id = stored.id
+                    yield log_entry(stored)
+            read_id = max(read_id, message.read_id)
 
     def stream_metrics(
         self, experiment_id: int, trial_id: str = "", group: str = "", follow: bool = False

@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gangline.domain.state import LogLevel
+
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """Holds a line of a log. rank: None for lines of the trial runner itself. stream: "stdout", "stderr" or
-    "runner"."""
+    """Holds a line of a log. rank: None for lines of the trial runner itself. stream: "stdout", "stderr" or "runner".
+    level: None from runners of earlier versions, which graded no line."""
 
     rank: int | None
     agent_id: str
     stream: str
     text: str
+    level: LogLevel | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,16 @@ class LogAction(StrEnum):
     EXCLUDE_NODE = "EXCLUDE_NODE"
 
 
+class LogLevel(StrEnum):
+    """How severe a line of a log is, as Python's logging grades it. The members are in ascending order."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+    CRITICAL = "CRITICAL"
+
+
 class ExperimentAction(StrEnum):
     """A user's request for an experiment that has not ended."""
 

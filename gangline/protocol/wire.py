@@ -155,7 +155,18 @@ def _repeated_plan(name: str, item: Any) -> tuple[Setter, Getter]:
             lambda m, v: getattr(m, name).extend(to_proto(entry) for entry in v),
             lambda m: tuple(from_proto(item_type, entry) for entry in getattr(m, name)),
         )
+    if isinstance(item, type) and issubclass(item, StrEnum):
+        return _repeated_enum_plan(name, item)
     return (lambda m, v: getattr(m, name).extend(v), lambda m: tuple(getattr(m, name)))
+
+
+def _repeated_enum_plan(name: str, item: type[StrEnum]) -> tuple[Setter, Getter]:
+    def get(message: Any) -> tuple[StrEnum, ...]:
+        # A number from a newer version has no member; every member that this version knows stays.
+        members = (enum_member(item, number) for number in getattr(message, name))
+        return tuple(member for member in members if member is not None)
+
+    return (lambda m, v: getattr(m, name).extend(map(enum_number, v)), get)
 
 
 def _enum_plan(name: str, hint: type[StrEnum], default: Any, is_optional: bool) -> tuple[Setter, Getter]:

@@ -479,13 +479,21 @@ class StreamLogsRequest(google.protobuf.message.Message):
     TRIAL_ID_FIELD_NUMBER: builtins.int
     TAIL_FIELD_NUMBER: builtins.int
     FOLLOW_FIELD_NUMBER: builtins.int
+    AFTER_ID_FIELD_NUMBER: builtins.int
+    FILTER_FIELD_NUMBER: builtins.int
     experiment_id: builtins.int
     trial_id: builtins.str
     """Empty for all trials."""
     tail: builtins.int
-    """Only the last so many; 0 for all."""
+    """Only the last so many of the lines that match the filter; 0 for all."""
     follow: builtins.bool
     """Go on with what comes, until the experiment has ended."""
+    after_id: builtins.int
+    """Only rows with a greater id: the last read_id of a stream that broke off, with which it resumes."""
+    @property
+    def filter(self) -> Global___LogFilter:
+        """Absent for all lines."""
+
     def __init__(
         self,
         *,
@@ -493,24 +501,82 @@ class StreamLogsRequest(google.protobuf.message.Message):
         trial_id: builtins.str = ...,
         tail: builtins.int = ...,
         follow: builtins.bool = ...,
+        after_id: builtins.int = ...,
+        filter: Global___LogFilter | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "follow", b"follow", "tail", b"tail", "trial_id", b"trial_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["filter", b"filter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["after_id", b"after_id", "experiment_id", b"experiment_id", "filter", b"filter", "follow", b"follow", "tail", b"tail", "trial_id", b"trial_id"]) -> None: ...
 
 Global___StreamLogsRequest: typing_extensions.TypeAlias = StreamLogsRequest
+
+@typing.final
+class LogFilter(google.protobuf.message.Message):
+    """The lines that match all parts. A part that is absent or empty matches every line."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    LEVELS_FIELD_NUMBER: builtins.int
+    AGENT_IDS_FIELD_NUMBER: builtins.int
+    PATTERN_FIELD_NUMBER: builtins.int
+    since: builtins.float
+    """Lines of this time or later."""
+    until: builtins.float
+    """Lines before this time."""
+    pattern: builtins.str
+    """Lines in which this pattern of RE2 is found."""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Lines of these ranks. Lines of trial runners have no rank."""
+
+    @property
+    def levels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[gangline.v1.types_pb2.LogLevel.ValueType]:
+        """Lines of these levels."""
+
+    @property
+    def agent_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Lines from these agents."""
+
+    def __init__(
+        self,
+        *,
+        since: builtins.float | None = ...,
+        until: builtins.float | None = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        levels: collections.abc.Iterable[gangline.v1.types_pb2.LogLevel.ValueType] | None = ...,
+        agent_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        pattern: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_since", b"_since", "_until", b"_until", "since", b"since", "until", b"until"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_since", b"_since", "_until", b"_until", "agent_ids", b"agent_ids", "levels", b"levels", "pattern", b"pattern", "ranks", b"ranks", "since", b"since", "until", b"until"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_since", b"_since"]) -> typing.Literal["since"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_until", b"_until"]) -> typing.Literal["until"] | None: ...
+
+Global___LogFilter: typing_extensions.TypeAlias = LogFilter
 
 @typing.final
 class StreamLogsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LOGS_FIELD_NUMBER: builtins.int
+    READ_ID_FIELD_NUMBER: builtins.int
+    read_id: builtins.int
+    """The stream has every matching row up to this id. 0 from gateways that know no filter."""
     @property
-    def logs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StoredLog]: ...
+    def logs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StoredLog]:
+        """Empty in a message that only reports how far the gateway has read."""
+
     def __init__(
         self,
         *,
         logs: collections.abc.Iterable[Global___StoredLog] | None = ...,
+        read_id: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["logs", b"logs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["logs", b"logs", "read_id", b"read_id"]) -> None: ...
 
 Global___StreamLogsResponse: typing_extensions.TypeAlias = StreamLogsResponse
 

@@ -7,6 +7,7 @@ authenticates with its allocation's token.
 
 import builtins
 import collections.abc
+import gangline.v1.types_pb2
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
@@ -105,12 +106,15 @@ class LogLine(google.protobuf.message.Message):
     AGENT_ID_FIELD_NUMBER: builtins.int
     STREAM_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    LEVEL_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """Absent for lines of the runner itself."""
     agent_id: builtins.str
     stream: builtins.str
     """"stdout", "stderr" or "runner"."""
     text: builtins.str
+    level: gangline.v1.types_pb2.LogLevel.ValueType
+    """Graded by the trial runner. Unspecified from older runners."""
     def __init__(
         self,
         *,
@@ -118,9 +122,10 @@ class LogLine(google.protobuf.message.Message):
         agent_id: builtins.str = ...,
         stream: builtins.str = ...,
         text: builtins.str = ...,
+        level: gangline.v1.types_pb2.LogLevel.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "agent_id", b"agent_id", "rank", b"rank", "stream", b"stream", "text", b"text"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "agent_id", b"agent_id", "level", b"level", "rank", b"rank", "stream", b"stream", "text", b"text"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 Global___LogLine: typing_extensions.TypeAlias = LogLine

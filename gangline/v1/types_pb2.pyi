@@ -233,6 +233,32 @@ LOG_ACTION_EXCLUDE_NODE: LogAction.ValueType  # 2
 """This trial does not start on this agent again."""
 Global___LogAction: typing_extensions.TypeAlias = LogAction
 
+class _LogLevel:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _LogLevelEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_LogLevel.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    LOG_LEVEL_UNSPECIFIED: _LogLevel.ValueType  # 0
+    """The sender did not grade the line. Readers treat it as INFO."""
+    LOG_LEVEL_DEBUG: _LogLevel.ValueType  # 1
+    LOG_LEVEL_INFO: _LogLevel.ValueType  # 2
+    LOG_LEVEL_WARNING: _LogLevel.ValueType  # 3
+    LOG_LEVEL_ERROR: _LogLevel.ValueType  # 4
+    LOG_LEVEL_CRITICAL: _LogLevel.ValueType  # 5
+
+class LogLevel(_LogLevel, metaclass=_LogLevelEnumTypeWrapper):
+    """How severe a line of a log is, as Python's logging grades it."""
+
+LOG_LEVEL_UNSPECIFIED: LogLevel.ValueType  # 0
+"""The sender did not grade the line. Readers treat it as INFO."""
+LOG_LEVEL_DEBUG: LogLevel.ValueType  # 1
+LOG_LEVEL_INFO: LogLevel.ValueType  # 2
+LOG_LEVEL_WARNING: LogLevel.ValueType  # 3
+LOG_LEVEL_ERROR: LogLevel.ValueType  # 4
+LOG_LEVEL_CRITICAL: LogLevel.ValueType  # 5
+Global___LogLevel: typing_extensions.TypeAlias = LogLevel
+
 class _ExperimentAction:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType

@@ -20,7 +20,7 @@ import structlog
 
 from gangline.domain.allocation import ExitReport, Timeline
 from gangline.domain.failure import hang_rule_of, log_rules_of
-from gangline.domain.state import ExitKind
+from gangline.domain.state import ExitKind, LogLevel
 from gangline.errors import ErrorKind, GanglineError
 from gangline.launch.child import descendants
 from gangline.protocol.wire import enum_member, prepare, to_proto
@@ -127,7 +127,7 @@ class TrialRunner:
             spec, self._place.agent_id, on_over=self._on_over, on_stop=self._on_scheduler_stop, on_cut=self._on_cut
         )
         self._fusion = FusionRecords(spec, self._delivery.reporter, self._link.send)
-        self._log_policy = LogPolicyMatcher(log_rules_of(config), self._delivery.recorder.note)
+        self._log_policy = LogPolicyMatcher(log_rules_of(config), self._delivery.recorder.warn)
         self._pump = LogPump(self._on_lines)
         self._preparation = Preparation(
             spec,
@@ -315,7 +315,9 @@ class TrialRunner:
     async def _close(self, report: ExitReport) -> list[runner_pb2.TrialReport]:
         """Closes all parts. Returns the reports that no scheduler took."""
         if report.kind is not ExitKind.COMPLETED:
-            self._delivery.recorder.note(f"{report.kind.value}: {report.message}")
+            is_orderly = report.kind in (ExitKind.PREEMPTED, ExitKind.KILLED)
+            level = LogLevel.INFO if is_orderly else LogLevel.ERROR
+            self._delivery.recorder.note(f"{report.kind.value}: {report.message}", level)
         if not self._metrics_address and self._timeline.ranks_up_at:
             self._report_running()
         self._lease.end_ranks()
@@ -369,7 +371,7 @@ class TrialRunner:
 
     def _on_cut(self, message: str) -> None:
         """Kills every rank of this machine, because the next attempt may start on another one."""
-        self._delivery.recorder.note(message)
+        self._delivery.recorder.note(message, LogLevel.ERROR)
         self._end_as_cut(message)
 
     def _end_as_cut(self, message: str) -> None:
@@ -390,7 +392,7 @@ class TrialRunner:
         """Writes the log policies that are not applied to the trial's log, once for the gang."""
         if self._place.node_rank == 0:
             for sentence in self._log_policy.left_out:
-                self._delivery.recorder.note(sentence)
+                self._delivery.recorder.warn(sentence)
 
     def _on_hang(self, failure: FailureRecord) -> None:
         if self._rank_group is not None and self._ending_hung is None:
@@ -399,7 +401,7 @@ class TrialRunner:
     async def _end_hung(self, failure: FailureRecord, rank_group: RankGroup) -> None:
         """Records what the ranks of this machine are doing, and then ends them. Every member does this."""
         recorder = self._delivery.recorder
-        recorder.note(f"the gang hangs: {describe_failure(failure)}")
+        recorder.note(f"the gang hangs: {describe_failure(failure)}", LogLevel.ERROR)
         assert self._preparation.nursery is not None
         files = {rank: self._watchdog.files[rank] for rank in rank_group.living}
         stacks_by_rank = await dump_stacks(files, descendants(self._preparation.nursery.pid))

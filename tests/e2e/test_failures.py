@@ -57,11 +57,42 @@ def test_a_hung_gang_is_told_with_all_stacks_and_goes_on_from_its_checkpoint(cli
     assert any("training goes on after batch 4" in entry.text for entry in entries)
 
 
-def test_the_same_failure_at_the_same_batch_twice_ends_the_trial(client: Client, tmp_path: Path) -> None:
-    fail = "if batch_idx == 3: raise ValueError(f'label {__import__(\"os\").getpid()} is out of range')"
-    trial = run_to_end(client, tmp_path, fail, slots=2, max_restarts=5).trials[0].trial
+def test_the_same_failure_at_the_same_batch_twice_ends_the_trial(
+    cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
+    fail = "print('batch', batch_idx); assert batch_idx < 3, f'label {__import__(\"os\").getpid()} is out of range'"
+    view = run_to_end(client, tmp_path, fail, slots=2, max_restarts=5)
+    trial = view.trials[0].trial
     assert (trial.outcome, trial.attempts) == (Outcome.FAILED, 2)
     assert trial.reason.endswith("not tried again, because it is the same failure at batch 3 twice")
+    _check_filtered_logs(cluster, client, view.experiment.id)
+
+
+def _check_filtered_logs(cluster: Cluster, client: Client, experiment_id: int) -> None:
+    """Checks that the commands select the errors and the tracebacks of one rank, among the other lines that it
+    printed."""
+    entries = list(client.stream_logs(experiment_id))
+    assert {entry.level for entry in entries if entry.stream == "stdout" and entry.text.startswith("batch ")} == {
+        "INFO"
+    }
+
+    def logs(*options: str) -> list[str]:
+        return cluster.run("experiment", "logs", str(experiment_id), *options).stdout.splitlines()
+
+    assert len(logs()) == len(entries)
+    errors = logs("--level", "error", "--rank", "0", "--since", "1h")
+    assert errors
+    assert all(" ERROR [" in line and " rank 0] " in line for line in errors), errors
+    assert any("Traceback (most recent call last):" in line for line in errors)
+    assert any("is out of range" in line for line in errors)
+    agents = {entry.agent_id for entry in entries}
+    for agent in agents:
+        assert len(logs("--agent", agent)) == sum(entry.agent_id == agent for entry in entries)
+    assert (
+        logs("--grep", "^batch [01]$", "--tail", "2")
+        == [line for line in logs() if "] batch 1" in line or "] batch 0" in line][-2:]
+    )
+    assert logs("--until", "1h") == []
 
 
 def test_a_log_policy_keeps_a_trial_off_an_agent(cluster: Cluster, client: Client, tmp_path: Path) -> None:

@@ -47,6 +47,9 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     create_failures: what the next creates fail with: before they have made an experiment where the effect is NONE, else
     after it.
 
+    knows_filters: False for a gateway of an earlier version, which ignores the filters of logs. One that knows them
+    records them here and filters nothing.
+
     break_after: a stream ends as if the connection was lost after so many messages, once; None for never.
     """
 
@@ -57,6 +60,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.calls: list[str] = []
         self.num_catch_ups = 0
         self.break_after: int | None = None
+        self.knows_filters = True
         self.codes: dict[str, bytes] = {}
         self.requests: list[pb.CreateExperimentRequest] = []
         self.updates: list[pb.UpdateExperimentRequest] = []
@@ -216,8 +220,12 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     def StreamLogs(self, request: pb.StreamLogsRequest, context: Any) -> Iterator[pb.StreamLogsResponse]:
         def handle() -> Iterator[pb.StreamLogsResponse]:
             self.log_requests.append(request)
-            wanted = [log for log in self.logs if request.trial_id in ("", log.trial_id)]
-            return (pb.StreamLogsResponse(logs=[log]) for log in wanted[-request.tail :])
+            after_id = request.after_id if self.knows_filters else 0
+            wanted = [log for log in self.logs if request.trial_id in ("", log.trial_id) and log.id > after_id]
+            return (
+                pb.StreamLogsResponse(logs=[log], read_id=log.id if self.knows_filters else 0)
+                for log in wanted[-request.tail :]
+            )
 
         yield from self._stream("StreamLogs", context, handle)
 

@@ -68,8 +68,14 @@ def make_lifecycle() -> list[pb.ExperimentView]:
     ]
 
 
-def make_log(number: int, text: str, rank: int | None = 0) -> pb.StoredLog:
-    line = ingest_pb2.LogLine(rank=rank, agent_id="a1", stream="stdout" if rank is not None else "runner", text=text)
+def make_log(number: int, text: str, rank: int | None = 0, level: str = "INFO") -> pb.StoredLog:
+    line = ingest_pb2.LogLine(
+        rank=rank,
+        agent_id="a1",
+        stream="stdout" if rank is not None else "runner",
+        text=text,
+        level=types_pb2.LogLevel.Value(f"LOG_LEVEL_{level}"),
+    )
     return pb.StoredLog(id=number, trial_id="1.1", at=1000.0 + number, line=line)
 
 

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from gangline.domain.history import LogLine, MetricsPoint, Newest, ProgressPoint, StoredLog, StoredMetrics
+from gangline.domain.history import MetricsPoint, Newest, ProgressPoint, StoredMetrics
 from gangline.errors import unavailable
-from services.gateway.history import table
+from services.gateway.history import log_scan, table
+from services.gateway.history.log_scan import ALL_LINES, LogPage, LogQuery, TailStep, in_scope
 from services.gateway.mirror.ingest_record import Scope
 
 # Queries at a time; further ones wait.
@@ -28,13 +29,26 @@ class Reader:
         self._engine = engine
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="history-reader")
 
-    async def logs_after(self, scope: Scope, after_id: int, limit: int) -> list[StoredLog]:
-        """Returns the next rows with a greater id, the oldest first."""
-        return await self._read(lambda connection: _logs_after(connection, scope, after_id, limit))
+    async def logs_after(self, scope: Scope, after_id: int, limit: int, query: LogQuery = ALL_LINES) -> LogPage:
+        """Returns the next matching rows with a greater id, the oldest first. With a selective query a page may have
+        fewer rows than `limit`, or none, before the last one."""
+        return await self._read(lambda connection: log_scan.scan_forward(connection, scope, query, after_id, limit))
 
-    async def find_tail(self, scope: Scope, num_lines: int) -> int:
-        """Returns the id after which exactly the last so many log rows come."""
-        return await self._read(lambda connection: _find_tail(connection, scope, num_lines))
+    async def find_tail(self, scope: Scope, num_lines: int, query: LogQuery = ALL_LINES) -> int:
+        """Returns the id after which exactly the last so many matching log rows come. Other callers are served between
+        the steps."""
+        if not query.is_selective:
+            return await self._read(lambda connection: log_scan.find_tail(connection, scope, num_lines))
+        newest_id = await self._read(lambda connection: log_scan.newest_id(connection, scope))
+        step = TailStep(0, newest_id + 1, None, is_done=False)
+        while not step.is_done:
+            previous = step
+            step = await self._read(
+                lambda connection, previous=previous: log_scan.scan_backward(  # type: ignore[misc]
+                    connection, scope, query, previous, num_lines
+                )
+            )
+        return newest_id if step.first_id is None else step.first_id - 1
 
     async def metrics_after(self, scope: Scope, after_id: int, limit: int) -> list[StoredMetrics]:
         return await self._read(lambda connection: _metrics_after(connection, scope, after_id, limit))
@@ -59,42 +73,13 @@ class Reader:
             ) from failure
 
 
-def _of_scope(rows: sa.Table, scope: Scope) -> list[sa.ColumnElement[bool]]:
-    if scope.trial_id:
-        conditions = [rows.c.trial_id == scope.trial_id]
-    else:
-        conditions = [rows.c.experiment_id == scope.experiment_id]
-    if scope.group and "metric_group" in rows.c:
-        conditions.append(rows.c.metric_group == table.storable(scope.group))
-    return conditions
-
-
-def _page(connection: sa.Connection, rows: sa.Table, scope: Scope, after_id: int, limit: int) -> sa.Result[Any]:
-    return connection.execute(
-        sa.select(rows).where(rows.c.id > after_id, *_of_scope(rows, scope)).order_by(rows.c.id).limit(limit)
-    )
-
-
-def _logs_after(connection: sa.Connection, scope: Scope, after_id: int, limit: int) -> list[StoredLog]:
-    return [
-        StoredLog(row.id, row.trial_id, row.at, LogLine(row.rank, row.agent_id, row.stream, row.text))
-        for row in _page(connection, table.logs, scope, after_id, limit)
-    ]
-
-
-def _find_tail(connection: sa.Connection, scope: Scope, num_lines: int) -> int:
-    logs = table.logs
-    before_tail = connection.scalar(
-        sa.select(logs.c.id).where(*_of_scope(logs, scope)).order_by(logs.c.id.desc()).offset(num_lines).limit(1)
-    )
-    return before_tail or 0
-
-
 def _metrics_after(connection: sa.Connection, scope: Scope, after_id: int, limit: int) -> list[StoredMetrics]:
-    return [
-        StoredMetrics(row.id, row.trial_id, row.at, _point(row))
-        for row in _page(connection, table.metrics, scope, after_id, limit)
-    ]
+    metrics = table.metrics
+    conditions = [metrics.c.id > after_id, *in_scope(metrics, scope)]
+    if scope.group:
+        conditions.append(metrics.c.metric_group == table.storable(scope.group))
+    rows = connection.execute(sa.select(metrics).where(*conditions).order_by(metrics.c.id).limit(limit))
+    return [StoredMetrics(row.id, row.trial_id, row.at, _point(row)) for row in rows]
 
 
 def _newest(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[str, Newest]:

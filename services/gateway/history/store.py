@@ -122,6 +122,7 @@ def _log_row(line: LogLine) -> Row:
         "agent_id": table.storable(line.agent_id),
         "stream": table.storable(line.stream),
         "text": table.storable(line.text),
+        "level": None if line.level is None else table.LEVEL_NUMBERS[line.level],
     }
 
 

@@ -7,10 +7,22 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from gangline.domain.state import LogLevel
+
 metadata = sa.MetaData()
 
 # SQLite numbers rows by itself only in a column of type INTEGER.
 _Id = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+# Stored numbers never change their meaning; the distance between them leaves room, as in Python's logging.
+LEVEL_NUMBERS = {
+    LogLevel.DEBUG: 10,
+    LogLevel.INFO: 20,
+    LogLevel.WARNING: 30,
+    LogLevel.ERROR: 40,
+    LogLevel.CRITICAL: 50,
+}
+LEVELS = {number: level for level, number in LEVEL_NUMBERS.items()}
 
 logs = sa.Table(
     "logs",
@@ -23,6 +35,8 @@ logs = sa.Table(
     sa.Column("agent_id", sa.Text, nullable=False),
     sa.Column("stream", sa.Text, nullable=False),
     sa.Column("text", sa.Text, nullable=False),
+    # One of LEVEL_NUMBERS. NULL counts as INFO: the line is from an earlier version.
+    sa.Column("level", sa.SmallInteger),
     sa.Index("logs_by_experiment", "experiment_id", "id"),
     sa.Index("logs_by_trial", "trial_id", "id"),
     sqlite_autoincrement=True,

@@ -14,12 +14,14 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from gangline.domain.history import StoredLog, StoredMetrics
+from gangline.domain.history import StoredMetrics
 from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError
 from services.common.server import Principal
+from services.gateway.history import log_scan
 from services.gateway.http import model
 from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.log_model import LogPage, Selected, Selection, StoredLog
 from services.gateway.http.route import Route
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.bundle import UseCases
@@ -49,9 +51,6 @@ class Window:
 
 
 Wanted = Annotated[Window, Depends()]
-Tail = Annotated[
-    int, Query(ge=0, le=model.INT64_MAX, description="Only the last so many of the lines there are; 0 for all")
-]
 Group = Annotated[str, Query(description="training, validation or any other that was reported; all when absent")]
 
 
@@ -62,18 +61,19 @@ async def watch_experiment(experiment_id: model.Int64, caller: Caller, cases: Ca
     return _stream(_view_events(cases.experiments.watch(caller, experiment_id)))
 
 
-@router.get("/experiments/{experiment_id}/logs", response_model=model.LogPage)
+@router.get("/experiments/{experiment_id}/logs", response_model=LogPage)
 async def experiment_logs(
-    experiment_id: model.Int64, caller: Caller, cases: Cases, window: Wanted, tail: Tail = 0
-) -> model.LogPage | EventSourceResponse:
-    return await _logs(cases, caller, Scope(experiment_id), window, tail)
+    experiment_id: model.Int64, caller: Caller, cases: Cases, window: Wanted, selection: Selected
+) -> LogPage | EventSourceResponse:
+    return await _logs(cases, caller, Scope(experiment_id), window, selection)
 
 
-@router.get("/trials/{trial_id}/logs", response_model=model.LogPage)
+@router.get("/trials/{trial_id}/logs", response_model=LogPage)
 async def trial_logs(
-    trial_id: str, caller: Caller, cases: Cases, window: Wanted, tail: Tail = 0
-) -> model.LogPage | EventSourceResponse:
-    return await _logs(cases, caller, Scope(experiment_id_of(trial_id), trial_id), window, tail)
+    trial_id: str, caller: Caller, cases: Cases, window: Wanted, selection: Selected
+) -> LogPage | EventSourceResponse:
+    scope = Scope(experiment_id_of(trial_id), trial_id)
+    return await _logs(cases, caller, scope, window, selection)
 
 
 @router.get("/experiments/{experiment_id}/metrics", response_model=model.MetricsPage)
@@ -91,16 +91,19 @@ async def trial_metrics(
 
 
 async def _logs(
-    cases: UseCases, caller: Principal, scope: Scope, window: Window, tail: int
-) -> model.LogPage | EventSourceResponse:
+    cases: UseCases, caller: Principal, scope: Scope, window: Window, selection: Selection
+) -> LogPage | EventSourceResponse:
     # Checked before following too: an event stream that has begun can no longer answer with an error.
-    await cases.records.confirm(caller, scope)
-    cases.records.check(caller, scope)
+    wanted = selection.to_filter()
+    await cases.records.check_logs(caller, scope, wanted)
+    # A client that resumes has the tail already; with the tail of now it would miss lines that were stored meanwhile.
+    tail = 0 if window.resume_id else selection.tail
     if window.follow:
-        pages = cases.records.logs(caller, scope, tail=tail, after_id=window.last_id, follow=True)
+        pages = cases.records.logs(caller, scope, tail=tail, after_id=window.last_id, follow=True, wanted=wanted)
         return _stream(_log_events(pages))
-    rows = await cases.records.log_page(caller, scope, window.last_id, window.limit, tail)
-    return model.LogPage.model_validate({"logs": rows, "next_after_id": _next(rows, window.limit)})
+    page = await cases.records.log_page(caller, scope, window.last_id, window.limit, tail=tail, wanted=wanted)
+    next_after_id = None if page.is_last else page.last_id
+    return LogPage.model_validate({"logs": page.rows, "next_after_id": next_after_id})
 
 
 async def _metrics(
@@ -112,11 +115,8 @@ async def _metrics(
         pages = cases.records.metrics(caller, scope, after_id=window.last_id, follow=True)
         return _stream(_metrics_events(pages))
     rows = await cases.records.metrics_page(caller, scope, window.last_id, window.limit)
-    return model.MetricsPage.model_validate({"metrics": rows, "next_after_id": _next(rows, window.limit)})
-
-
-def _next(rows: Sequence[StoredLog] | Sequence[StoredMetrics], limit: int) -> int | None:
-    return rows[-1].id if len(rows) == limit else None
+    next_after_id = rows[-1].id if len(rows) == window.limit else None
+    return model.MetricsPage.model_validate({"metrics": rows, "next_after_id": next_after_id})
 
 
 async def _view_events(views: AsyncIterator[ExperimentView]) -> AsyncIterator[ServerSentEvent]:
@@ -124,10 +124,10 @@ async def _view_events(views: AsyncIterator[ExperimentView]) -> AsyncIterator[Se
         yield ServerSentEvent(_json(model.ExperimentView.model_validate(view)), event="experiment")
 
 
-async def _log_events(pages: AsyncIterator[Sequence[StoredLog]]) -> AsyncIterator[ServerSentEvent]:
+async def _log_events(pages: AsyncIterator[log_scan.LogPage]) -> AsyncIterator[ServerSentEvent]:
     async for page in pages:
-        for row in page:
-            yield ServerSentEvent(_json(model.StoredLog.model_validate(row)), event="log", id=str(row.id))
+        for row in page.rows:
+            yield ServerSentEvent(_json(StoredLog.model_validate(row)), event="log", id=str(row.id))
 
 
 async def _metrics_events(pages: AsyncIterator[Sequence[StoredMetrics]]) -> AsyncIterator[ServerSentEvent]:

@@ -255,20 +255,6 @@ class TrialList(Answer):
     trials: list[TrialView]
 
 
-class LogLine(Answer):
-    rank: int | None
-    agent_id: str
-    stream: str
-    text: str
-
-
-class StoredLog(Answer):
-    id: int
-    trial_id: str
-    time: Instant = Field(validation_alias="at")
-    line: LogLine
-
-
 class StoredMetrics(Answer):
     id: int
     trial_id: str
@@ -276,14 +262,9 @@ class StoredMetrics(Answer):
     point: Metrics
 
 
-class LogPage(Answer):
+class MetricsPage(Answer):
     """Holds one page. next_after_id: the value of afterId for the next page; null when this is the last one by now."""
 
-    logs: list[StoredLog]
-    next_after_id: int | None
-
-
-class MetricsPage(Answer):
     metrics: list[StoredMetrics]
     next_after_id: int | None
 

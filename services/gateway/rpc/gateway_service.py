@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from gangline.domain.log_filter import LogFilter
 from gangline.domain.state import Availability
 from gangline.errors import invalid
 from gangline.protocol import wire
@@ -102,10 +103,12 @@ class GatewayService(GatewayServiceServicer):
             current_principal(),
             Scope(request.experiment_id, request.trial_id),
             tail=request.tail,
+            after_id=request.after_id,
             follow=request.follow,
+            wanted=wire.from_proto(LogFilter, request.filter),
         )
         async for page in pages:
-            yield pb.StreamLogsResponse(logs=[wire.to_proto(row) for row in page])
+            yield pb.StreamLogsResponse(logs=[wire.to_proto(row) for row in page.rows], read_id=page.last_id)
 
     async def StreamMetrics(
         self, request: pb.StreamMetricsRequest, context: Context

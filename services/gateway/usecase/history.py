@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-from gangline.domain.history import StoredLog, StoredMetrics
+from gangline.domain.document import read_document
+from gangline.domain.history import StoredMetrics
+from gangline.domain.log_filter import NO_FILTER, LogFilter, check_filter, check_ranks_exist
 from gangline.domain.state import State
 from gangline.errors import invalid
+from gangline.pattern import BadPattern, compile_pattern
 from services.common.server import Principal
+from services.gateway.history.log_scan import LogPage, LogQuery
 from services.gateway.history.reader import Reader
 from services.gateway.mirror.auth import check_user
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.following import Following
 from services.gateway.usecase.ingest import Ingest
+from services.gateway.usecase.parsing import off_loop, read_text
 from services.gateway.usecase.view import Views
 
 # Rows of one query; a full page means that there may be more.
@@ -25,8 +32,18 @@ POLL_SECONDS = 1.0
 # After the end of an experiment its runners may still deliver; a follower waits for them no longer than this.
 LINGER_SECONDS = 10.0
 
-Row = TypeVar("Row", StoredLog, StoredMetrics)
-ReadAfter = Callable[[int], Awaitable[Sequence[Row]]]
+# Time after which a page with a selective filter is answered as it is.
+PAGE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _MetricsPage:
+    rows: list[StoredMetrics]
+    last_id: int
+    is_last: bool
+
+
+Page = TypeVar("Page", LogPage, _MetricsPage)
 
 
 class Records:
@@ -38,40 +55,70 @@ class Records:
         self._following = following
 
     async def logs(
-        self, principal: Principal, scope: Scope, *, tail: int = 0, after_id: int = 0, follow: bool = False
-    ) -> AsyncIterator[Sequence[StoredLog]]:
+        self,
+        principal: Principal,
+        scope: Scope,
+        *,
+        tail: int = 0,
+        after_id: int = 0,
+        follow: bool = False,
+        wanted: LogFilter = NO_FILTER,
+    ) -> AsyncIterator[LogPage]:
         """Yields pages of log lines in the order in which they were stored. tail: only the last so many of the present
-        lines."""
-        await self.confirm(principal, scope)
-        self.check(principal, scope)
+        lines that match. A page without lines reports how far the history is read."""
+        query = await self.check_logs(principal, scope, wanted)
         if tail < 0:
             raise invalid("request.tail", f"tail is {tail}; give the number of lines, or 0 for all")
+        if after_id < 0:
+            raise invalid("request.after_id", f"after_id is {after_id}; give the id of a line, or 0 for all")
+        told_id = after_id
         if tail:
-            after_id = max(after_id, await self._reader.find_tail(scope, tail))
-        pages = self._pages(scope, lambda last_id: self._reader.logs_after(scope, last_id, PAGE_ROWS), after_id, follow)
-        async for page in pages:
-            yield page
+            # The first page is yielded even if it is empty: it tells a caller that the tail is settled. A caller that
+            # asked for a tail again would miss lines that were stored meanwhile.
+            after_id, told_id = max(after_id, await self._reader.find_tail(scope, tail, query)), -1
+        async for page in self._pages(scope, lambda last_id: self._log_page(scope, query, last_id), after_id, follow):
+            if page.rows or page.last_id > told_id:
+                told_id = page.last_id
+                yield page
+
+    async def _log_page(self, scope: Scope, query: LogQuery, last_id: int) -> LogPage:
+        return await self._reader.logs_after(scope, last_id, PAGE_ROWS, query)
 
     async def metrics(
         self, principal: Principal, scope: Scope, *, after_id: int = 0, follow: bool = False
     ) -> AsyncIterator[Sequence[StoredMetrics]]:
         await self.confirm(principal, scope)
         self.check(principal, scope)
-        pages = self._pages(
-            scope, lambda last_id: self._reader.metrics_after(scope, last_id, PAGE_ROWS), after_id, follow
-        )
-        async for page in pages:
-            yield page
+        async for page in self._pages(scope, lambda last_id: self._metrics_page(scope, last_id), after_id, follow):
+            if page.rows:
+                yield page.rows
+
+    async def _metrics_page(self, scope: Scope, last_id: int) -> _MetricsPage:
+        rows = await self._reader.metrics_after(scope, last_id, PAGE_ROWS)
+        return _MetricsPage(rows, rows[-1].id if rows else last_id, len(rows) < PAGE_ROWS)
 
     async def log_page(
-        self, principal: Principal, scope: Scope, after_id: int, limit: int, tail: int = 0
-    ) -> list[StoredLog]:
-        """Returns one page, for callers that page by themselves."""
-        await self.confirm(principal, scope)
-        self.check(principal, scope)
+        self,
+        principal: Principal,
+        scope: Scope,
+        after_id: int,
+        limit: int,
+        *,
+        tail: int = 0,
+        wanted: LogFilter = NO_FILTER,
+    ) -> LogPage:
+        """Returns one page, for callers that page by themselves. A page with a selective filter may have fewer lines
+        than `limit`, because the search for more would take longer than PAGE_SECONDS."""
+        query = await self.check_logs(principal, scope, wanted)
         if tail:
-            after_id = max(after_id, await self._reader.find_tail(scope, tail))
-        return await self._reader.logs_after(scope, after_id, limit)
+            after_id = max(after_id, await self._reader.find_tail(scope, tail, query))
+        deadline = time.monotonic() + PAGE_SECONDS
+        page = await self._reader.logs_after(scope, after_id, limit, query)
+        rows = page.rows
+        while not page.is_last and len(rows) < limit and time.monotonic() < deadline:
+            page = await self._reader.logs_after(scope, page.last_id, limit - len(rows), query)
+            rows = [*rows, *page.rows]
+        return LogPage(rows, page.last_id, page.is_last)
 
     async def metrics_page(self, principal: Principal, scope: Scope, after_id: int, limit: int) -> list[StoredMetrics]:
         await self.confirm(principal, scope)
@@ -93,9 +140,35 @@ class Records:
                 "trial.elsewhere", f"trial {scope.trial_id} does not belong to experiment {scope.experiment_id}"
             )
 
+    async def check_logs(self, principal: Principal, scope: Scope, wanted: LogFilter) -> LogQuery:
+        """Returns the query for a filter. Raises GanglineError as `check` does, and `logs.*` for a filter that cannot
+        be carried out."""
+        await self.confirm(principal, scope)
+        self.check(principal, scope)
+        check_filter(wanted)
+        if wanted.ranks:
+            await self._check_ranks(scope, wanted.ranks)
+        if not wanted.pattern:
+            return LogQuery(wanted)
+        try:
+            return LogQuery(wanted, await off_loop(compile_pattern, wanted.pattern))
+        except BadPattern as error:
+            raise invalid("logs.pattern", f"{error}; its syntax is that of https://github.com/google/re2") from error
+
+    async def _check_ranks(self, scope: Scope, ranks: Sequence[int]) -> None:
+        """Checks that the ranks can have occurred. Experiments whose number of slots cannot be read are not checked."""
+        experiment = self._views.experiment(scope.experiment_id)
+        num_slots = await read_text(_find_slots_per_trial, experiment.config_json)
+        if num_slots is None:
+            return
+        trials = self._mirror.state.trials.of(scope.experiment_id)
+        num_ranks = max([1, num_slots, *(trial.attempt_slots for trial in trials)])
+        check_ranks_exist(ranks, num_ranks, f"each trial of experiment {scope.experiment_id}")
+
     async def _pages(
-        self, scope: Scope, read_after: ReadAfter[Row], last_id: int, follow: bool
-    ) -> AsyncIterator[Sequence[Row]]:
+        self, scope: Scope, read_after: Callable[[int], Awaitable[Page]], last_id: int, follow: bool
+    ) -> AsyncIterator[Page]:
+        """Yields every page, also empty ones, and waits at the end for new rows when it follows."""
         experiment_id = scope.experiment_id
         ending = _Ending(
             lambda: self._views.experiment(experiment_id).state is State.TERMINAL,
@@ -107,10 +180,9 @@ class Records:
                 # Asked before the page is read: all that was stored before the end is in the pages after it.
                 is_last = not follow or ending.is_over()
                 page = await read_after(last_id)
-                if page:
-                    yield page
-                    last_id = page[-1].id
-                if len(page) == PAGE_ROWS:
+                yield page
+                last_id = page.last_id
+                if not page.is_last:
                     continue
                 if is_last:
                     return
@@ -120,6 +192,14 @@ class Records:
         """Returns how often to poll; None when every change rings."""
         num_gateways = sum(instance.kind == "gateway" for instance in self._mirror.state.instances.all())
         return POLL_SECONDS if num_gateways > 1 or ending.has_begun else None
+
+
+def _find_slots_per_trial(config_json: str) -> int | None:
+    """Returns the number of slots in a configuration; None where it has none that can be read."""
+    config = read_document(config_json)
+    resources = config.get("resources") if isinstance(config, dict) else None
+    slots = resources.get("slots_per_trial") if isinstance(resources, dict) else None
+    return slots if isinstance(slots, int) else None
 
 
 class _Ending:

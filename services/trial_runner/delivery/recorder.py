@@ -12,9 +12,13 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from gangline.v1 import ingest_pb2
+from gangline.domain.state import LogLevel
+from gangline.v1 import ingest_pb2, types_pb2
 from services.trial_runner.delivery import metrics
+from services.trial_runner.delivery.line_grader import LineGrader
 from services.trial_runner.delivery.spool import Spool
+
+_NUMBERS = {level: types_pb2.LogLevel.Value(f"LOG_LEVEL_{level}") for level in LogLevel}
 
 log = structlog.get_logger(__name__)
 
@@ -26,35 +30,34 @@ class Recorder:
     def __init__(self, spool: Spool, agent_id: str) -> None:
         self._spool = spool
         self._agent_id = agent_id
+        self._graders: dict[tuple[int, str], LineGrader] = {}
         self.has_news = asyncio.Event()
         # How many dropped and refused records of the spool the trial's log has reported.
         self._told = (0, 0)
 
-    def record_lines(self, rank: int | None, stream: str, lines: Sequence[str]) -> None:
-        """Records lines of one stream: "stdout" or "stderr" of that rank, or "runner" for lines of the runner
-        itself."""
-        at = time.time()
-        self._append(
-            [
-                ingest_pb2.IngestRecord(
-                    at=at, log=ingest_pb2.LogLine(rank=rank, agent_id=self._agent_id, stream=stream, text=line)
-                )
-                for line in lines
-            ]
-        )
+    def record_lines(self, rank: int, stream: str, lines: Sequence[str]) -> None:
+        """Records lines of one stream of a rank, "stdout" or "stderr", with the level of each."""
+        grader = self._graders.get((rank, stream))
+        if grader is None:
+            grader = self._graders[rank, stream] = LineGrader(stream)
+        self._record(rank, stream, lines, grader.grade(lines))
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, level: LogLevel = LogLevel.INFO) -> None:
         """Records a line of the runner itself, for users who follow the experiment's log."""
         log.info(text)
-        self.record_lines(None, "runner", [text])
+        self._record(None, "runner", [text], [level])
+
+    def warn(self, text: str) -> None:
+        """Records a warning of the runner itself."""
+        self.note(text, LogLevel.WARNING)
 
     def record_stacks(self, rank: int, place: str, problem: str, lines: Sequence[str]) -> None:
         """Records the stacks of a rank that made no progress. place: a part of a sentence. problem: why there are no
         lines; empty otherwise."""
         where = f"rank {rank} on {self._agent_id}"
-        self.note(f"{where} stood still{place}")
-        self.note(f"no stacks of {where}: {problem}" if problem else f"the stacks of {where}:")
-        self.record_lines(rank, "runner", lines)
+        self.note(f"{where} stood still{place}", LogLevel.ERROR)
+        self.note(f"no stacks of {where}: {problem}" if problem else f"the stacks of {where}:", LogLevel.ERROR)
+        self._record(rank, "runner", lines, [LogLevel.ERROR] * len(lines))
 
     def record_metrics(self, group: str, batches_completed: int, values: Mapping[str, float]) -> None:
         point = ingest_pb2.MetricsPoint(group=group, batches_completed=batches_completed, metrics=values)
@@ -75,7 +78,9 @@ class Recorder:
         parts = [f"the disk of agent {self._agent_id} refused {refused}"] if refused else []
         parts += [f"{dropped - refused} older ones made room in a full spool"] if dropped > refused else []
         text = f"{dropped} records of this trial's log and metrics are lost: {' and '.join(parts)}"
-        line = ingest_pb2.LogLine(agent_id=self._agent_id, stream="runner", text=text)
+        line = ingest_pb2.LogLine(
+            agent_id=self._agent_id, stream="runner", text=text, level=types_pb2.LOG_LEVEL_WARNING
+        )
         before = self._spool.num_dropped, self._spool.num_refused
         self._spool.append([ingest_pb2.IngestRecord(at=time.time(), log=line)])
         if self._spool.num_refused == before[1]:
@@ -83,6 +88,20 @@ class Recorder:
         else:
             # The refused note itself does not count as a loss.
             self._told = (self._told[0] + 1, self._told[1] + 1)
+
+    def _record(self, rank: int | None, stream: str, lines: Sequence[str], levels: Sequence[LogLevel]) -> None:
+        at, agent_id = time.time(), self._agent_id
+        self._append(
+            [
+                ingest_pb2.IngestRecord(
+                    at=at,
+                    log=ingest_pb2.LogLine(
+                        rank=rank, agent_id=agent_id, stream=stream, text=line, level=_NUMBERS[level]
+                    ),
+                )
+                for line, level in zip(lines, levels, strict=True)
+            ]
+        )
 
     def _append(self, records: list[ingest_pb2.IngestRecord]) -> None:
         dropped = self._spool.append(records)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import structlog
 
-from gangline.v1 import ingest_pb2
+from gangline.v1 import ingest_pb2, types_pb2
 from services.trial_runner.delivery.segment import encode, read_at, scan
 
 # Bound on one runner's records on disk.
@@ -239,7 +239,9 @@ class Spool:
             log.error("records of the spool are damaged", folder=str(self._directory), problem=text)
             if self._on_damage is not None:
                 self._on_damage(new)
-        line = ingest_pb2.LogLine(agent_id=self._agent_id, stream="runner", text=text)
+        line = ingest_pb2.LogLine(
+            agent_id=self._agent_id, stream="runner", text=text, level=types_pb2.LOG_LEVEL_WARNING
+        )
         return ingest_pb2.IngestRecord(sequence=damage.last, at=at, log=line)
 
     def acknowledge(self, sequence: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,22 @@ def gateway() -> Iterator[StandInGateway]:
 
 
 @pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The user's zone is UTC, in this process and in those that it starts."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
 def cli(
-    gateway: StandInGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    utc: None,
+    gateway: StandInGateway,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Cli:
     monkeypatch.setenv("GANGLINE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("GANGLINE_GATEWAY", gateway.address)

@@ -122,7 +122,10 @@ def test_describe(cli: Cli, gateway: StandInGateway) -> None:
 
 def test_logs_show_rank_and_never_read_markup(cli: Cli, gateway: StandInGateway) -> None:
     gateway.logs = [make_log(1, "[bold]x[/bold]", rank=0), make_log(2, "starts", rank=None)]
-    assert cli("experiment", "logs", "1").out == "[1.1 rank 0] [bold]x[/bold]\n[1.1 runner] starts\n"
+    assert cli("experiment", "logs", "1").out.splitlines() == [
+        "1970-01-01 00:16:41.000 INFO  [1.1 rank 0] [bold]x[/bold]",
+        "1970-01-01 00:16:42.000 INFO  [1.1 runner] starts",
+    ]
     assert json.loads(cli("e", "logs", "1", "--tail", "1", "--json").out)["text"] == "starts"
 
 
@@ -321,7 +324,7 @@ def _render(panel: object) -> str:
     return console.export_text()
 
 
-def test_program_as_a_process(gateway: StandInGateway, tmp_path: Path) -> None:
+def test_program_as_a_process(utc: None, gateway: StandInGateway, tmp_path: Path) -> None:
     gateway.logs = [make_log(n, f"line {n}") for n in range(1, 4)]
     environment = {
         **os.environ,
@@ -334,7 +337,9 @@ def test_program_as_a_process(gateway: StandInGateway, tmp_path: Path) -> None:
         program = [sys.executable, "-m", "gangline.cli", *arguments]
         return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=30, check=False)
 
-    assert call("experiment", "logs", "1", "-f").stdout == "".join(f"[1.1 rank 0] line {n}\n" for n in range(1, 4))
+    assert call("experiment", "logs", "1", "-f").stdout.splitlines() == [
+        f"1970-01-01 00:16:4{n}.000 INFO  [1.1 rank 0] line {n}" for n in range(1, 4)
+    ]
     missing = call("experiment", "describe", "7")
     assert (missing.returncode, missing.stdout, missing.stderr) == (2, "", "error: there is no experiment 7\n")
     wrong = call("experiment", "describe", "seven")

@@ -176,4 +176,5 @@ def test_text_that_reads_as_markup_stays(cli: Cli, gateway: StandInGateway) -> N
     gateway.logs = [make_log(1, "[red]loss[/red] :smile: \x1b[31mred\x1b[0m\n[1.1 rank 1] fake")]
     gateway.experiments[1] = make_experiment()
     ran = cli("experiment", "logs", "1")
-    assert ran.out == "[1.1 rank 0] [red]loss[/red] :smile: red\n[1.1 rank 0] [1.1 rank 1] fake\n"
+    head = "1970-01-01 00:16:41.000 INFO  [1.1 rank 0]"
+    assert ran.out == f"{head} [red]loss[/red] :smile: red\n{head} [1.1 rank 1] fake\n"

@@ -127,7 +127,7 @@ def test_logs_and_metrics_of_a_trial(cli: Cli, view: pb.ExperimentView, gateway:
         gateway.logs.append(pb.StoredLog(id=number, trial_id=trial_id, at=1.0, line=line))
         point = ingest_pb2.MetricsPoint(group="validation", batches_completed=5, metrics={"accuracy": 0.5})
         gateway.metrics.append(pb.StoredMetrics(id=number, trial_id=trial_id, at=1.0, point=point))
-    assert cli("trial", "logs", "1.3").out == "[1.3 rank 0] from 1.3\n"
+    assert cli("trial", "logs", "1.3").out == "1970-01-01 00:00:01.000 INFO  [1.3 rank 0] from 1.3\n"
     assert "accuracy 0.5" in cli("trial", "metrics", "1.3").out
 
 

@@ -8,13 +8,16 @@ import socket
 import tarfile
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from gangline.client import Client
-from gangline.domain.state import Outcome, State
+from gangline.domain.log_filter import LogFilter
+from gangline.domain.state import LogLevel, Outcome, State
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid, unavailable
+from gangline.protocol.wire import from_proto
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, types_pb2
 from tests.support.stand_in_gateway import TOKEN, StandInGateway
@@ -151,7 +154,34 @@ def test_logs_come_once_each_over_a_lost_connection(client: Client, gateway: Sta
     gateway.break_after = 3
     entries = list(client.stream_logs(1, tail=4))
     assert [(entry.id, entry.text, entry.rank) for entry in entries] == [(n, f"line {n}", n % 2) for n in range(2, 6)]
-    assert [request.tail for request in gateway.log_requests] == [4, 0]
+    assert [(request.tail, request.after_id) for request in gateway.log_requests] == [(4, 0), (0, 4)]
+
+
+def test_filter_of_logs_is_sent_with_every_request(client: Client, gateway: StandInGateway) -> None:
+    gateway.logs = [make_log(n, f"line {n}") for n in range(1, 4)]
+    gateway.break_after = 1
+    when = datetime.fromtimestamp(5.0, UTC)
+    list(client.stream_logs(1, "", 0, False, since=when, until=7, ranks=[0], level="error", agents="a1", pattern="x"))
+    expected = LogFilter(5.0, 7.0, (0,), (LogLevel.ERROR, LogLevel.CRITICAL), ("a1",), "x")
+    assert [from_proto(LogFilter, request.filter) for request in gateway.log_requests] == [expected] * 2
+    list(client.stream_logs(1))
+    assert not gateway.log_requests[-1].HasField("filter")
+
+
+def test_gateway_that_ignores_filters_is_noticed(client: Client, gateway: StandInGateway) -> None:
+    """Its lines would pass for lines that match."""
+    gateway.knows_filters = False
+    gateway.logs = [make_log(n, f"line {n}") for n in range(1, 4)]
+    gateway.break_after = 1
+    assert [entry.id for entry in client.stream_logs(1)] == [1, 2, 3]
+    with pytest.raises(GanglineError) as caught:
+        next(client.stream_logs(1, level="error"))
+    assert (caught.value.code, caught.value.kind) == ("logs.unfiltered", ErrorKind.UNAVAILABLE)
+
+
+def test_level_of_a_line(client: Client, gateway: StandInGateway) -> None:
+    gateway.logs = [make_log(1, "x", level="ERROR"), make_log(2, "of an older version", level="UNSPECIFIED")]
+    assert [entry.level for entry in client.stream_logs(1)] == [LogLevel.ERROR, LogLevel.INFO]
 
 
 def test_log_of_the_runner_has_no_rank(client: Client, gateway: StandInGateway) -> None:

@@ -1,4 +1,4 @@
-"""A gateway in this process on a real etcd, a stand-in leader, and a client of a user."""
+"""A gateway in this process on a real etcd, a stand-in leader, and a client of a user, and empty databases."""
 
 from __future__ import annotations
 
@@ -64,3 +64,12 @@ async def client(etcd: EtcdClient, etcd_settings: EtcdSettings, tmp_path: Path) 
         client = Client(addresses.grpc, addresses.http)
         yield client
         await client.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/history.db"
+    postgres_url: str = request.getfixturevalue("postgres_url")
+    return postgres_url

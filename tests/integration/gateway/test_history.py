@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -23,15 +22,6 @@ from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, Sco
 from tests.support.postgres import Postgres
 from tests.support.source import ROOT
 from tests.support.wait import within
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/history.db"
-    postgres_url: str = request.getfixturevalue("postgres_url")
-    return postgres_url
 
 
 @pytest.fixture
@@ -171,10 +161,11 @@ async def test_reader_pages_filters_and_finds_the_newest(engine: sa.Engine) -> N
     )
     reader = Reader(engine)
     first = await reader.logs_after(Scope(1), 0, 2)
-    rest = await reader.logs_after(Scope(1), first[-1].id, 2)
-    assert [row.line.text for row in (*first, *rest)] == ["line 1", "line 3", "other trial"]
+    rest = await reader.logs_after(Scope(1), first.last_id, 2)
+    assert [row.line.text for row in (*first.rows, *rest.rows)] == ["line 1", "line 3", "other trial"]
+    assert (first.is_last, rest.is_last) == (False, True)
     tail = await reader.find_tail(Scope(1, "1.1"), 1)
-    assert [row.line.text for row in await reader.logs_after(Scope(1, "1.1"), tail, 9)] == ["line 3"]
+    assert [row.line.text for row in (await reader.logs_after(Scope(1, "1.1"), tail, 9)).rows] == ["line 3"]
     assert await reader.find_tail(Scope(1), 50) == 0
     training = await reader.metrics_after(Scope(1, "", "training"), 0, 9)
     assert [row.point.metrics["loss"] for row in training] == [2.0, 1.0]
@@ -190,7 +181,7 @@ async def test_reader_pages_filters_and_finds_the_newest(engine: sa.Engine) -> N
 async def test_texts_may_hold_anything(engine: sa.Engine) -> None:
     reader = Reader(engine)
     store_batches(engine, [batch(line(1, "NUL \x00, tab \t, 猫 🐈, quote ' \" %s"), line(2, "x" * 300_000))], 0.0)
-    rows = await reader.logs_after(Scope(1), 0, 9)
+    rows = (await reader.logs_after(Scope(1), 0, 9)).rows
     assert rows[0].line.text == "NUL \N{REPLACEMENT CHARACTER}, tab \t, 猫 🐈, quote ' \" %s"
     assert len(rows[1].line.text) == 300_000
     store_batches(engine, [batch(IngestRecord(3, 3.0, MetricsPoint("a\x00b", 7, {})))], 0.0)

@@ -1,4 +1,4 @@
-"""Records lost on the way to the disk are reported in the trial's log, as soon as the disk can be written."""
+"""Each line has its level. Lost records are reported in the trial's log, as soon as the disk can be written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.v1 import types_pb2
 from services.trial_runner.delivery.recorder import Recorder
 from services.trial_runner.delivery.spool import Spool
 
@@ -42,3 +43,18 @@ def test_a_full_spool_is_told_with_how_many_made_room(tmp_path: Path) -> None:
     told = [text for text in _texts(spool) if "older ones made room in a full spool" in text]
     assert told
     assert all("refused" not in text for text in told)
+
+
+def test_each_line_has_a_level(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    recorder = Recorder(spool, "a1")
+    recorder.note("ready")
+    recorder.warn("left out")
+    recorder.record_lines(0, "stdout", ["loss 0.5", "ERROR:root:failed"])
+    recorder.record_lines(1, "stdout", ["  of another rank"])
+    recorder.record_lines(0, "stdout", ["  why it failed"])
+    recorder.record_lines(0, "stderr", ["loss 0.5"])
+    recorder.record_stacks(0, "", "", ["main()"])
+    names = [types_pb2.LogLevel.Name(record.log.level) for record in spool.read(0, max_records=1000)]
+    levels = [name.removeprefix("LOG_LEVEL_") for name in names]
+    assert levels == ["INFO", "WARNING", "INFO", "ERROR", "INFO", "ERROR", "WARNING", "ERROR", "ERROR", "ERROR"]

@@ -1,0 +1,101 @@
+"""The JSON of logs, and the query parameters that select lines.
+
+The parameters have Determined's names and meanings where Determined has the parameter. `level` is ours.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Annotated
+
+import re2
+from fastapi import Depends, Query
+from pydantic import AwareDatetime, Field
+
+from gangline.domain.log_filter import LogFilter, levels_from, parse_level
+from gangline.domain.state import LogLevel
+from gangline.errors import invalid
+from services.gateway.http.model import INT64_MAX, Answer, Instant
+
+
+class LogLine(Answer):
+    """Holds one line. level: INFO for a line that an earlier version stored."""
+
+    rank: int | None
+    agent_id: str
+    stream: str
+    text: str
+    level: LogLevel
+
+
+class StoredLog(Answer):
+    id: int
+    trial_id: str
+    time: Instant = Field(validation_alias="at")
+    line: LogLine
+
+
+class LogPage(Answer):
+    """Holds one page. next_after_id: the value of afterId for the next page; null when this is the last one by now.
+    With filters a page may be shorter than its limit, or empty, before the last one."""
+
+    logs: list[StoredLog]
+    next_after_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The parameters that select lines."""
+
+    tail: Annotated[
+        int, Query(ge=0, le=INT64_MAX, description="Only the last so many of the lines that match; 0 for all")
+    ] = 0
+    rank_ids: Annotated[tuple[int, ...], Query(alias="rankIds", description="Only lines of these ranks")] = ()
+    agent_ids: Annotated[tuple[str, ...], Query(alias="agentIds", description="Only lines from these agents")] = ()
+    levels: Annotated[
+        tuple[str, ...], Query(description="Only lines of these levels, as ERROR or LOG_LEVEL_ERROR")
+    ] = ()
+    level: Annotated[str, Query(description="Only lines of this level and of more severe ones")] = ""
+    timestamp_after: Annotated[
+        AwareDatetime | None, Query(alias="timestampAfter", description="Only lines of this time or later, with a zone")
+    ] = None
+    timestamp_before: Annotated[
+        AwareDatetime | None, Query(alias="timestampBefore", description="Only lines before this time, with a zone")
+    ] = None
+    search_text: Annotated[
+        str, Query(alias="searchText", description="Only lines that contain this text, in upper or lower case")
+    ] = ""
+    enable_regex: Annotated[
+        bool, Query(alias="enableRegex", description="searchText is a pattern of RE2, which minds upper and lower case")
+    ] = False
+
+    def to_filter(self) -> LogFilter:
+        """Returns the filter. Raises GanglineError `logs.*`."""
+        return LogFilter(
+            since=_seconds(self.timestamp_after),
+            until=_seconds(self.timestamp_before),
+            ranks=self.rank_ids,
+            levels=self._levels(),
+            agent_ids=self.agent_ids,
+            pattern=self.search_text if self.enable_regex else _pattern_of(self.search_text),
+        )
+
+    def _levels(self) -> tuple[LogLevel, ...]:
+        if self.level and self.levels:
+            raise invalid("logs.level", "level and levels are both given; give one of them")
+        if self.level:
+            return levels_from(parse_level(self.level))
+        return tuple(dict.fromkeys(map(parse_level, self.levels)))
+
+
+Selected = Annotated[Selection, Depends()]
+
+
+def _seconds(instant: datetime.datetime | None) -> float | None:
+    return None if instant is None else instant.timestamp()
+
+
+def _pattern_of(text: str) -> str:
+    """Returns the pattern that is found where the text is, in upper or lower case."""
+    return f"(?i){re2.escape(text)}" if text else ""
