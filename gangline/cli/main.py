@@ -19,6 +19,7 @@ from gangline.cli import (
     checkpoint,
     cluster,
     experiment,
+    experiment_removal,
     experiment_set,
     fusion,
     job,
@@ -51,6 +52,8 @@ app.command(add_help_option=False, context_settings={"allow_extra_args": True, "
     simulate.simulate
 )
 experiment.app.add_typer(experiment_set.app, name="set")
+for _command in (experiment_removal.delete, experiment_removal.archive, experiment_removal.unarchive):
+    experiment.app.command()(_command)
 for _group, _name, _aliases in (
     (experiment.app, "experiment", ("e", "exp")),
     (trial.app, "trial", ()),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gangline.domain.allocation import Exclusion, ExitReport, SizeChange, Timeline
-from gangline.domain.state import CheckpointState, ExitKind, Outcome, State
+from gangline.domain.state import CheckpointState, DeletionStage, ExitKind, Outcome, State
 
 # The file in a checkpoint's folder that lists its other files. A checkpoint that has it is complete.
 METADATA_FILE = "metadata.json"
@@ -30,6 +30,12 @@ class Experiment:
     stop_kind: ExitKind | None = None
     queue_position: float | None = None
     gives_back: bool = False
+    archived: bool = False
+    deletion: DeletionStage | None = None
+
+    @property
+    def is_deleting(self) -> bool:
+        return self.deletion is not None
 
 
 @dataclass(frozen=True, slots=True)

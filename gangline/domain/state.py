@@ -98,6 +98,14 @@ class CheckpointState(StrEnum):
     DELETING = "DELETING"
 
 
+class DeletionStage(StrEnum):
+    """How far the deletion of an experiment has come; types.proto explains each member."""
+
+    FILES = "FILES"
+    RECORDS = "RECORDS"
+    CODE = "CODE"
+
+
 class ReasonCode(StrEnum):
     """Why a pending request waits; RUNS_SHRUNK: why a trial runs on fewer slots."""
 

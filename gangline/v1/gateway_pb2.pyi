@@ -104,20 +104,26 @@ class ListExperimentsRequest(google.protobuf.message.Message):
     LIMIT_FIELD_NUMBER: builtins.int
     BEFORE_ID_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    ARCHIVED_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """0 means 50; at most 1000."""
     before_id: builtins.int
     """Only experiments with a smaller id; 0 means from the newest on."""
     request_id: builtins.str
     """Only the experiment that this request made. Fails as unavailable while that cannot be known."""
+    archived: builtins.bool
+    """Only archived ones, or only the others; absent for both."""
     def __init__(
         self,
         *,
         limit: builtins.int = ...,
         before_id: builtins.int = ...,
         request_id: builtins.str = ...,
+        archived: builtins.bool | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["before_id", b"before_id", "limit", b"limit", "request_id", b"request_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_archived", b"_archived", "archived", b"archived"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_archived", b"_archived", "archived", b"archived", "before_id", b"before_id", "limit", b"limit", "request_id", b"request_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_archived", b"_archived"]) -> typing.Literal["archived"] | None: ...
 
 Global___ListExperimentsRequest: typing_extensions.TypeAlias = ListExperimentsRequest
 
@@ -361,6 +367,113 @@ class UpdateExperimentResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["experiment", b"experiment"]) -> None: ...
 
 Global___UpdateExperimentResponse: typing_extensions.TypeAlias = UpdateExperimentResponse
+
+@typing.final
+class DeleteExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "request_id", b"request_id"]) -> None: ...
+
+Global___DeleteExperimentRequest: typing_extensions.TypeAlias = DeleteExperimentRequest
+
+@typing.final
+class DeleteExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment:
+        """As it is now; absent when it has been deleted."""
+
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment"]) -> None: ...
+
+Global___DeleteExperimentResponse: typing_extensions.TypeAlias = DeleteExperimentResponse
+
+@typing.final
+class ArchiveExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "request_id", b"request_id"]) -> None: ...
+
+Global___ArchiveExperimentRequest: typing_extensions.TypeAlias = ArchiveExperimentRequest
+
+@typing.final
+class ArchiveExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment: ...
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment"]) -> None: ...
+
+Global___ArchiveExperimentResponse: typing_extensions.TypeAlias = ArchiveExperimentResponse
+
+@typing.final
+class UnarchiveExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "request_id", b"request_id"]) -> None: ...
+
+Global___UnarchiveExperimentRequest: typing_extensions.TypeAlias = UnarchiveExperimentRequest
+
+@typing.final
+class UnarchiveExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment: ...
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment"]) -> None: ...
+
+Global___UnarchiveExperimentResponse: typing_extensions.TypeAlias = UnarchiveExperimentResponse
 
 @typing.final
 class KillTrialRequest(google.protobuf.message.Message):

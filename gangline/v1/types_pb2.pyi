@@ -301,6 +301,32 @@ CHECKPOINT_STATE_DELETING: CheckpointState.ValueType  # 2
 """Nobody needs it: gateways delete its files, and then its record goes. It names no files and has no metadata."""
 Global___CheckpointState: typing_extensions.TypeAlias = CheckpointState
 
+class _DeletionStage:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _DeletionStageEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_DeletionStage.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    DELETION_STAGE_UNSPECIFIED: _DeletionStage.ValueType  # 0
+    DELETION_STAGE_FILES: _DeletionStage.ValueType  # 1
+    """Gateways delete its checkpoints, TensorBoard files, logs and metrics."""
+    DELETION_STAGE_RECORDS: _DeletionStage.ValueType  # 2
+    """The leader removes the records of its trials and of its search."""
+    DELETION_STAGE_CODE: _DeletionStage.ValueType  # 3
+    """Gateways delete its code archive, which no other experiment uses. No submit may use it now."""
+
+class DeletionStage(_DeletionStage, metaclass=_DeletionStageEnumTypeWrapper):
+    """How far the deletion of an experiment has come."""
+
+DELETION_STAGE_UNSPECIFIED: DeletionStage.ValueType  # 0
+DELETION_STAGE_FILES: DeletionStage.ValueType  # 1
+"""Gateways delete its checkpoints, TensorBoard files, logs and metrics."""
+DELETION_STAGE_RECORDS: DeletionStage.ValueType  # 2
+"""The leader removes the records of its trials and of its search."""
+DELETION_STAGE_CODE: DeletionStage.ValueType  # 3
+"""Gateways delete its code archive, which no other experiment uses. No submit may use it now."""
+Global___DeletionStage: typing_extensions.TypeAlias = DeletionStage
+
 class _Effect:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -915,6 +941,8 @@ class Experiment(google.protobuf.message.Message):
     STOP_KIND_FIELD_NUMBER: builtins.int
     QUEUE_POSITION_FIELD_NUMBER: builtins.int
     GIVES_BACK_FIELD_NUMBER: builtins.int
+    ARCHIVED_FIELD_NUMBER: builtins.int
+    DELETION_FIELD_NUMBER: builtins.int
     id: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -936,6 +964,10 @@ class Experiment(google.protobuf.message.Message):
     """Its place in the queue of its pool among those of its priority; absent means by created_at."""
     gives_back: builtins.bool
     """Its newest trials are stopped until it holds no more slots than its max_slots."""
+    archived: builtins.bool
+    """Listings leave it out unless they are asked for it. Only an ended experiment is archived."""
+    deletion: Global___DeletionStage.ValueType
+    """It is being deleted; unspecified otherwise. Only an ended experiment is deleted."""
     def __init__(
         self,
         *,
@@ -953,9 +985,11 @@ class Experiment(google.protobuf.message.Message):
         stop_kind: Global___ExitKind.ValueType = ...,
         queue_position: builtins.float | None = ...,
         gives_back: builtins.bool = ...,
+        archived: builtins.bool = ...,
+        deletion: Global___DeletionStage.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "ended_at", b"ended_at", "gives_back", b"gives_back", "id", b"id", "name", b"name", "outcome", b"outcome", "owner", b"owner", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "gives_back", b"gives_back", "id", b"id", "name", b"name", "outcome", b"outcome", "owner", b"owner", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_queue_position", b"_queue_position"]) -> typing.Literal["queue_position"] | None: ...
 
 Global___Experiment: typing_extensions.TypeAlias = Experiment

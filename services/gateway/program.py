@@ -31,6 +31,7 @@ from services.common.server import Server, serve
 from services.common.settings import ServiceSettings, check_own_storage
 from services.common.telemetry import serve_metrics
 from services.gateway.history.database import open_database
+from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
 from services.gateway.history.writer import Writer
 from services.gateway.http.app import build_app
@@ -43,6 +44,7 @@ from services.gateway.mirror.notification import NotificationBoard
 from services.gateway.rpc.gateway_service import GatewayService
 from services.gateway.rpc.ingest_service import IngestService
 from services.gateway.storage.cleanup import Cleanup
+from services.gateway.storage.experiment_cleanup import ExperimentCleanup
 from services.gateway.storage.storage import Storage
 from services.gateway.usecase.bundle import History, UseCases, assemble
 from services.gateway.usecase.following import Following
@@ -102,15 +104,33 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         news = NotificationBoard()
         following = Following(mirror, news)
         history = await _open_history(parts, settings.database_url, news, following)
-        usecases = assemble(mirror, leader, submitter, history, storage=storage, etcd=etcd)
-        cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ConfirmCheckpointsDeleted), storage)
-        cleanup.start()
-        parts.push_async_callback(cleanup.stop)
+        removal = _start_cleanup(parts, mirror, leader, storage, history)
+        usecases = assemble(
+            mirror, leader, submitter, history, storage=storage, etcd=etcd, deletion_problem=removal.problem_of
+        )
         addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token))
         # Undone first, because the servers wait only for a moment for calls that follow something.
         parts.callback(following.close)
         await parts.enter_async_context(announce(client, _instance(settings, addresses)))
         yield addresses
+
+
+def _start_cleanup(
+    parts: AsyncExitStack, mirror: Mirror, leader: Leader, storage: Storage, history: History
+) -> ExperimentCleanup:
+    """Starts the tasks that delete files."""
+    cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ConfirmCheckpointsDeleted), storage)
+    removal = ExperimentCleanup(
+        mirror,
+        bind(leader.call, lambda scheduler: scheduler.ConfirmExperimentDeleted),
+        storage,
+        history.eraser.erase,
+        lambda: cleanup.problem,
+    )
+    for part in (cleanup, removal):
+        part.start()
+        parts.push_async_callback(part.stop)
+    return removal
 
 
 async def _open_history(parts: AsyncExitStack, url: str, news: NotificationBoard, following: Following) -> History:
@@ -120,7 +140,7 @@ async def _open_history(parts: AsyncExitStack, url: str, news: NotificationBoard
     parts.callback(reader.close)
     writer = Writer(engine, news.ring)
     parts.push_async_callback(writer.close)
-    return History(reader, writer, news, following)
+    return History(reader, writer, Eraser(engine), news, following)
 
 
 async def _serve(

@@ -11,16 +11,16 @@ from gangline.domain.state import Availability
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
 from services.common.server import current_principal
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.rpc import mapping
+from services.gateway.rpc.removal_calls import RemovalCalls
 from services.gateway.usecase.bundle import UseCases
 
 Context = Any
 
 
-class GatewayService(GatewayServiceServicer):
+class GatewayService(RemovalCalls):
     """Serves the gateway's calls. services.common.server authenticates callers and maps errors to statuses."""
 
     def __init__(self, usecases: UseCases) -> None:
@@ -50,7 +50,8 @@ class GatewayService(GatewayServiceServicer):
         if request.request_id:
             listed = [await experiments.find(current_principal(), request.request_id)]
         else:
-            listed = experiments.list(current_principal(), request.limit, request.before_id)
+            archived = request.archived if request.HasField("archived") else None
+            listed = experiments.list(current_principal(), request.limit, request.before_id, archived)
         return pb.ListExperimentsResponse(experiments=[wire.to_proto(experiment) for experiment in listed])
 
     async def GetExperiment(self, request: pb.GetExperimentRequest, context: Context) -> pb.GetExperimentResponse:

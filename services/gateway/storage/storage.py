@@ -153,6 +153,11 @@ class Storage:
         self._files.makedirs(posixpath.dirname(self._path(path)), exist_ok=True)
 
 
+def code_path(code_sha256: str) -> str:
+    """Returns the path of a code archive, which is stored under its content's sha256."""
+    return f"code/{code_sha256}.tar.gz"
+
+
 def _remove_tree(path: Path) -> None:
     """Removes a tree. Other gateways may remove the same one at the same time."""
     if path.is_symlink():

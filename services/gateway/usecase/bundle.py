@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.common.etcd import HealthWatch
+from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
 from services.gateway.history.writer import Writer
 from services.gateway.leader.leader_client import Leader
@@ -23,6 +25,7 @@ from services.gateway.usecase.history import Records
 from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.pending import Pending
 from services.gateway.usecase.queue import Queue
+from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.view import Views
 
 
@@ -33,6 +36,7 @@ class History:
 
     reader: Reader
     writer: Writer
+    eraser: Eraser
     news: NotificationBoard
     following: Following
 
@@ -40,6 +44,7 @@ class History:
 @dataclass(frozen=True, slots=True)
 class UseCases:
     experiments: Experiments
+    removals: Removals
     records: Records
     queue: Queue
     agents: Agents
@@ -51,14 +56,23 @@ class UseCases:
 
 
 def assemble(
-    mirror: Watched, leader: Leader, submitter: Submitter, history: History, *, storage: Storage, etcd: HealthWatch
+    mirror: Watched,
+    leader: Leader,
+    submitter: Submitter,
+    history: History,
+    *,
+    storage: Storage,
+    etcd: HealthWatch,
+    deletion_problem: Callable[[int], str],
 ) -> UseCases:
+    """deletion_problem: returns why the deletion of an experiment waits; "" while it makes progress."""
     pending = Pending(leader)
-    views = Views(mirror, history.reader, pending)
+    views = Views(mirror, history.reader, pending, deletion_problem)
     code = Code(mirror, storage)
     ingest = Ingest(history.writer, history.news, mirror)
     return UseCases(
         experiments=Experiments(mirror, leader, submitter, views, code, following=history.following),
+        removals=Removals(mirror, leader),
         records=Records(mirror, views, history.reader, ingest, history.following),
         queue=Queue(mirror, leader, views, pending),
         agents=Agents(mirror, leader),
