@@ -27,6 +27,7 @@ from gangline.cli import (
     simulate,
     task,
     trial,
+    usage,
 )
 from gangline.cli.output.terminal import clean_output, complain, say
 from gangline.errors import Effect, ErrorKind, GanglineError
@@ -46,6 +47,7 @@ app = typer.Typer(
 app.command()(cluster.up)
 app.command()(cluster.down)
 app.command()(cluster.status)
+app.command()(usage.usage)
 app.command("preview-search")(search.preview_search)
 # Its options are those of the program that it runs, including --help.
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(

@@ -28,13 +28,14 @@ from gangline.domain.history import StoredLog, StoredMetrics
 from gangline.domain.id import parse_job_id
 from gangline.domain.resource import Agent
 from gangline.domain.search import SearchPreview
-from gangline.domain.state import Availability, ExperimentAction, State
+from gangline.domain.state import Availability, ExperimentAction, State, UsageGroup
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
+from gangline.domain.usage import UsageReport
 from gangline.domain.view import AgentView, ClusterView, ExperimentView
 from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.protocol.rpc import CHUNK_BYTES, is_unknown_method
-from gangline.protocol.wire import from_proto
+from gangline.protocol.wire import enum_number, from_proto
 from gangline.v1 import gateway_pb2 as pb
 
 # A submit with these errors is repeated after another upload, for so long and after this pause.
@@ -357,6 +358,16 @@ class Client:
         """Makes the next trial of this kind tune anew. Returns False when there was no record under this key."""
         request = pb.GatewayServiceForgetFusionRequest(request_id=request_id or new_request_id(), key=key)
         return self._connection.call(self._stub.ForgetFusion, request).is_forgotten
+
+    def get_usage(self, since: float, until: float = 0.0, by: UsageGroup = UsageGroup.OWNER) -> UsageReport:
+        """Returns the slots that were held in a period, added up by owner, pool or experiment, the largest first.
+        since, until: Unix seconds; 0 is now. What still runs counts until now.
+
+        Raises GanglineError `usage.period`.
+        """
+        request = pb.GetUsageRequest(since=since, until=until)
+        request.by = enum_number(by)  # type: ignore[assignment]  # an enum's number is what protobuf takes
+        return from_proto(UsageReport, self._connection.call(self._stub.GetUsage, request).report)
 
     def get_cluster(self) -> ClusterView:
         return from_proto(ClusterView, self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))

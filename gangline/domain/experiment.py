@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gangline.domain.allocation import Exclusion, ExitReport, SizeChange, Timeline
 from gangline.domain.state import CheckpointState, DeletionStage, ExitKind, Outcome, State
+from gangline.domain.usage import AttemptUsage
 
 # The file in a checkpoint's folder that lists its other files. A checkpoint that has it is complete.
 METADATA_FILE = "metadata.json"
@@ -90,6 +91,7 @@ class Trial:
     attempt_slots: int = 0
     resized_at: float = 0.0
     size_changes: tuple[SizeChange, ...] = ()
+    attempt_usages: tuple[AttemptUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,14 @@ class CheckpointState(StrEnum):
     DELETING = "DELETING"
 
 
+class UsageGroup(StrEnum):
+    """What a report of usage adds up."""
+
+    OWNER = "OWNER"
+    POOL = "POOL"
+    EXPERIMENT = "EXPERIMENT"
+
+
 class DeletionStage(StrEnum):
     """How far the deletion of an experiment has come; types.proto explains each member."""
 

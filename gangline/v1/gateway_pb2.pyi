@@ -1119,6 +1119,99 @@ class DeleteCheckpointsResponse(google.protobuf.message.Message):
 Global___DeleteCheckpointsResponse: typing_extensions.TypeAlias = DeleteCheckpointsResponse
 
 @typing.final
+class GetUsageRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    since: builtins.float
+    until: builtins.float
+    """0 for now."""
+    by: gangline.v1.types_pb2.UsageGroup.ValueType
+    def __init__(
+        self,
+        *,
+        since: builtins.float = ...,
+        until: builtins.float = ...,
+        by: gangline.v1.types_pb2.UsageGroup.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["by", b"by", "since", b"since", "until", b"until"]) -> None: ...
+
+Global___GetUsageRequest: typing_extensions.TypeAlias = GetUsageRequest
+
+@typing.final
+class GetUsageResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPORT_FIELD_NUMBER: builtins.int
+    @property
+    def report(self) -> Global___UsageReport: ...
+    def __init__(
+        self,
+        *,
+        report: Global___UsageReport | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["report", b"report"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["report", b"report"]) -> None: ...
+
+Global___GetUsageResponse: typing_extensions.TypeAlias = GetUsageResponse
+
+@typing.final
+class UsageReport(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    ENTRIES_FIELD_NUMBER: builtins.int
+    since: builtins.float
+    until: builtins.float
+    by: gangline.v1.types_pb2.UsageGroup.ValueType
+    @property
+    def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___UsageEntry]:
+        """The largest first."""
+
+    def __init__(
+        self,
+        *,
+        since: builtins.float = ...,
+        until: builtins.float = ...,
+        by: gangline.v1.types_pb2.UsageGroup.ValueType = ...,
+        entries: collections.abc.Iterable[Global___UsageEntry] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["by", b"by", "entries", b"entries", "since", b"since", "until", b"until"]) -> None: ...
+
+Global___UsageReport: typing_extensions.TypeAlias = UsageReport
+
+@typing.final
+class UsageEntry(google.protobuf.message.Message):
+    """What one owner, pool or experiment has held. Slots count from their placement until they are free again."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    CPU_SLOT_SECONDS_FIELD_NUMBER: builtins.int
+    GPU_SLOT_SECONDS_FIELD_NUMBER: builtins.int
+    NUM_ALLOCATIONS_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    """The name of an owner or a pool, or the id of an experiment."""
+    cpu_slot_seconds: builtins.float
+    gpu_slot_seconds: builtins.float
+    num_allocations: builtins.int
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+        cpu_slot_seconds: builtins.float = ...,
+        gpu_slot_seconds: builtins.float = ...,
+        num_allocations: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_slot_seconds", b"cpu_slot_seconds", "gpu_slot_seconds", b"gpu_slot_seconds", "key", b"key", "num_allocations", b"num_allocations"]) -> None: ...
+
+Global___UsageEntry: typing_extensions.TypeAlias = UsageEntry
+
+@typing.final
 class GetClusterRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -144,6 +144,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsResponse.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetUsage',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
         self.GetCluster = channel.unary_unary(
                 '/gangline.v1.GatewayService/GetCluster',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.GetClusterRequest.SerializeToString,
@@ -316,6 +321,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """The slots that were held in a period, added up. What still runs counts until now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetCluster(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -455,6 +467,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.DeleteCheckpoints,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.GetUsageRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.GetUsageResponse.SerializeToString,
             ),
             'GetCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCluster,
@@ -1071,6 +1088,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/DeleteCheckpoints',
             gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetUsage',
+            gangline_dot_v1_dot_gateway__pb2.GetUsageRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

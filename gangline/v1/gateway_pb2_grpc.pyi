@@ -377,6 +377,22 @@ _GatewayServiceDeleteCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceGetUsageType = typing_extensions.TypeVar(
+    '_GatewayServiceGetUsageType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetUsageRequest,
+        gangline.v1.gateway_pb2.GetUsageResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetUsageRequest,
+        gangline.v1.gateway_pb2.GetUsageResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetUsageRequest,
+        gangline.v1.gateway_pb2.GetUsageResponse,
+    ],
+)
+
 _GatewayServiceGetClusterType = typing_extensions.TypeVar(
     '_GatewayServiceGetClusterType',
     grpc.UnaryUnaryMultiCallable[
@@ -441,7 +457,7 @@ _GatewayServiceForgetFusionType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -531,6 +547,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
             gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetUsageRequest,
+            gangline.v1.gateway_pb2.GetUsageResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetClusterRequest,
@@ -641,6 +661,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetUsageRequest,
+            gangline.v1.gateway_pb2.GetUsageResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetClusterRequest,
             gangline.v1.gateway_pb2.GetClusterResponse,
         ],
@@ -718,6 +742,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     DeleteCheckpoints: _GatewayServiceDeleteCheckpointsType
     """All of them or none; their files are deleted soon after."""
+
+    GetUsage: _GatewayServiceGetUsageType
+    """The slots that were held in a period, added up. What still runs counts until now."""
 
     GetCluster: _GatewayServiceGetClusterType
 
@@ -818,6 +845,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
         gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetUsageRequest,
+        gangline.v1.gateway_pb2.GetUsageResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.GetClusterRequest,
@@ -1008,6 +1039,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.DeleteCheckpointsResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.DeleteCheckpointsResponse]]:
         """All of them or none; their files are deleted soon after."""
+
+    @abc.abstractmethod
+    def GetUsage(
+        self,
+        request: gangline.v1.gateway_pb2.GetUsageRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.GetUsageResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GetUsageResponse]]:
+        """The slots that were held in a period, added up. What still runs counts until now."""
 
     @abc.abstractmethod
     def GetCluster(

@@ -301,6 +301,26 @@ CHECKPOINT_STATE_DELETING: CheckpointState.ValueType  # 2
 """Nobody needs it: gateways delete its files, and then its record goes. It names no files and has no metadata."""
 Global___CheckpointState: typing_extensions.TypeAlias = CheckpointState
 
+class _UsageGroup:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _UsageGroupEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_UsageGroup.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    USAGE_GROUP_UNSPECIFIED: _UsageGroup.ValueType  # 0
+    USAGE_GROUP_OWNER: _UsageGroup.ValueType  # 1
+    USAGE_GROUP_POOL: _UsageGroup.ValueType  # 2
+    USAGE_GROUP_EXPERIMENT: _UsageGroup.ValueType  # 3
+
+class UsageGroup(_UsageGroup, metaclass=_UsageGroupEnumTypeWrapper):
+    """What a report of usage adds up."""
+
+USAGE_GROUP_UNSPECIFIED: UsageGroup.ValueType  # 0
+USAGE_GROUP_OWNER: UsageGroup.ValueType  # 1
+USAGE_GROUP_POOL: UsageGroup.ValueType  # 2
+USAGE_GROUP_EXPERIMENT: UsageGroup.ValueType  # 3
+Global___UsageGroup: typing_extensions.TypeAlias = UsageGroup
+
 class _DeletionStage:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -1100,6 +1120,7 @@ class Trial(google.protobuf.message.Message):
     ATTEMPT_SLOTS_FIELD_NUMBER: builtins.int
     RESIZED_AT_FIELD_NUMBER: builtins.int
     SIZE_CHANGES_FIELD_NUMBER: builtins.int
+    ATTEMPT_USAGES_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<experiment id>.<number>", as in "7.1"."""
     experiment_id: builtins.int
@@ -1159,6 +1180,10 @@ class Trial(google.protobuf.message.Message):
     def size_changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SizeChange]:
         """The newest changes of its size, oldest first."""
 
+    @property
+    def attempt_usages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AttemptUsage]:
+        """The newest ended attempts, oldest first. Gateways add them to the history, which keeps all of them."""
+
     def __init__(
         self,
         *,
@@ -1192,12 +1217,46 @@ class Trial(google.protobuf.message.Message):
         attempt_slots: builtins.int = ...,
         resized_at: builtins.float = ...,
         size_changes: collections.abc.Iterable[Global___SizeChange] | None = ...,
+        attempt_usages: collections.abc.Iterable[Global___AttemptUsage] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "last_failure", b"last_failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempt_slots", b"attempt_slots", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
 
 Global___Trial: typing_extensions.TypeAlias = Trial
+
+@typing.final
+class AttemptUsage(google.protobuf.message.Message):
+    """The slots that one ended attempt of a trial has held, by the leader's clock."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    CPU_SLOTS_FIELD_NUMBER: builtins.int
+    GPU_SLOTS_FIELD_NUMBER: builtins.int
+    STARTED_AT_FIELD_NUMBER: builtins.int
+    ENDED_AT_FIELD_NUMBER: builtins.int
+    attempt: builtins.int
+    pool: builtins.str
+    cpu_slots: builtins.int
+    gpu_slots: builtins.int
+    started_at: builtins.float
+    """When the slots were taken, and when they were free again."""
+    ended_at: builtins.float
+    def __init__(
+        self,
+        *,
+        attempt: builtins.int = ...,
+        pool: builtins.str = ...,
+        cpu_slots: builtins.int = ...,
+        gpu_slots: builtins.int = ...,
+        started_at: builtins.float = ...,
+        ended_at: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "cpu_slots", b"cpu_slots", "ended_at", b"ended_at", "gpu_slots", b"gpu_slots", "pool", b"pool", "started_at", b"started_at"]) -> None: ...
+
+Global___AttemptUsage: typing_extensions.TypeAlias = AttemptUsage
 
 @typing.final
 class SizeChange(google.protobuf.message.Message):

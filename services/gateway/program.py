@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial as bind
@@ -33,6 +33,7 @@ from services.common.telemetry import serve_metrics
 from services.gateway.history.database import open_database
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
+from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.http.app import build_app
 from services.gateway.http.server import serve_http
@@ -103,7 +104,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         parts.push_async_callback(submitter.close)
         news = NotificationBoard()
         following = Following(mirror, news)
-        history = await _open_history(parts, settings.database_url, news, following)
+        history = await _open_history(parts, settings.database_url, mirror, news, following)
         removal = _start_cleanup(parts, mirror, leader, storage, history)
         usecases = assemble(
             mirror, leader, submitter, history, storage=storage, etcd=etcd, deletion_problem=removal.problem_of
@@ -119,12 +120,18 @@ def _start_cleanup(
     parts: AsyncExitStack, mirror: Mirror, leader: Leader, storage: Storage, history: History
 ) -> ExperimentCleanup:
     """Starts the tasks that delete files."""
+
+    async def erase_history(experiment_id: int, trial_ids: Sequence[str]) -> None:
+        # The trials' records are removed next, and usage outlives its experiment.
+        await history.usage_recorder.record()
+        await history.eraser.erase(experiment_id, trial_ids)
+
     cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ConfirmCheckpointsDeleted), storage)
     removal = ExperimentCleanup(
         mirror,
         bind(leader.call, lambda scheduler: scheduler.ConfirmExperimentDeleted),
         storage,
-        history.eraser.erase,
+        erase_history,
         lambda: cleanup.problem,
     )
     for part in (cleanup, removal):
@@ -133,14 +140,19 @@ def _start_cleanup(
     return removal
 
 
-async def _open_history(parts: AsyncExitStack, url: str, news: NotificationBoard, following: Following) -> History:
+async def _open_history(
+    parts: AsyncExitStack, url: str, mirror: Mirror, news: NotificationBoard, following: Following
+) -> History:
     engine = await asyncio.to_thread(open_database, url)
     parts.callback(engine.dispose)
     reader = Reader(engine)
     parts.callback(reader.close)
     writer = Writer(engine, news.ring)
     parts.push_async_callback(writer.close)
-    return History(reader, writer, Eraser(engine), news, following)
+    recorder = UsageRecorder(mirror, engine)
+    recorder.start()
+    parts.push_async_callback(recorder.stop)
+    return History(reader, writer, Eraser(engine), recorder, news, following)
 
 
 async def _serve(

@@ -61,6 +61,8 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.warnings: list[str] = []
         self.experiments: dict[int, types_pb2.Experiment] = {}
         self.deleted_ids: list[int] = []
+        self.usage_requests: list[pb.GetUsageRequest] = []
+        self.usage = pb.UsageReport(by=types_pb2.USAGE_GROUP_OWNER)
         self.views: dict[int, list[pb.ExperimentView]] = {}
         self.logs: list[pb.StoredLog] = []
         self.log_requests: list[pb.StreamLogsRequest] = []
@@ -350,6 +352,13 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             )
 
         return self._answer("DeleteCheckpoints", context, handle)
+
+    def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
+        def handle() -> pb.GetUsageResponse:
+            self.usage_requests.append(request)
+            return pb.GetUsageResponse(report=self.usage)
+
+        return self._answer("GetUsage", context, handle)
 
     def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterResponse:
         return self._answer("GetCluster", context, lambda: self.cluster)

@@ -71,7 +71,8 @@ class ClusterState:
     awaiting.
 
     marked: the checkpoints whose files are to be deleted, by key. deleting: the experiments that are being deleted, by
-    key. num_ended_allocations and num_deleted_experiments: since this state was made.
+    key. num_ended_allocations and num_deleted_experiments: since this state was made. ended_trial_ids: the trials whose
+    allocations have ended since then; the recorder of usage empties it.
     """
 
     def __init__(self) -> None:
@@ -79,6 +80,7 @@ class ClusterState:
         self.num_unreadable = 0
         self.num_ended_allocations = 0
         self.num_deleted_experiments = 0
+        self.ended_trial_ids: dict[str, None] = {}
         self.marked: dict[str, Checkpoint] = {}
         self.deleting: dict[str, Experiment] = {}
         self.experiments = RecordTable(keys.EXPERIMENTS, Experiment)
@@ -118,7 +120,10 @@ class ClusterState:
             self.deleting.pop(key, None)
             self.num_ended_allocations += table is self.allocations
             self.num_deleted_experiments += table is self.experiments
-            return _experiment_ids((table.remove(key),))
+            removed = table.remove(key)
+            if isinstance(removed, Allocation):
+                self.ended_trial_ids[removed.trial_id] = None
+            return _experiment_ids((removed,))
         try:
             # Nothing is changed before the value has been decoded.
             before, record = table.put(key, value)

@@ -47,4 +47,5 @@ CLEARED_PARTIALS = Counter(
 HUNG_DELETIONS = Gauge(
     "gangline_gateway_hung_deletions", "Calls to the storage that clean up and have not returned in time"
 )
+USAGE_FAILURES = Counter("gangline_gateway_usage_failures_total", "Times ended allocations could not be stored")
 CLEANUP_FAILURES = Counter("gangline_gateway_cleanup_failures_total", "Deletions that have to be tried again")

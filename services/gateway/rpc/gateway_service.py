@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gangline.domain.state import Availability
+from gangline.domain.state import Availability, UsageGroup
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
@@ -156,6 +156,12 @@ class GatewayService(RemovalCalls):
             current_principal(), request.request_id, request.checkpoint_ids
         )
         return pb.DeleteCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in checkpoints])
+
+    async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
+        report = await self._usecases.usage.report(
+            current_principal(), request.since, request.until, wire.enum_member(UsageGroup, request.by)
+        )
+        return pb.GetUsageResponse(report=wire.to_proto(report))
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:
         cluster: pb.GetClusterResponse = wire.to_proto(self._usecases.clusters.describe(current_principal()))

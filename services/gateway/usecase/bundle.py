@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from services.common.etcd import HealthWatch
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
+from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.leader.leader_client import Leader
 from services.gateway.leader.submitter import Submitter
@@ -26,6 +27,7 @@ from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.pending import Pending
 from services.gateway.usecase.queue import Queue
 from services.gateway.usecase.removal import Removals
+from services.gateway.usecase.usage import Usage
 from services.gateway.usecase.view import Views
 
 
@@ -37,6 +39,7 @@ class History:
     reader: Reader
     writer: Writer
     eraser: Eraser
+    usage_recorder: UsageRecorder
     news: NotificationBoard
     following: Following
 
@@ -53,6 +56,7 @@ class UseCases:
     fusion: Fusion
     code: Code
     ingest: Ingest
+    usage: Usage
 
 
 def assemble(
@@ -81,4 +85,5 @@ def assemble(
         fusion=Fusion(mirror, leader),
         code=code,
         ingest=ingest,
+        usage=Usage(mirror, history.reader, history.usage_recorder),
     )

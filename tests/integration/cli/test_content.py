@@ -26,7 +26,7 @@ _IDS = {"id", "trial_id", "allocation_id", "request_id", "slot_ids", "latest_che
 # Nothing in what they print comes from other users.
 _OWN = {"up", "down", "simulate", "experiment schema"}
 _COMMANDS = {
-    "status": (), "preview-search": ("const.yaml",),
+    "status": (), "usage": ("--since", "7d"), "preview-search": ("const.yaml",),
     "experiment create": ("const.yaml",), "experiment list": (), "experiment describe": ("1",),
     "experiment find": ("r1",),
     "experiment logs": ("1",), "experiment metrics": ("1",), "experiment wait": ("1",), "experiment kill": ("1",),

@@ -1,17 +1,22 @@
-"""A gateway in this process on a real etcd, a stand-in leader, and a client of a user."""
+"""A gateway in this process on a real etcd, a stand-in leader, a client of a user, and empty databases."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 
 from services.common.etcd import EtcdClient, EtcdSettings
+from services.gateway.history.database import open_database
 from services.gateway.leader import leader_client as leader_module
 from services.gateway.program import run_gateway
 from tests.support.gateway import CLUSTER_TOKEN, Client, add_user, settings_in
+from tests.support.postgres import Postgres, find_postgres
 from tests.support.stand_in_leader import StandInLeader
 
 
@@ -36,3 +41,37 @@ async def client(etcd: EtcdClient, etcd_settings: EtcdSettings, tmp_path: Path) 
         client = Client(addresses.grpc, addresses.http)
         yield client
         await client.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    binaries = find_postgres()
+    if binaries is None:
+        pytest.skip("PostgreSQL's server is not installed (Debian's package postgresql)")
+    folder = Path(tempfile.mkdtemp(prefix="pg"))
+    server = Postgres(binaries, folder)
+    server.start()
+    yield server
+    server.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/history.db"
+    server: Postgres = request.getfixturevalue("postgres")
+    engine = sa.create_engine(server.url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+        connection.execute(sa.text("CREATE SCHEMA public"))
+    engine.dispose()
+    return server.url
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[sa.Engine]:
+    engine = open_database(url)
+    yield engine
+    engine.dispose()

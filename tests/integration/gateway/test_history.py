@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import shutil
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -21,42 +17,8 @@ from services.gateway.history.reader import Reader
 from services.gateway.history.store import store_batches
 from services.gateway.history.writer import Writer
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, Scope
-from tests.support.postgres import Postgres, find_postgres
+from tests.support.postgres import Postgres
 from tests.support.wait import within
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    binaries = find_postgres()
-    if binaries is None:
-        pytest.skip("PostgreSQL's server is not installed (Debian's package postgresql)")
-    folder = Path(tempfile.mkdtemp(prefix="pg"))
-    server = Postgres(binaries, folder)
-    server.start()
-    yield server
-    server.stop()
-    shutil.rmtree(folder)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/history.db"
-    server: Postgres = request.getfixturevalue("postgres")
-    engine = sa.create_engine(server.url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
-        connection.execute(sa.text("CREATE SCHEMA public"))
-    engine.dispose()
-    return server.url
-
-
-@pytest.fixture
-def engine(url: str) -> Iterator[sa.Engine]:
-    engine = open_database(url)
-    yield engine
-    engine.dispose()
 
 
 def line(sequence: int, text: str = "") -> IngestRecord:

@@ -1,0 +1,178 @@
+"""Usage through a real scheduler and real gateways: of ended and running work, over restarts and deletions."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+
+from gangline.domain.state import ExitKind, State
+from gangline.domain.usage import MAX_ATTEMPT_USAGES
+from tests.integration.scheduler.conftest import Bench
+from tests.support.gateway import Client, GatewayProcess, add_user
+from tests.support.scheduler import config_json
+from tests.support.scripted_agent import ScriptedAgent
+from tests.support.wait import until_async
+
+SECONDS = 30.0
+
+
+@pytest_asyncio.fixture
+async def gateway(bench: Bench) -> AsyncIterator[GatewayProcess]:
+    await add_user(bench.etcd)
+    process = GatewayProcess(bench.directory, bench.settings.endpoints[0])
+    yield process
+    await process.end()
+
+
+async def _report(gateway: GatewayProcess, by: str = "owner", **query: str) -> dict[str, tuple[float, int]]:
+    """Returns slot-seconds and number of allocations by key."""
+    client = Client(gateway.addresses["grpc"], gateway.addresses["http"])
+    answer = await client.http.get("/api/v1/usage", params={"since": "1d", "by": by, **query})
+    await client.close()
+    assert answer.status_code == 200, answer.text
+    entries: list[dict[str, Any]] = answer.json()["entries"]
+    assert all(entry["gpuSlotSeconds"] == 0 for entry in entries), "the slots are artificial"
+    return {entry["key"]: (entry["cpuSlotSeconds"], entry["numAllocations"]) for entry in entries}
+
+
+async def _run_one(bench: Bench, agent: ScriptedAgent, slots: int = 1, owner: str = "ann") -> float:
+    """Runs an experiment to its end. Returns the slot-seconds that it has used."""
+    submitted = await bench.caller.submit(config_json(slots), owner=owner)
+    [spec] = await agent.started()
+    agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    number = submitted.experiment.id
+    await bench.eventually(lambda: bench.experiment(number), lambda record: record.state is State.TERMINAL)
+    trial = await bench.trial(f"{number}.1")
+    assert trial is not None
+    assert trial.timeline.placed_at == trial.attempt_usages[0].started_at
+    assert trial.ended_at == trial.attempt_usages[0].ended_at
+    return slots * (trial.ended_at - trial.timeline.placed_at)
+
+
+async def test_ended_and_running_work_by_owner_pool_and_experiment(bench: Bench, gateway: GatewayProcess) -> None:
+    await bench.scheduler()
+    await gateway.start()
+    agent = await bench.agent("a1")
+    used = [await _run_one(bench, agent, slots, owner) for slots, owner in ((1, "ann"), (2, "bob"), (2, "ann"))]
+    by_experiment = await _report(gateway, "experiment")
+    assert {key: round(value[0], 3) for key, value in by_experiment.items()} == {
+        str(number): round(seconds, 3) for number, seconds in enumerate(used, 1)
+    }
+    by_owner = await _report(gateway)
+    assert by_owner == {"ann": (used[0] + used[2], 2), "bob": (used[1], 1)}
+    await bench.caller.submit(config_json(2), owner="bob")
+    await agent.started()
+    first = (await _report(gateway))["bob"]
+    assert first[1] == 2
+    second = (await _report(gateway))["bob"]
+    assert second[0] > first[0] >= used[1], "what runs counts until now"
+    assert (await _report(gateway, "pool"))["default"][1] == 4
+    allocation = await bench.allocation("4.1.1")
+    assert allocation is not None
+    begin = allocation.created_at
+    for since, until, expected in ((begin - 0.5, begin + 0.0005, 0.001), (begin + 0.0005, begin + 0.001, 0.001)):
+        cut = await _report(gateway, "experiment", since=_iso(since), until=_iso(until))
+        assert abs(cut["4"][0] - expected) < 1e-4, "cut at the borders of the period"
+
+
+async def test_usage_survives_gateways_that_are_away_and_the_deletion(bench: Bench, gateway: GatewayProcess) -> None:
+    """An attempt begins and ends while no gateway runs, the leader changes, and the experiments are deleted."""
+    leader = await bench.scheduler("s1")
+    await gateway.start()
+    agent = await bench.agent("a1")
+    used = await _run_one(bench, agent)
+    await gateway.end()
+    used += await _run_one(bench, agent)
+    leader.end()
+    await bench.scheduler("s2")
+    used += await _run_one(bench, agent)
+    await gateway.start()
+    assert await _report(gateway) == {"ann": (used, 3)}
+    for number in (1, 2, 3):
+        await bench.caller.delete_experiment(number)
+        await _gone(bench, number)
+    assert await _report(gateway) == {"ann": (used, 3)}
+    await gateway.end()
+    await gateway.start()
+    assert await _report(gateway) == {"ann": (used, 3)}
+
+
+async def test_two_gateways_write_one_row(bench: Bench, gateway: GatewayProcess) -> None:
+    await bench.scheduler()
+    await gateway.start()
+    (bench.directory / "second").mkdir()
+    second = GatewayProcess(
+        bench.directory / "second",
+        bench.settings.endpoints[0],
+        **{"storage-url": str(bench.directory / "storage"), "database-url": gateway.flags["database-url"]},
+    )
+    await second.start()
+    try:
+        agent = await bench.agent("a1")
+        used = sum([await _run_one(bench, agent) for _ in range(4)])
+        for process in (gateway, second):
+            assert await _report(process) == {"ann": (used, 4)}
+    finally:
+        await second.end()
+    assert _count_rows(bench.directory / "gateway.db") == 4
+
+
+async def test_a_trial_keeps_its_newest_attempts_for_a_gateway_that_is_away(
+    bench: Bench, gateway: GatewayProcess
+) -> None:
+    await bench.scheduler("s1")
+    agent = await bench.agent("a1")
+    num_attempts = MAX_ATTEMPT_USAGES + 2
+    await bench.caller.submit(config_json(max_restarts=num_attempts), owner="ann")
+    for attempt in range(1, num_attempts + 1):
+        allocation_id = f"1.1.{attempt}"
+
+        async def is_started(wanted: str = allocation_id) -> bool:
+            return wanted in agent.journal
+
+        await until_async(is_started, f"attempt {attempt}", SECONDS)
+        agent.finish(allocation_id, ExitKind.PREEMPTED if attempt < num_attempts else ExitKind.COMPLETED)
+    await bench.eventually(lambda: bench.experiment(1), lambda record: record.state is State.TERMINAL)
+    trial = await bench.trial("1.1")
+    assert trial is not None
+    assert [usage.attempt for usage in trial.attempt_usages] == list(range(3, num_attempts + 1))
+    await gateway.start()
+    assert (await _report(gateway))["ann"][1] == MAX_ATTEMPT_USAGES
+
+
+async def test_bad_requests_are_refused(bench: Bench, gateway: GatewayProcess) -> None:
+    await bench.scheduler()
+    await gateway.start()
+    client = Client(gateway.addresses["grpc"], gateway.addresses["http"])
+    for query, code in (
+        ({"since": "soon"}, "usage.when"),
+        ({"since": "1d", "until": "2d"}, "usage.period"),
+        ({"since": "1d", "by": "user"}, "usage.by"),
+        ({}, "request.invalid"),
+    ):
+        answer = await client.http.get("/api/v1/usage", params=query)
+        assert (answer.status_code, answer.json()["code"]) == (400, code)
+    await client.close()
+
+
+def _iso(at: float) -> str:
+
+    return datetime.fromtimestamp(at, UTC).isoformat()
+
+
+async def _gone(bench: Bench, number: int) -> None:
+    async def is_gone() -> bool:
+        return await bench.experiment(number) is None
+
+    await until_async(is_gone, f"the end of experiment {number}", SECONDS)
+
+
+def _count_rows(database: Path) -> int:
+    with closing(sqlite3.connect(database, timeout=20)) as connection:
+        return int(connection.execute("select count(*) from allocation_usage").fetchone()[0])
