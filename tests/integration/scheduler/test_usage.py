@@ -9,13 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
 
 from gangline.domain.state import ExitKind, State
 from gangline.domain.usage import MAX_ATTEMPT_USAGES
 from tests.integration.scheduler.conftest import Bench
 from tests.support.gateway import Client, GatewayProcess, add_user
-from tests.support.scheduler import config_json
+from tests.support.scheduler import SchedulerProcess, config_json
 from tests.support.scripted_agent import ScriptedAgent
 from tests.support.wait import until_async
 
@@ -144,6 +146,50 @@ async def test_a_trial_keeps_its_newest_attempts_for_a_gateway_that_is_away(
     assert [usage.attempt for usage in trial.attempt_usages] == list(range(3, num_attempts + 1))
     await gateway.start()
     assert (await _report(gateway))["ann"][1] == MAX_ATTEMPT_USAGES
+
+
+async def test_the_counter_of_slot_seconds_follows_the_leader(bench: Bench) -> None:
+    """Each scheduler counts its own term only, so the sum over both is at most the time for which slots were held."""
+    leader, standby = await bench.scheduler("s1"), await bench.scheduler("s2")
+    agent = await bench.agent("a1")
+    await bench.caller.submit(config_json(2), owner="ann")
+    [spec] = await agent.started()
+
+    async def counted_by(scheduler: SchedulerProcess, seconds: float) -> float:
+        async def is_enough() -> float:
+            counted = await _slot_seconds(scheduler)
+            return counted.get(("default", "ann"), 0.0) if sum(counted.values()) >= seconds else 0.0
+
+        return await until_async(is_enough, f"{seconds} slot-seconds of {scheduler.name}", SECONDS)
+
+    first = await counted_by(leader, 2.0)
+    assert await _slot_seconds(standby) == {}
+    leader.end()
+    await counted_by(standby, 2.0)
+    agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    await bench.eventually(lambda: bench.experiment(1), lambda record: record.state is State.TERMINAL)
+    second = (await _slot_seconds(standby))["default", "ann"]
+    trial = await bench.trial("1.1")
+    assert trial is not None
+    [usage] = trial.attempt_usages
+    held = usage.cpu_slots * (usage.ended_at - usage.started_at)
+    assert 4.0 <= first + second <= held + 0.1
+    # Nothing is held, so nothing is counted.
+    await bench.caller.submit(config_json(1), owner="bob")
+    await counted_by(standby, second + 0.5)
+    assert (await _slot_seconds(standby))["default", "ann"] == second
+
+
+async def _slot_seconds(scheduler: SchedulerProcess) -> dict[tuple[str, str], float]:
+    """Returns the counter by pool and owner."""
+    async with httpx.AsyncClient(timeout=10) as http:
+        text = (await http.get(f"http://{scheduler.metrics_address}/metrics")).text
+    return {
+        (sample.labels["pool"], sample.labels["owner"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "gangline_scheduler_slot_seconds_total"
+    }
 
 
 async def test_bad_requests_are_refused(bench: Bench, gateway: GatewayProcess) -> None:
