@@ -11,7 +11,7 @@ from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.partial import Writer, partial_name
 from gangline.domain.resource import Cluster, Counter
 from gangline.domain.search import Search, SearchLog
-from gangline.domain.state import Outcome, State
+from gangline.domain.state import DeletionStage, Outcome, State
 from gangline.protocol import wire
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
@@ -23,13 +23,21 @@ TABLES = ("logs", "metrics", "newest_metrics", "progress", "ingest_cursors")
 
 
 async def put_experiment(
-    etcd: EtcdClient, storage: Path, experiment_id: int, code: str, *, num_checkpoints: int = 2, owner: str = "alice"
+    etcd: EtcdClient,
+    storage: Path,
+    experiment_id: int,
+    code: str,
+    *,
+    num_checkpoints: int = 2,
+    owner: str = "alice",
+    deletion: DeletionStage | None = None,
 ) -> None:
-    """Writes the records and the files. code: a character that the sha256 of its archive consists of."""
+    """Writes the records and the files. code: a character that the sha256 of its archive consists of. deletion: the
+    stage in which it is found."""
     config = config_json(checkpoint_storage={"save_trial_latest": 100})
     ended = Experiment(
         experiment_id, "old", owner, config, code * 64, State.TERMINAL, Outcome.COMPLETED,
-        request_id=f"r{experiment_id}", created_at=1.0, ended_at=2.0,
+        request_id=f"r{experiment_id}", created_at=1.0, ended_at=2.0, deletion=deletion,
     )  # fmt: skip
     trials = [
         Trial(f"{experiment_id}.{number}", experiment_id, number, state=State.TERMINAL, outcome=Outcome.COMPLETED)

@@ -25,6 +25,7 @@ from gangline.domain.state import DeletionStage
 from gangline.errors import GanglineError
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
+from services.common import keys
 from services.gateway.mirror import metrics
 from services.gateway.mirror.mirror import DELETION_NOTIFICATION, Watched
 from services.gateway.storage.call_deadline import DeadlinedCalls
@@ -147,7 +148,7 @@ class ExperimentCleanup:
                 await self._calls.run(bind(self._erase_files, experiment.id, trial_ids, cluster_id))
                 await self._erase_history(experiment.id, trial_ids)
             case DeletionStage.CODE:
-                await self._calls.run(bind(self._storage.remove_file, code_path(experiment.code_sha256)))
+                await self._calls.run(bind(self._erase_code, experiment))
             case _:
                 # The leader's turn.
                 return
@@ -163,6 +164,13 @@ class ExperimentCleanup:
             trial_id, _ = parse_allocation_id(partial.writer.allocation_id)
             if parse_trial_id(trial_id)[0] == experiment_id and partial.writer.cluster_id == cluster_id:
                 clear(self._storage, partial)
+
+    def _erase_code(self, experiment: Experiment) -> None:
+        """Deletes the code archive; blocks. The stage is read once more, because after its end a user may upload the
+        same code again."""
+        present = self._mirror.state.deleting.get(keys.experiment(experiment.id))
+        if present is not None and present.deletion is DeletionStage.CODE:
+            self._storage.remove_file(code_path(experiment.code_sha256))
 
     async def _report(self, experiment: Experiment) -> None:
         assert experiment.deletion is not None

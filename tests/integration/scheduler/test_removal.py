@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gangline.domain.state import ExitKind, State
+from gangline.domain.state import DeletionStage, ExitKind, State
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2
+from services.common import keys
+from services.common.etcd import Delete
 from tests.integration.scheduler.conftest import Bench
 from tests.support.ended_experiment import count_rows, fill_history, list_files, list_keys, make_files, put_experiment
 from tests.support.gateway import Client, GatewayProcess, add_user
@@ -221,6 +223,24 @@ async def test_a_deletion_outlives_the_death_of_leader_and_gateway(
     assert list_files(storage) == []
     assert count_rows(bench.directory / "gateway.db", 7) == {}
     await client.close()
+
+
+@pytest.mark.parametrize("stage", list(DeletionStage))
+async def test_leader_and_gateway_that_start_continue_each_stage(
+    bench: Bench, gateway: GatewayProcess, stage: DeletionStage
+) -> None:
+    """Nothing is marked yet, as by a leader that died after it had accepted the deletion."""
+    storage = bench.directory / "storage"
+    num_checkpoints = 40 if stage is DeletionStage.FILES else 0
+    await put_experiment(bench.etcd, storage, 7, "a", num_checkpoints=num_checkpoints, deletion=stage)
+    if stage is DeletionStage.CODE:
+        others = [key for key in await list_keys(bench.etcd, 7) if key != keys.experiment(7)]
+        await bench.etcd.commit([Delete(key) for key in others])
+    await bench.scheduler()
+    await gateway.start()
+    await _gone(bench, 7)
+    left = list_files(storage)
+    assert left == [] if stage is DeletionStage.FILES else not any(path.startswith("code/") for path in left)
 
 
 async def test_gateway_killed_again_and_again_finishes(bench: Bench, gateway: GatewayProcess) -> None:
