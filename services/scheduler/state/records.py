@@ -306,7 +306,8 @@ class Draft:
         for record in self._puts.values():
             if isinstance(record, Experiment) and record.request_id == request_id:
                 return record
-        return self._base.experiment_of_request(request_id)
+        experiment = self._base.experiment_of_request(request_id)
+        return None if experiment is None else self.find(Experiment, experiment.id)
 
     def experiments_in_deletion(self) -> list[Experiment]:
         experiment_ids = {experiment.id for experiment in self._base.experiments_in_deletion()}

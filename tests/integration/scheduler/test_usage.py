@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,35 @@ async def test_ended_and_running_work_by_owner_pool_and_experiment(bench: Bench,
     second = (await _report(gateway))["bob"]
     assert second[0] > first[0] >= used[1], "what runs counts until now"
     assert (await _report(gateway, "pool"))["default"][1] == 4
+    await _check_days(gateway, sum(used))
     allocation = await bench.allocation("4.1.1")
     assert allocation is not None
     begin = allocation.created_at
     for since, until, expected in ((begin - 0.5, begin + 0.0005, 0.001), (begin + 0.0005, begin + 0.001, 0.001)):
         cut = await _report(gateway, "experiment", since=_iso(since), until=_iso(until))
         assert abs(cut["4"][0] - expected) < 1e-4, "cut at the borders of the period"
+
+
+async def _check_days(gateway: GatewayProcess, ended_seconds: float) -> None:
+    """The day of the test has all of it, and the day after has not begun."""
+    client = Client(gateway.addresses["grpc"], gateway.addresses["http"])
+    today = datetime.now(UTC).date()
+    days = {"startDate": str(today - timedelta(days=2)), "endDate": str(today + timedelta(days=1))}
+    entries = (await client.http.get("/api/v1/resources/allocation/aggregated", params=days)).json()["resourceEntries"]
+    assert [entry["periodStart"] for entry in entries] == [
+        str(today - timedelta(days=2)), str(today - timedelta(days=1)), str(today),
+    ]  # fmt: skip
+    total = sum(entry["seconds"] for entry in entries)
+    assert total > ended_seconds
+    assert {name for entry in entries for name in entry["byUsername"]} == {"ann", "bob"}
+    month = {**days, "period": "RESOURCE_ALLOCATION_AGGREGATION_PERIOD_MONTHLY"}
+    months = (await client.http.get("/api/v1/resources/allocation/aggregated", params=month)).json()["resourceEntries"]
+    assert months[0]["periodStart"].endswith("-01")
+    assert sum(entry["byResourcePool"]["default"] for entry in months if entry["seconds"]) >= total
+    for bad in ({"endDate": "2020-01-01"}, {"startDate": "2020-01-01"}, {"period": "WEEKLY"}, {"endDate": "soon"}):
+        answer = await client.http.get("/api/v1/resources/allocation/aggregated", params={**days, **bad})
+        assert answer.status_code == 400, answer.text
+    await client.close()
 
 
 async def test_usage_survives_gateways_that_are_away_and_the_deletion(bench: Bench, gateway: GatewayProcess) -> None:

@@ -12,7 +12,7 @@ from gangline.domain.resource import Counter
 from gangline.domain.search import Search, SearchLog
 from gangline.domain.state import CheckpointState, DeletionStage, Outcome, State
 from gangline.errors import ErrorKind, GanglineError
-from services.scheduler.state.records import Records, StateChange, get
+from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.records import SchedulerState as Known
 from services.scheduler.transition.checkpoint import MAX_MARKED, confirm_checkpoints_deleted
 from services.scheduler.transition.end import continue_change
@@ -116,6 +116,19 @@ def test_a_deletion_takes_everything_and_the_experiment_last() -> None:
     assert state.experiments_in_deletion() == []
     assert not delete_experiment(state, 1), "what is deleted can be deleted again"
     assert not confirm_deleted(state, 1, DeletionStage.CODE)
+
+
+def test_steps_that_share_a_transaction_see_what_the_earlier_ones_removed() -> None:
+    trials = [_trial(number) for number in range(1, MAX_REMOVED + 2)]
+    state = _state_with(replace(_ENDED, deletion=DeletionStage.RECORDS), *trials)
+    draft = Draft(state)
+    for _ in range(2):
+        draft.add(continue_change(draft, 1, Rules(), 0.0))
+    assert draft.trials_of(1) == []
+    assert [experiment.deletion for experiment in draft.experiments_in_deletion()] == [DeletionStage.CODE]
+    draft.add(confirm_deleted(draft, 1, DeletionStage.CODE))
+    assert draft.experiments_in_deletion() == []
+    assert draft.experiment_of_request("r1") is None
 
 
 def _state_order(state: Known, *records: object) -> list[object]:
