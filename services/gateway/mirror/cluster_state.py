@@ -93,6 +93,8 @@ class ClusterState:
         self.users = RecordTable(keys.USERS, User)
         self.fusion = RecordTable(keys.FUSION, FusionRecord)
         self.instances = RecordTable(keys.ALIVE, ServiceInstance)
+        # Keys whose present value cannot be read.
+        self._unreadable_keys: set[str] = set()
         self._leader = RecordTable(keys.LEADER, ServiceInstance)
         self._cluster = RecordTable(keys.CLUSTER, Cluster)
         self._next_experiment = RecordTable(keys.NEXT_EXPERIMENT, Counter)
@@ -116,6 +118,7 @@ class ClusterState:
         if table is None:
             return set()
         if value is None:
+            self._unreadable_keys.discard(key)
             self.marked.pop(key, None)
             self.deleting.pop(key, None)
             self.num_ended_allocations += table is self.allocations
@@ -129,7 +132,9 @@ class ClusterState:
             before, record = table.put(key, value)
         except (DecodeError, ValueError):
             self.num_unreadable += 1
+            self._unreadable_keys.add(key)
             return set()
+        self._unreadable_keys.discard(key)
         if isinstance(record, Checkpoint) and record.state is CheckpointState.DELETING:
             self.marked[key] = record
         if isinstance(record, Experiment) and record.is_deleting:
@@ -139,9 +144,12 @@ class ClusterState:
     def is_removed(self, experiment_id: int) -> bool:
         """Returns whether the experiment is being deleted, or was. Ids are never reused, and an experiment appears in
         the same transaction as the next id."""
-        experiment = self.experiments.find(keys.experiment(experiment_id))
+        key = keys.experiment(experiment_id)
+        experiment = self.experiments.find(key)
         if experiment is not None:
             return experiment.is_deleting
+        if key in self._unreadable_keys:
+            return False
         counter = self._next_experiment.find(keys.NEXT_EXPERIMENT)
         return counter is not None and 0 < experiment_id < counter.next_value
 
