@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gangline.client import Client as Session
 from gangline.domain.state import DeletionStage, ExitKind, State
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2
@@ -276,6 +278,29 @@ async def test_code_of_a_deleted_experiment_is_uploaded_again(bench: Bench, clie
     await _gone(bench, 1)
     refused = await client.http.post("/api/v1/experiments", json=body)
     assert (refused.status_code, refused.json()["code"]) == (404, "code.not_uploaded")
+
+
+async def test_an_experiment_created_right_after_a_deletion_has_its_code(bench: Bench, client: Client) -> None:
+    """The same code is uploaded and submitted while gateways delete it, ten times."""
+    code = bench.directory / "own"
+    code.mkdir()
+    (code / "train.py").write_text("pass\n")
+    config = "name: again\nentrypoint: python3 train.py\nsearcher: {name: single, metric: loss}\n"
+
+    def create_and_delete() -> None:
+        with Session(client.grpc_address, client.token, retry_seconds=20) as session:
+            for number in range(1, 11):
+                created = session.create_experiment(config, code).experiment
+                archive = bench.directory / "storage" / "code" / f"{created.code_sha256}.tar.gz"
+                assert created.id == number
+                assert archive.exists(), f"experiment {number} has no code"
+                session.kill_experiment(number)
+                session.delete_experiment(number)
+
+    await asyncio.to_thread(create_and_delete)
+    for number in range(1, 11):
+        await _gone(bench, number)
+    assert list_files(bench.directory / "storage") == []
 
 
 def _take_away(storage: Path, name: str) -> Path:
