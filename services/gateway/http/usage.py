@@ -114,7 +114,7 @@ def _periods(start: date, end: date, period: str, today: date) -> list[tuple[dat
     while first <= min(end, today):
         if len(periods) == MAX_PERIODS:
             raise invalid("usage.periods", f"there are more than {MAX_PERIODS} periods; ask for fewer at once")
-        # The first and 32 days is in the next month.
+        # 32 days after the first of a month lie in the next month.
         after = (first + timedelta(days=32)).replace(day=1) if period == MONTHLY else first + timedelta(days=1)
         periods.append((first, after))
         first = after
