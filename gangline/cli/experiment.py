@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -30,6 +30,8 @@ from gangline.errors import ErrorKind, GanglineError
 if TYPE_CHECKING:
     from gangline.client import ExperimentView
     from gangline.domain.experiment import Experiment
+
+T = TypeVar("T")
 
 app = new_group("Create, follow, read and end experiments.")
 
@@ -82,17 +84,19 @@ def create(
 @app.command("ls", hidden=True)
 def list_experiments(
     limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1, max=1000)] = 50,
+    is_all: Annotated[bool, typer.Option("--all", help="Archived ones as well.")] = False,
+    is_archived: Annotated[bool, typer.Option("--archived", help="Only archived ones.")] = False,
     is_json: Json = False,
 ) -> None:
     """List experiments, newest first."""
     with connect() as client:
-        experiments = client.list_experiments(limit)
+        experiments = client.list_experiments(limit, archived=None if is_all else is_archived)
     now = time.time()
     rows = [
         (
             e.id,
             e.name,
-            e.outcome or e.state,
+            stage_of(e),
             e.owner,
             format_age(e.created_at, now),
             _duration(e),
@@ -194,28 +198,28 @@ def wait(
 def kill(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
     """End experiments at once."""
     with connect() as client:
-        _change_each(experiment_ids, client.kill_experiment, is_json)
+        change_each(experiment_ids, client.kill_experiment, is_json)
 
 
 @app.command()
 def pause(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
     """Take a checkpoint of every trial and give its slots back until the experiment is activated."""
     with connect() as client:
-        _change_each(experiment_ids, client.pause_experiment, is_json)
+        change_each(experiment_ids, client.pause_experiment, is_json)
 
 
 @app.command()
 def activate(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
     """Go on with paused experiments, from their checkpoints."""
     with connect() as client:
-        _change_each(experiment_ids, client.activate_experiment, is_json)
+        change_each(experiment_ids, client.activate_experiment, is_json)
 
 
 @app.command()
 def cancel(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
     """End experiments after a checkpoint of every trial."""
     with connect() as client:
-        _change_each(experiment_ids, client.cancel_experiment, is_json)
+        change_each(experiment_ids, client.cancel_experiment, is_json)
 
 
 @app.command()
@@ -236,10 +240,20 @@ def schema() -> None:
     say_json(export_schema())
 
 
-def _change_each(numbers: list[int], change: Callable[[int], Experiment], is_json: bool) -> None:
+def _state_line(experiment: Experiment) -> str:
+    archived = ", archived" if experiment.archived else ""
+    return f"experiment {experiment.id} {experiment.name}: {stage_of(experiment)}{archived}"
+
+
+def change_each(numbers: list[int], change: Callable[[int], Experiment], is_json: bool) -> None:
+    """Changes each experiment and prints its state."""
+    do_each(numbers, change, is_json, _state_line)
+
+
+def do_each(numbers: list[int], change: Callable[[int], T], is_json: bool, line_of: Callable[[T], str]) -> None:
     """Changes each experiment. A refusal does not keep the others from being changed, but the exit status reports it.
     After a failure no further one is tried; the changes before it are printed all the same."""
-    changed: list[Experiment] = []
+    changed: list[T] = []
     refused: list[GanglineError] = []
     failure: GanglineError | None = None
     waiting = list(dict.fromkeys(numbers))
@@ -256,7 +270,7 @@ def _change_each(numbers: list[int], change: Callable[[int], Experiment], is_jso
                 left = f"; not tried: {' '.join(map(str, waiting))}" if waiting else ""
                 failure = error.reworded(f"experiment {number}: {error.message}{left}")
     if changed or is_json:
-        show(changed[0] if len(numbers) == 1 else changed, is_json, lambda: map(_state_line, changed))
+        show(changed[0] if len(numbers) == 1 else changed, is_json, lambda: map(line_of, changed))
     for refusal in refused:
         complain("error", refusal.message)
     if failure is not None:
@@ -265,8 +279,9 @@ def _change_each(numbers: list[int], change: Callable[[int], Experiment], is_jso
         raise typer.Exit(2)
 
 
-def _state_line(experiment: Experiment) -> str:
-    return f"experiment {experiment.id} {experiment.name}: {experiment.outcome or experiment.state}"
+def stage_of(experiment: Experiment) -> str:
+    """Returns the word that a list shows for how far the experiment has come."""
+    return "DELETING" if experiment.is_deleting else experiment.outcome or experiment.state
 
 
 def _follow(views: Any, number: int, is_json: bool) -> ExperimentView | None:

@@ -19,6 +19,7 @@ from gangline.cli import (
     checkpoint,
     cluster,
     experiment,
+    experiment_removal,
     experiment_set,
     fusion,
     job,
@@ -29,6 +30,7 @@ from gangline.cli import (
     tensorboard,
     top,
     trial,
+    usage,
 )
 from gangline.cli.output.terminal import clean_output, complain, say
 from gangline.errors import Effect, ErrorKind, GanglineError
@@ -51,12 +53,15 @@ app.command()(cluster.status)
 app.command()(top.top)
 app.command()(tensorboard.tensorboard)
 app.command()(login.login)
+app.command()(usage.usage)
 app.command("preview-search")(search.preview_search)
 # Its options are those of the program that it runs, including --help.
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     simulate.simulate
 )
 experiment.app.add_typer(experiment_set.app, name="set")
+for _command in (experiment_removal.delete, experiment_removal.archive, experiment_removal.unarchive):
+    experiment.app.command()(_command)
 for _group, _name, _aliases in (
     (experiment.app, "experiment", ("e", "exp")),
     (trial.app, "trial", ()),

@@ -122,5 +122,5 @@ def _has_failed(client: Client, experiment_id: int) -> bool:
     try:
         experiment = client.get_experiment(experiment_id).experiment
     except GanglineError as error:
-        return error.kind is ErrorKind.NOT_FOUND
+        return error.kind is ErrorKind.NOT_FOUND or error.code == "experiment.deleting"
     return experiment.outcome in ("FAILED", "CANCELED")

@@ -6,6 +6,7 @@ and gangline.client.connection retries. Used by the CLI, by notebooks and by tes
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -32,14 +33,20 @@ from gangline.domain.id import parse_job_id
 from gangline.domain.log_filter import NO_FILTER
 from gangline.domain.resource import Agent
 from gangline.domain.search import SearchPreview
-from gangline.domain.state import Availability, ExperimentAction, LogLevel, State
+from gangline.domain.state import Availability, ExperimentAction, LogLevel, State, UsageGroup
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
+from gangline.domain.usage import UsageReport
 from gangline.domain.view import AgentView, ClusterView, ExperimentView
 from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.protocol.rpc import CHUNK_BYTES, is_unknown_method
-from gangline.protocol.wire import from_proto, to_proto
+from gangline.protocol.wire import enum_number, from_proto, to_proto
 from gangline.v1 import gateway_pb2 as pb
+
+# A submit with these errors is repeated after another upload, for so long and after this pause.
+_CODE_IS_GONE = ("code.deleting", "code.not_uploaded")
+_CODE_SECONDS = 10.0
+_CODE_PAUSE_SECONDS = 0.2
 
 
 class Client:
@@ -100,7 +107,7 @@ class Client:
         except GanglineError as error:
             error.effect, error.request_id = Effect.UNKNOWN if is_open else Effect.NONE, request_id
             raise error.reworded(say_create(error)) from error
-        created = self._submit(submission.config_json, submission.archive.sha256, request_id, is_open)
+        created = self._submit_again(submission, request_id, is_open)
         return Created(created.experiment, tuple(dict.fromkeys([*submission.warnings, *created.warnings])))
 
     def find_experiment(self, request_id: str) -> Experiment:
@@ -128,11 +135,11 @@ class Client:
         """Submits without checks of its own; the code must be uploaded already."""
         return self._submit(config_json, code_sha256, request_id or new_request_id(), is_open=False)
 
-    def list_experiments(self, limit: int = 50, before_id: int = 0) -> list[Experiment]:
-        """Returns experiments, newest first. before_id: limits them to smaller ids; 0 begins with the newest."""
-        answer = self._connection.call(
-            self._stub.ListExperiments, pb.ListExperimentsRequest(limit=limit, before_id=before_id)
-        )
+    def list_experiments(self, limit: int = 50, before_id: int = 0, archived: bool | None = False) -> list[Experiment]:
+        """Returns experiments, newest first. before_id: limits them to smaller ids; 0 begins with the newest.
+        archived: only archived ones, or only the others; None for both."""
+        request = pb.ListExperimentsRequest(limit=limit, before_id=before_id, archived=archived)
+        answer = self._connection.call(self._stub.ListExperiments, request)
         return [from_proto(Experiment, message) for message in answer.experiments]
 
     def get_experiment(self, experiment_id: int) -> ExperimentView:
@@ -172,6 +179,28 @@ class Client:
         """Ends it at once. Killing an ended one changes nothing."""
         request = pb.KillExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
         return from_proto(Experiment, self._connection.call(self._stub.KillExperiment, request).experiment)
+
+    def delete_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment | None:
+        """Begins to delete an ended experiment with its checkpoints, TensorBoard files, logs and metrics, and its code
+        where no other experiment has the same. Returns None when it has been deleted. For its owner and for
+        administrators.
+
+        Raises GanglineError `experiment.not_ended`, `experiment.needed` while a trial of another experiment goes on
+        from one of its checkpoints, `auth.not_owner`, `experiment.not_found`.
+        """
+        request = pb.DeleteExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
+        answer = self._connection.call(self._stub.DeleteExperiment, request)
+        return from_proto(Experiment, answer.experiment) if answer.HasField("experiment") else None
+
+    def archive_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
+        """Takes an ended experiment out of listings; nothing else changes."""
+        request = pb.ArchiveExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
+        return from_proto(Experiment, self._connection.call(self._stub.ArchiveExperiment, request).experiment)
+
+    def unarchive_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
+        """Shows an archived experiment in listings again."""
+        request = pb.UnarchiveExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
+        return from_proto(Experiment, self._connection.call(self._stub.UnarchiveExperiment, request).experiment)
 
     def pause_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
         """Pauses it: its trials checkpoint and give their slots back; none starts before it is activated."""
@@ -392,8 +421,30 @@ class Client:
         request = pb.GatewayServiceForgetFusionRequest(request_id=request_id or new_request_id(), key=key)
         return self._connection.call(self._stub.ForgetFusion, request).is_forgotten
 
+    def get_usage(self, since: float, until: float = 0.0, by: UsageGroup = UsageGroup.OWNER) -> UsageReport:
+        """Returns the slots that were held in a period, added up by owner, pool or experiment, the largest first.
+        since, until: Unix seconds; 0 is now. What still runs counts until now.
+
+        Raises GanglineError `usage.period`.
+        """
+        request = pb.GetUsageRequest(since=since, until=until)
+        request.by = enum_number(by)  # type: ignore[assignment]  # an enum's number is what protobuf takes
+        return from_proto(UsageReport, self._connection.call(self._stub.GetUsage, request).report)
+
     def get_cluster(self) -> ClusterView:
         return from_proto(ClusterView, self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))
+
+    def _submit_again(self, submission: Submission, request_id: str, is_open: bool) -> Created:
+        """Submits. The code may have gone with a deleted experiment since its upload; then it is uploaded again."""
+        give_up_at = time.monotonic() + _CODE_SECONDS
+        while True:
+            try:
+                return self._submit(submission.config_json, submission.archive.sha256, request_id, is_open)
+            except GanglineError as error:
+                if error.code not in _CODE_IS_GONE or time.monotonic() >= give_up_at:
+                    raise
+            time.sleep(_CODE_PAUSE_SECONDS)
+            self.upload_code(submission.archive)
 
     def _submit(self, config_json: str, code_sha256: str, request_id: str, is_open: bool) -> Created:
         request = pb.CreateExperimentRequest(request_id=request_id, config_json=config_json, code_sha256=code_sha256)

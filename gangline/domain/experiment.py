@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gangline.domain.allocation import Exclusion, ExitReport, SizeChange, Timeline
-from gangline.domain.state import CheckpointState, ExitKind, Outcome, State
+from gangline.domain.state import CheckpointState, DeletionStage, ExitKind, Outcome, State
+from gangline.domain.usage import AttemptUsage
 
 # The file in a checkpoint's folder that lists its other files. A checkpoint that has it is complete.
 METADATA_FILE = "metadata.json"
@@ -30,6 +31,12 @@ class Experiment:
     stop_kind: ExitKind | None = None
     queue_position: float | None = None
     gives_back: bool = False
+    archived: bool = False
+    deletion: DeletionStage | None = None
+
+    @property
+    def is_deleting(self) -> bool:
+        return self.deletion is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,7 @@ class Trial:
     attempt_slots: int = 0
     resized_at: float = 0.0
     size_changes: tuple[SizeChange, ...] = ()
+    attempt_usages: tuple[AttemptUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,22 @@ class CheckpointState(StrEnum):
     DELETING = "DELETING"
 
 
+class UsageGroup(StrEnum):
+    """What a report of usage adds up."""
+
+    OWNER = "OWNER"
+    POOL = "POOL"
+    EXPERIMENT = "EXPERIMENT"
+
+
+class DeletionStage(StrEnum):
+    """How far the deletion of an experiment has come; types.proto explains each member."""
+
+    FILES = "FILES"
+    RECORDS = "RECORDS"
+    CODE = "CODE"
+
+
 class ReasonCode(StrEnum):
     """Why a pending request waits; RUNS_SHRUNK: why a trial runs on fewer slots."""
 

@@ -104,20 +104,26 @@ class ListExperimentsRequest(google.protobuf.message.Message):
     LIMIT_FIELD_NUMBER: builtins.int
     BEFORE_ID_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    ARCHIVED_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """0 means 50; at most 1000."""
     before_id: builtins.int
     """Only experiments with a smaller id; 0 means from the newest on."""
     request_id: builtins.str
     """Only the experiment that this request made. Fails as unavailable while that cannot be known."""
+    archived: builtins.bool
+    """Only archived ones, or only the others; absent for both."""
     def __init__(
         self,
         *,
         limit: builtins.int = ...,
         before_id: builtins.int = ...,
         request_id: builtins.str = ...,
+        archived: builtins.bool | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["before_id", b"before_id", "limit", b"limit", "request_id", b"request_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_archived", b"_archived", "archived", b"archived"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_archived", b"_archived", "archived", b"archived", "before_id", b"before_id", "limit", b"limit", "request_id", b"request_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_archived", b"_archived"]) -> typing.Literal["archived"] | None: ...
 
 Global___ListExperimentsRequest: typing_extensions.TypeAlias = ListExperimentsRequest
 
@@ -361,6 +367,113 @@ class UpdateExperimentResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["experiment", b"experiment"]) -> None: ...
 
 Global___UpdateExperimentResponse: typing_extensions.TypeAlias = UpdateExperimentResponse
+
+@typing.final
+class DeleteExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "request_id", b"request_id"]) -> None: ...
+
+Global___DeleteExperimentRequest: typing_extensions.TypeAlias = DeleteExperimentRequest
+
+@typing.final
+class DeleteExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment:
+        """As it is now; absent when it has been deleted."""
+
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment"]) -> None: ...
+
+Global___DeleteExperimentResponse: typing_extensions.TypeAlias = DeleteExperimentResponse
+
+@typing.final
+class ArchiveExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "request_id", b"request_id"]) -> None: ...
+
+Global___ArchiveExperimentRequest: typing_extensions.TypeAlias = ArchiveExperimentRequest
+
+@typing.final
+class ArchiveExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment: ...
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment"]) -> None: ...
+
+Global___ArchiveExperimentResponse: typing_extensions.TypeAlias = ArchiveExperimentResponse
+
+@typing.final
+class UnarchiveExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "request_id", b"request_id"]) -> None: ...
+
+Global___UnarchiveExperimentRequest: typing_extensions.TypeAlias = UnarchiveExperimentRequest
+
+@typing.final
+class UnarchiveExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment: ...
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment"]) -> None: ...
+
+Global___UnarchiveExperimentResponse: typing_extensions.TypeAlias = UnarchiveExperimentResponse
 
 @typing.final
 class KillTrialRequest(google.protobuf.message.Message):
@@ -1149,6 +1262,99 @@ class DeleteCheckpointsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints"]) -> None: ...
 
 Global___DeleteCheckpointsResponse: typing_extensions.TypeAlias = DeleteCheckpointsResponse
+
+@typing.final
+class GetUsageRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    since: builtins.float
+    until: builtins.float
+    """0 for now."""
+    by: gangline.v1.types_pb2.UsageGroup.ValueType
+    def __init__(
+        self,
+        *,
+        since: builtins.float = ...,
+        until: builtins.float = ...,
+        by: gangline.v1.types_pb2.UsageGroup.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["by", b"by", "since", b"since", "until", b"until"]) -> None: ...
+
+Global___GetUsageRequest: typing_extensions.TypeAlias = GetUsageRequest
+
+@typing.final
+class GetUsageResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPORT_FIELD_NUMBER: builtins.int
+    @property
+    def report(self) -> Global___UsageReport: ...
+    def __init__(
+        self,
+        *,
+        report: Global___UsageReport | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["report", b"report"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["report", b"report"]) -> None: ...
+
+Global___GetUsageResponse: typing_extensions.TypeAlias = GetUsageResponse
+
+@typing.final
+class UsageReport(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    ENTRIES_FIELD_NUMBER: builtins.int
+    since: builtins.float
+    until: builtins.float
+    by: gangline.v1.types_pb2.UsageGroup.ValueType
+    @property
+    def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___UsageEntry]:
+        """The largest first."""
+
+    def __init__(
+        self,
+        *,
+        since: builtins.float = ...,
+        until: builtins.float = ...,
+        by: gangline.v1.types_pb2.UsageGroup.ValueType = ...,
+        entries: collections.abc.Iterable[Global___UsageEntry] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["by", b"by", "entries", b"entries", "since", b"since", "until", b"until"]) -> None: ...
+
+Global___UsageReport: typing_extensions.TypeAlias = UsageReport
+
+@typing.final
+class UsageEntry(google.protobuf.message.Message):
+    """What one owner, pool or experiment has held. Slots count from their placement until they are free again."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    CPU_SLOT_SECONDS_FIELD_NUMBER: builtins.int
+    GPU_SLOT_SECONDS_FIELD_NUMBER: builtins.int
+    NUM_ALLOCATIONS_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    """The name of an owner or a pool, or the id of an experiment."""
+    cpu_slot_seconds: builtins.float
+    gpu_slot_seconds: builtins.float
+    num_allocations: builtins.int
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+        cpu_slot_seconds: builtins.float = ...,
+        gpu_slot_seconds: builtins.float = ...,
+        num_allocations: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_slot_seconds", b"cpu_slot_seconds", "gpu_slot_seconds", b"gpu_slot_seconds", "key", b"key", "num_allocations", b"num_allocations"]) -> None: ...
+
+Global___UsageEntry: typing_extensions.TypeAlias = UsageEntry
 
 @typing.final
 class GetClusterRequest(google.protobuf.message.Message):

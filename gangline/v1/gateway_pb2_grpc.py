@@ -69,6 +69,21 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.UpdateExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.UpdateExperimentResponse.FromString,
                 _registered_method=True)
+        self.DeleteExperiment = channel.unary_unary(
+                '/gangline.v1.GatewayService/DeleteExperiment',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.DeleteExperimentResponse.FromString,
+                _registered_method=True)
+        self.ArchiveExperiment = channel.unary_unary(
+                '/gangline.v1.GatewayService/ArchiveExperiment',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentResponse.FromString,
+                _registered_method=True)
+        self.UnarchiveExperiment = channel.unary_unary(
+                '/gangline.v1.GatewayService/UnarchiveExperiment',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.UnarchiveExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.UnarchiveExperimentResponse.FromString,
+                _registered_method=True)
         self.KillTrial = channel.unary_unary(
                 '/gangline.v1.GatewayService/KillTrial',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.KillTrialRequest.SerializeToString,
@@ -133,6 +148,11 @@ class GatewayServiceStub(object):
                 '/gangline.v1.GatewayService/DeleteCheckpoints',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsResponse.FromString,
+                _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetUsage',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.GetUsageResponse.FromString,
                 _registered_method=True)
         self.GetCluster = channel.unary_unary(
                 '/gangline.v1.GatewayService/GetCluster',
@@ -202,6 +222,27 @@ class GatewayServiceServicer(object):
         """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
         already changes nothing.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteExperiment(self, request, context):
+        """Deletes an ended experiment with its files, logs and metrics. Its owner and administrators only. Deleting one that
+        is being deleted, or was deleted, changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ArchiveExperiment(self, request, context):
+        """Takes an ended experiment out of listings; nothing else changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnarchiveExperiment(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -292,6 +333,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """The slots that were held in a period, added up. What still runs counts until now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetCluster(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -357,6 +405,21 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.UpdateExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.UpdateExperimentResponse.SerializeToString,
             ),
+            'DeleteExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteExperiment,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.DeleteExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteExperimentResponse.SerializeToString,
+            ),
+            'ArchiveExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.ArchiveExperiment,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentResponse.SerializeToString,
+            ),
+            'UnarchiveExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnarchiveExperiment,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.UnarchiveExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.UnarchiveExperimentResponse.SerializeToString,
+            ),
             'KillTrial': grpc.unary_unary_rpc_method_handler(
                     servicer.KillTrial,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.KillTrialRequest.FromString,
@@ -421,6 +484,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.DeleteCheckpoints,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.GetUsageRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.GetUsageResponse.SerializeToString,
             ),
             'GetCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCluster,
@@ -632,6 +700,87 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/UpdateExperiment',
             gangline_dot_v1_dot_gateway__pb2.UpdateExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.UpdateExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/DeleteExperiment',
+            gangline_dot_v1_dot_gateway__pb2.DeleteExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.DeleteExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ArchiveExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ArchiveExperiment',
+            gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnarchiveExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/UnarchiveExperiment',
+            gangline_dot_v1_dot_gateway__pb2.UnarchiveExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.UnarchiveExperimentResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -983,6 +1132,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/DeleteCheckpoints',
             gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetUsage',
+            gangline_dot_v1_dot_gateway__pb2.GetUsageRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -137,6 +137,54 @@ _GatewayServiceUpdateExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceDeleteExperimentType = typing_extensions.TypeVar(
+    '_GatewayServiceDeleteExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteExperimentRequest,
+        gangline.v1.gateway_pb2.DeleteExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteExperimentRequest,
+        gangline.v1.gateway_pb2.DeleteExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteExperimentRequest,
+        gangline.v1.gateway_pb2.DeleteExperimentResponse,
+    ],
+)
+
+_GatewayServiceArchiveExperimentType = typing_extensions.TypeVar(
+    '_GatewayServiceArchiveExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ArchiveExperimentRequest,
+        gangline.v1.gateway_pb2.ArchiveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ArchiveExperimentRequest,
+        gangline.v1.gateway_pb2.ArchiveExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ArchiveExperimentRequest,
+        gangline.v1.gateway_pb2.ArchiveExperimentResponse,
+    ],
+)
+
+_GatewayServiceUnarchiveExperimentType = typing_extensions.TypeVar(
+    '_GatewayServiceUnarchiveExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UnarchiveExperimentRequest,
+        gangline.v1.gateway_pb2.UnarchiveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UnarchiveExperimentRequest,
+        gangline.v1.gateway_pb2.UnarchiveExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UnarchiveExperimentRequest,
+        gangline.v1.gateway_pb2.UnarchiveExperimentResponse,
+    ],
+)
+
 _GatewayServiceKillTrialType = typing_extensions.TypeVar(
     '_GatewayServiceKillTrialType',
     grpc.UnaryUnaryMultiCallable[
@@ -345,6 +393,22 @@ _GatewayServiceDeleteCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceGetUsageType = typing_extensions.TypeVar(
+    '_GatewayServiceGetUsageType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetUsageRequest,
+        gangline.v1.gateway_pb2.GetUsageResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetUsageRequest,
+        gangline.v1.gateway_pb2.GetUsageResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetUsageRequest,
+        gangline.v1.gateway_pb2.GetUsageResponse,
+    ],
+)
+
 _GatewayServiceGetClusterType = typing_extensions.TypeVar(
     '_GatewayServiceGetClusterType',
     grpc.UnaryUnaryMultiCallable[
@@ -409,7 +473,7 @@ _GatewayServiceForgetFusionType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -439,6 +503,18 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.UpdateExperimentRequest,
             gangline.v1.gateway_pb2.UpdateExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.DeleteExperimentRequest,
+            gangline.v1.gateway_pb2.DeleteExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ArchiveExperimentRequest,
+            gangline.v1.gateway_pb2.ArchiveExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.UnarchiveExperimentRequest,
+            gangline.v1.gateway_pb2.UnarchiveExperimentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.KillTrialRequest,
@@ -491,6 +567,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
             gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetUsageRequest,
+            gangline.v1.gateway_pb2.GetUsageResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetClusterRequest,
@@ -541,6 +621,18 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.UpdateExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.DeleteExperimentRequest,
+            gangline.v1.gateway_pb2.DeleteExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ArchiveExperimentRequest,
+            gangline.v1.gateway_pb2.ArchiveExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.UnarchiveExperimentRequest,
+            gangline.v1.gateway_pb2.UnarchiveExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.KillTrialRequest,
             gangline.v1.gateway_pb2.KillTrialResponse,
         ],
@@ -593,6 +685,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetUsageRequest,
+            gangline.v1.gateway_pb2.GetUsageResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetClusterRequest,
             gangline.v1.gateway_pb2.GetClusterResponse,
         ],
@@ -630,6 +726,16 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
     already changes nothing.
     """
 
+    DeleteExperiment: _GatewayServiceDeleteExperimentType
+    """Deletes an ended experiment with its files, logs and metrics. Its owner and administrators only. Deleting one that
+    is being deleted, or was deleted, changes nothing.
+    """
+
+    ArchiveExperiment: _GatewayServiceArchiveExperimentType
+    """Takes an ended experiment out of listings; nothing else changes."""
+
+    UnarchiveExperiment: _GatewayServiceUnarchiveExperimentType
+
     KillTrial: _GatewayServiceKillTrialType
     """Ends one trial at once; the others of its experiment go on."""
 
@@ -663,6 +769,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     DeleteCheckpoints: _GatewayServiceDeleteCheckpointsType
     """All of them or none; their files are deleted soon after."""
+
+    GetUsage: _GatewayServiceGetUsageType
+    """The slots that were held in a period, added up. What still runs counts until now."""
 
     GetCluster: _GatewayServiceGetClusterType
 
@@ -703,6 +812,18 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.UpdateExperimentRequest,
         gangline.v1.gateway_pb2.UpdateExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteExperimentRequest,
+        gangline.v1.gateway_pb2.DeleteExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ArchiveExperimentRequest,
+        gangline.v1.gateway_pb2.ArchiveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UnarchiveExperimentRequest,
+        gangline.v1.gateway_pb2.UnarchiveExperimentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.KillTrialRequest,
@@ -755,6 +876,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
         gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetUsageRequest,
+        gangline.v1.gateway_pb2.GetUsageResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.GetClusterRequest,
@@ -829,6 +954,31 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
         already changes nothing.
         """
+
+    @abc.abstractmethod
+    def DeleteExperiment(
+        self,
+        request: gangline.v1.gateway_pb2.DeleteExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.DeleteExperimentResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.DeleteExperimentResponse]]:
+        """Deletes an ended experiment with its files, logs and metrics. Its owner and administrators only. Deleting one that
+        is being deleted, or was deleted, changes nothing.
+        """
+
+    @abc.abstractmethod
+    def ArchiveExperiment(
+        self,
+        request: gangline.v1.gateway_pb2.ArchiveExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.ArchiveExperimentResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.ArchiveExperimentResponse]]:
+        """Takes an ended experiment out of listings; nothing else changes."""
+
+    @abc.abstractmethod
+    def UnarchiveExperiment(
+        self,
+        request: gangline.v1.gateway_pb2.UnarchiveExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.UnarchiveExperimentResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.UnarchiveExperimentResponse]]: ...
 
     @abc.abstractmethod
     def KillTrial(
@@ -928,6 +1078,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.DeleteCheckpointsResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.DeleteCheckpointsResponse]]:
         """All of them or none; their files are deleted soon after."""
+
+    @abc.abstractmethod
+    def GetUsage(
+        self,
+        request: gangline.v1.gateway_pb2.GetUsageRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.GetUsageResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GetUsageResponse]]:
+        """The slots that were held in a period, added up. What still runs counts until now."""
 
     @abc.abstractmethod
     def GetCluster(

@@ -648,6 +648,165 @@ class ConfirmCheckpointsDeletedResponse(google.protobuf.message.Message):
 Global___ConfirmCheckpointsDeletedResponse: typing_extensions.TypeAlias = ConfirmCheckpointsDeletedResponse
 
 @typing.final
+class SchedulerServiceDeleteExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    user: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "request_id", b"request_id", "user", b"user"]) -> None: ...
+
+Global___SchedulerServiceDeleteExperimentRequest: typing_extensions.TypeAlias = SchedulerServiceDeleteExperimentRequest
+
+@typing.final
+class SchedulerServiceDeleteExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment:
+        """As it is now; absent when it has been deleted."""
+
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "revision", b"revision"]) -> None: ...
+
+Global___SchedulerServiceDeleteExperimentResponse: typing_extensions.TypeAlias = SchedulerServiceDeleteExperimentResponse
+
+@typing.final
+class ConfirmExperimentDeletedRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    STAGE_FIELD_NUMBER: builtins.int
+    experiment_id: builtins.int
+    stage: gangline.v1.types_pb2.DeletionStage.ValueType
+    """FILES or CODE."""
+    def __init__(
+        self,
+        *,
+        experiment_id: builtins.int = ...,
+        stage: gangline.v1.types_pb2.DeletionStage.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "stage", b"stage"]) -> None: ...
+
+Global___ConfirmExperimentDeletedRequest: typing_extensions.TypeAlias = ConfirmExperimentDeletedRequest
+
+@typing.final
+class ConfirmExperimentDeletedResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    def __init__(
+        self,
+        *,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+
+Global___ConfirmExperimentDeletedResponse: typing_extensions.TypeAlias = ConfirmExperimentDeletedResponse
+
+@typing.final
+class SchedulerServiceArchiveExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    user: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "request_id", b"request_id", "user", b"user"]) -> None: ...
+
+Global___SchedulerServiceArchiveExperimentRequest: typing_extensions.TypeAlias = SchedulerServiceArchiveExperimentRequest
+
+@typing.final
+class SchedulerServiceArchiveExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment: ...
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "revision", b"revision"]) -> None: ...
+
+Global___SchedulerServiceArchiveExperimentResponse: typing_extensions.TypeAlias = SchedulerServiceArchiveExperimentResponse
+
+@typing.final
+class SchedulerServiceUnarchiveExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    user: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "request_id", b"request_id", "user", b"user"]) -> None: ...
+
+Global___SchedulerServiceUnarchiveExperimentRequest: typing_extensions.TypeAlias = SchedulerServiceUnarchiveExperimentRequest
+
+@typing.final
+class SchedulerServiceUnarchiveExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment: ...
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "revision", b"revision"]) -> None: ...
+
+Global___SchedulerServiceUnarchiveExperimentResponse: typing_extensions.TypeAlias = SchedulerServiceUnarchiveExperimentResponse
+
+@typing.final
 class EndExperimentRequest(google.protobuf.message.Message):
     """The messages of the calls with earlier names."""
 

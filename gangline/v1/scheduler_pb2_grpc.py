@@ -104,6 +104,26 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedResponse.FromString,
                 _registered_method=True)
+        self.DeleteExperiment = channel.unary_unary(
+                '/gangline.v1.SchedulerService/DeleteExperiment',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteExperimentResponse.FromString,
+                _registered_method=True)
+        self.ConfirmExperimentDeleted = channel.unary_unary(
+                '/gangline.v1.SchedulerService/ConfirmExperimentDeleted',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmExperimentDeletedRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmExperimentDeletedResponse.FromString,
+                _registered_method=True)
+        self.ArchiveExperiment = channel.unary_unary(
+                '/gangline.v1.SchedulerService/ArchiveExperiment',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentResponse.FromString,
+                _registered_method=True)
+        self.UnarchiveExperiment = channel.unary_unary(
+                '/gangline.v1.SchedulerService/UnarchiveExperiment',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentResponse.FromString,
+                _registered_method=True)
         self.EndExperiment = channel.unary_unary(
                 '/gangline.v1.SchedulerService/EndExperiment',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.EndExperimentRequest.SerializeToString,
@@ -235,6 +255,33 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteExperiment(self, request, context):
+        """Begins to delete an ended experiment. Deleting one that is being deleted, or was deleted, changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConfirmExperimentDeleted(self, request, context):
+        """A gateway has deleted what one stage of the deletion asks for. A repeated call changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ArchiveExperiment(self, request, context):
+        """Archives an ended experiment. Archiving an archived one changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnarchiveExperiment(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EndExperiment(self, request, context):
         """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
         KillTrial, UpdateAgent, and DeleteCheckpoints or ConfirmCheckpointsDeleted do.
@@ -339,6 +386,26 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ConfirmCheckpointsDeleted,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedResponse.SerializeToString,
+            ),
+            'DeleteExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteExperiment,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteExperimentResponse.SerializeToString,
+            ),
+            'ConfirmExperimentDeleted': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmExperimentDeleted,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmExperimentDeletedRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.ConfirmExperimentDeletedResponse.SerializeToString,
+            ),
+            'ArchiveExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.ArchiveExperiment,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentResponse.SerializeToString,
+            ),
+            'UnarchiveExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnarchiveExperiment,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentResponse.SerializeToString,
             ),
             'EndExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.EndExperiment,
@@ -744,6 +811,114 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/ConfirmCheckpointsDeleted',
             gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.ConfirmCheckpointsDeletedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/DeleteExperiment',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmExperimentDeleted(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/ConfirmExperimentDeleted',
+            gangline_dot_v1_dot_scheduler__pb2.ConfirmExperimentDeletedRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.ConfirmExperimentDeletedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ArchiveExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/ArchiveExperiment',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnarchiveExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/UnarchiveExperiment',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentResponse.FromString,
             options,
             channel_credentials,
             insecure,

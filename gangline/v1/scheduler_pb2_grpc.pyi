@@ -251,6 +251,70 @@ _SchedulerServiceConfirmCheckpointsDeletedType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceDeleteExperimentType = typing_extensions.TypeVar(
+    '_SchedulerServiceDeleteExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentResponse,
+    ],
+)
+
+_SchedulerServiceConfirmExperimentDeletedType = typing_extensions.TypeVar(
+    '_SchedulerServiceConfirmExperimentDeletedType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ConfirmExperimentDeletedRequest,
+        gangline.v1.scheduler_pb2.ConfirmExperimentDeletedResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ConfirmExperimentDeletedRequest,
+        gangline.v1.scheduler_pb2.ConfirmExperimentDeletedResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ConfirmExperimentDeletedRequest,
+        gangline.v1.scheduler_pb2.ConfirmExperimentDeletedResponse,
+    ],
+)
+
+_SchedulerServiceArchiveExperimentType = typing_extensions.TypeVar(
+    '_SchedulerServiceArchiveExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse,
+    ],
+)
+
+_SchedulerServiceUnarchiveExperimentType = typing_extensions.TypeVar(
+    '_SchedulerServiceUnarchiveExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse,
+    ],
+)
+
 _SchedulerServiceEndExperimentType = typing_extensions.TypeVar(
     '_SchedulerServiceEndExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -331,7 +395,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -389,6 +453,22 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedRequest,
             gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ConfirmExperimentDeletedRequest,
+            gangline.v1.scheduler_pb2.ConfirmExperimentDeletedResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -471,6 +551,22 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.ConfirmExperimentDeletedRequest,
+            gangline.v1.scheduler_pb2.ConfirmExperimentDeletedResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
             gangline.v1.scheduler_pb2.EndExperimentResponse,
         ],
@@ -539,6 +635,17 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
 
     ConfirmCheckpointsDeleted: _SchedulerServiceConfirmCheckpointsDeletedType
     """Removes the records of checkpoints whose files a gateway has deleted. A repeated call changes nothing."""
+
+    DeleteExperiment: _SchedulerServiceDeleteExperimentType
+    """Begins to delete an ended experiment. Deleting one that is being deleted, or was deleted, changes nothing."""
+
+    ConfirmExperimentDeleted: _SchedulerServiceConfirmExperimentDeletedType
+    """A gateway has deleted what one stage of the deletion asks for. A repeated call changes nothing."""
+
+    ArchiveExperiment: _SchedulerServiceArchiveExperimentType
+    """Archives an ended experiment. Archiving an archived one changes nothing."""
+
+    UnarchiveExperiment: _SchedulerServiceUnarchiveExperimentType
 
     EndExperiment: _SchedulerServiceEndExperimentType
     """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
@@ -609,6 +716,22 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedRequest,
         gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.ConfirmExperimentDeletedRequest,
+        gangline.v1.scheduler_pb2.ConfirmExperimentDeletedResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -750,6 +873,37 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ConfirmCheckpointsDeletedResponse]]:
         """Removes the records of checkpoints whose files a gateway has deleted. A repeated call changes nothing."""
+
+    @abc.abstractmethod
+    def DeleteExperiment(
+        self,
+        request: gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceDeleteExperimentResponse]]:
+        """Begins to delete an ended experiment. Deleting one that is being deleted, or was deleted, changes nothing."""
+
+    @abc.abstractmethod
+    def ConfirmExperimentDeleted(
+        self,
+        request: gangline.v1.scheduler_pb2.ConfirmExperimentDeletedRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.ConfirmExperimentDeletedResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ConfirmExperimentDeletedResponse]]:
+        """A gateway has deleted what one stage of the deletion asks for. A repeated call changes nothing."""
+
+    @abc.abstractmethod
+    def ArchiveExperiment(
+        self,
+        request: gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse]]:
+        """Archives an ended experiment. Archiving an archived one changes nothing."""
+
+    @abc.abstractmethod
+    def UnarchiveExperiment(
+        self,
+        request: gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse]]: ...
 
     @abc.abstractmethod
     def EndExperiment(

@@ -327,6 +327,52 @@ CHECKPOINT_STATE_DELETING: CheckpointState.ValueType  # 2
 """Nobody needs it: gateways delete its files, and then its record goes. It names no files and has no metadata."""
 Global___CheckpointState: typing_extensions.TypeAlias = CheckpointState
 
+class _UsageGroup:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _UsageGroupEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_UsageGroup.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    USAGE_GROUP_UNSPECIFIED: _UsageGroup.ValueType  # 0
+    USAGE_GROUP_OWNER: _UsageGroup.ValueType  # 1
+    USAGE_GROUP_POOL: _UsageGroup.ValueType  # 2
+    USAGE_GROUP_EXPERIMENT: _UsageGroup.ValueType  # 3
+
+class UsageGroup(_UsageGroup, metaclass=_UsageGroupEnumTypeWrapper):
+    """What a report of usage adds up."""
+
+USAGE_GROUP_UNSPECIFIED: UsageGroup.ValueType  # 0
+USAGE_GROUP_OWNER: UsageGroup.ValueType  # 1
+USAGE_GROUP_POOL: UsageGroup.ValueType  # 2
+USAGE_GROUP_EXPERIMENT: UsageGroup.ValueType  # 3
+Global___UsageGroup: typing_extensions.TypeAlias = UsageGroup
+
+class _DeletionStage:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _DeletionStageEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_DeletionStage.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    DELETION_STAGE_UNSPECIFIED: _DeletionStage.ValueType  # 0
+    DELETION_STAGE_FILES: _DeletionStage.ValueType  # 1
+    """Gateways delete its checkpoints, TensorBoard files, logs and metrics."""
+    DELETION_STAGE_RECORDS: _DeletionStage.ValueType  # 2
+    """The leader removes the records of its trials and of its search."""
+    DELETION_STAGE_CODE: _DeletionStage.ValueType  # 3
+    """Gateways delete its code archive, which no other experiment uses. No submit may use it now."""
+
+class DeletionStage(_DeletionStage, metaclass=_DeletionStageEnumTypeWrapper):
+    """How far the deletion of an experiment has come."""
+
+DELETION_STAGE_UNSPECIFIED: DeletionStage.ValueType  # 0
+DELETION_STAGE_FILES: DeletionStage.ValueType  # 1
+"""Gateways delete its checkpoints, TensorBoard files, logs and metrics."""
+DELETION_STAGE_RECORDS: DeletionStage.ValueType  # 2
+"""The leader removes the records of its trials and of its search."""
+DELETION_STAGE_CODE: DeletionStage.ValueType  # 3
+"""Gateways delete its code archive, which no other experiment uses. No submit may use it now."""
+Global___DeletionStage: typing_extensions.TypeAlias = DeletionStage
+
 class _Effect:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -941,6 +987,8 @@ class Experiment(google.protobuf.message.Message):
     STOP_KIND_FIELD_NUMBER: builtins.int
     QUEUE_POSITION_FIELD_NUMBER: builtins.int
     GIVES_BACK_FIELD_NUMBER: builtins.int
+    ARCHIVED_FIELD_NUMBER: builtins.int
+    DELETION_FIELD_NUMBER: builtins.int
     id: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -962,6 +1010,10 @@ class Experiment(google.protobuf.message.Message):
     """Its place in the queue of its pool among those of its priority; absent means by created_at."""
     gives_back: builtins.bool
     """Its newest trials are stopped until it holds no more slots than its max_slots."""
+    archived: builtins.bool
+    """Listings leave it out unless they are asked for it. Only an ended experiment is archived."""
+    deletion: Global___DeletionStage.ValueType
+    """It is being deleted; unspecified otherwise. Only an ended experiment is deleted."""
     def __init__(
         self,
         *,
@@ -979,9 +1031,11 @@ class Experiment(google.protobuf.message.Message):
         stop_kind: Global___ExitKind.ValueType = ...,
         queue_position: builtins.float | None = ...,
         gives_back: builtins.bool = ...,
+        archived: builtins.bool = ...,
+        deletion: Global___DeletionStage.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "ended_at", b"ended_at", "gives_back", b"gives_back", "id", b"id", "name", b"name", "outcome", b"outcome", "owner", b"owner", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "gives_back", b"gives_back", "id", b"id", "name", b"name", "outcome", b"outcome", "owner", b"owner", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_queue_position", b"_queue_position"]) -> typing.Literal["queue_position"] | None: ...
 
 Global___Experiment: typing_extensions.TypeAlias = Experiment
@@ -1092,6 +1146,7 @@ class Trial(google.protobuf.message.Message):
     ATTEMPT_SLOTS_FIELD_NUMBER: builtins.int
     RESIZED_AT_FIELD_NUMBER: builtins.int
     SIZE_CHANGES_FIELD_NUMBER: builtins.int
+    ATTEMPT_USAGES_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<experiment id>.<number>", as in "7.1"."""
     experiment_id: builtins.int
@@ -1151,6 +1206,10 @@ class Trial(google.protobuf.message.Message):
     def size_changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SizeChange]:
         """The newest changes of its size, oldest first."""
 
+    @property
+    def attempt_usages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AttemptUsage]:
+        """The newest ended attempts, oldest first. Gateways add them to the history, which keeps all of them."""
+
     def __init__(
         self,
         *,
@@ -1184,12 +1243,46 @@ class Trial(google.protobuf.message.Message):
         attempt_slots: builtins.int = ...,
         resized_at: builtins.float = ...,
         size_changes: collections.abc.Iterable[Global___SizeChange] | None = ...,
+        attempt_usages: collections.abc.Iterable[Global___AttemptUsage] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "last_failure", b"last_failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempt_slots", b"attempt_slots", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
 
 Global___Trial: typing_extensions.TypeAlias = Trial
+
+@typing.final
+class AttemptUsage(google.protobuf.message.Message):
+    """The slots that one ended attempt of a trial has held, by the leader's clock."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    CPU_SLOTS_FIELD_NUMBER: builtins.int
+    GPU_SLOTS_FIELD_NUMBER: builtins.int
+    STARTED_AT_FIELD_NUMBER: builtins.int
+    ENDED_AT_FIELD_NUMBER: builtins.int
+    attempt: builtins.int
+    pool: builtins.str
+    cpu_slots: builtins.int
+    gpu_slots: builtins.int
+    started_at: builtins.float
+    """When the slots were taken, and when they were free again."""
+    ended_at: builtins.float
+    def __init__(
+        self,
+        *,
+        attempt: builtins.int = ...,
+        pool: builtins.str = ...,
+        cpu_slots: builtins.int = ...,
+        gpu_slots: builtins.int = ...,
+        started_at: builtins.float = ...,
+        ended_at: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "cpu_slots", b"cpu_slots", "ended_at", b"ended_at", "gpu_slots", b"gpu_slots", "pool", b"pool", "started_at", b"started_at"]) -> None: ...
+
+Global___AttemptUsage: typing_extensions.TypeAlias = AttemptUsage
 
 @typing.final
 class SizeChange(google.protobuf.message.Message):

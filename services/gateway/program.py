@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial as bind
@@ -32,7 +32,9 @@ from services.common.server import Server, serve
 from services.common.settings import ServiceSettings, check_own_storage
 from services.common.telemetry import serve_metrics
 from services.gateway.history.database import open_database
+from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
+from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.http.app import build_app
 from services.gateway.http.server import serve_http
@@ -45,6 +47,7 @@ from services.gateway.rpc.gateway_service import GatewayService
 from services.gateway.rpc.ingest_service import IngestService
 from services.gateway.size_watch import SizeWatch
 from services.gateway.storage.cleanup import Cleanup
+from services.gateway.storage.experiment_cleanup import ExperimentCleanup
 from services.gateway.storage.storage import Storage
 from services.gateway.usecase.bundle import History, UseCases, assemble
 from services.gateway.usecase.following import Following
@@ -104,18 +107,42 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         news = NotificationBoard()
         following = Following(mirror, news)
         engine = await _open_database(parts, settings.database_url)
-        history = _open_history(parts, engine, news, following)
+        history = _open_history(parts, engine, mirror, news, following)
         measuring = asyncio.create_task(SizeWatch(mirror, engine, storage).run(), name="sizes")
         parts.push_async_callback(cancel, measuring)
-        usecases = assemble(mirror, leader, submitter, history, storage=storage, etcd=etcd)
-        cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ConfirmCheckpointsDeleted), storage)
-        cleanup.start()
-        parts.push_async_callback(cleanup.stop)
+        removal = _start_cleanup(parts, mirror, leader, storage, history)
+        usecases = assemble(
+            mirror, leader, submitter, history, storage=storage, etcd=etcd, deletion_problem=removal.problem_of
+        )
         addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token), mirror.catch_up)
         # Undone first, because the servers wait only for a moment for calls that follow something.
         parts.callback(following.close)
         await parts.enter_async_context(announce(client, _instance(settings, addresses)))
         yield addresses
+
+
+def _start_cleanup(
+    parts: AsyncExitStack, mirror: Mirror, leader: Leader, storage: Storage, history: History
+) -> ExperimentCleanup:
+    """Starts the tasks that delete files."""
+
+    async def erase_history(experiment_id: int, trial_ids: Sequence[str]) -> None:
+        # The trials' records are removed next, and usage outlives its experiment.
+        await history.usage_recorder.record()
+        await history.eraser.erase(experiment_id, trial_ids)
+
+    cleanup = Cleanup(mirror, bind(leader.call, lambda scheduler: scheduler.ConfirmCheckpointsDeleted), storage)
+    removal = ExperimentCleanup(
+        mirror,
+        bind(leader.call, lambda scheduler: scheduler.ConfirmExperimentDeleted),
+        storage,
+        erase_history,
+        lambda: cleanup.problem,
+    )
+    for part in (cleanup, removal):
+        part.start()
+        parts.push_async_callback(part.stop)
+    return removal
 
 
 async def _open_database(parts: AsyncExitStack, url: str) -> Engine:
@@ -124,12 +151,17 @@ async def _open_database(parts: AsyncExitStack, url: str) -> Engine:
     return engine
 
 
-def _open_history(parts: AsyncExitStack, engine: Engine, news: NotificationBoard, following: Following) -> History:
+def _open_history(
+    parts: AsyncExitStack, engine: Engine, mirror: Mirror, news: NotificationBoard, following: Following
+) -> History:
     reader = Reader(engine)
     parts.callback(reader.close)
     writer = Writer(engine, news.ring)
     parts.push_async_callback(writer.close)
-    return History(reader, writer, news, following)
+    recorder = UsageRecorder(mirror, engine)
+    recorder.start()
+    parts.push_async_callback(recorder.stop)
+    return History(reader, writer, Eraser(engine), recorder, news, following)
 
 
 async def _serve(

@@ -52,7 +52,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 @pytest.mark.skipif(not (ROOT / ".venv/bin/activate").exists(), reason="the commands use the environment of make setup")
 def test_commands_work_as_printed(shell: Shell, tmp_path: Path) -> None:
     start, submit = _commands("Keep a cluster"), _commands("Submit")
-    assert (len(start), len(submit)) == (3, 11), "every command of these sections is run here"
+    assert (len(start), len(submit)) == (3, 13), "every command of these sections is run here"
     output = {}
     for line in [*start, *submit]:
         command = line.partition("#")[0].strip()

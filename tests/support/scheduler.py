@@ -217,6 +217,14 @@ class Caller:
         assert isinstance(answer, scheduler_pb2.ConfirmCheckpointsDeletedResponse)
         return answer
 
+    async def delete_experiment(self, experiment_id: int) -> scheduler_pb2.SchedulerServiceDeleteExperimentResponse:
+        request = scheduler_pb2.SchedulerServiceDeleteExperimentRequest(
+            request_id="d", experiment_id=experiment_id, user="ann"
+        )
+        answer = await self._call("DeleteExperiment", request)
+        assert isinstance(answer, scheduler_pb2.SchedulerServiceDeleteExperimentResponse)
+        return answer
+
     async def preview(self, config: str, limit: int) -> scheduler_pb2.PreviewSearchResponse:
         answer = await self._call("PreviewSearch", scheduler_pb2.PreviewSearchRequest(config_json=config, limit=limit))
         assert isinstance(answer, scheduler_pb2.PreviewSearchResponse)

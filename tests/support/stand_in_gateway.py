@@ -68,6 +68,9 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.trace_orders: list[pb.GatewayServiceProfileTrialRequest] = []
         self.warnings: list[str] = []
         self.experiments: dict[int, types_pb2.Experiment] = {}
+        self.deleted_ids: list[int] = []
+        self.usage_requests: list[pb.GetUsageRequest] = []
+        self.usage = pb.UsageReport(by=types_pb2.USAGE_GROUP_OWNER)
         self.views: dict[int, list[pb.ExperimentView]] = {}
         self.logs: list[pb.StoredLog] = []
         self.log_requests: list[pb.StreamLogsRequest] = []
@@ -141,6 +144,8 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             matches = [e for e in newest if not request.before_id or e.id < request.before_id]
             if request.request_id:
                 matches = [e for e in newest if e.request_id == request.request_id]
+            if request.HasField("archived"):
+                matches = [e for e in matches if e.archived == request.archived]
             return pb.ListExperimentsResponse(experiments=matches[: request.limit or 50])
 
         return self._answer("ListExperiments", context, handle)
@@ -166,6 +171,40 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             return pb.KillExperimentResponse(experiment=experiment)
 
         return self._answer("KillExperiment", context, handle)
+
+    def DeleteExperiment(self, request: pb.DeleteExperimentRequest, context: Any) -> pb.DeleteExperimentResponse:
+        """The first call begins; the next one finds that it has ended."""
+
+        def handle() -> pb.DeleteExperimentResponse:
+            assert request.request_id
+            if request.experiment_id in self.deleted_ids:
+                return pb.DeleteExperimentResponse()
+            experiment = self._experiment(request.experiment_id)
+            self.deleted_ids.append(request.experiment_id)
+            del self.experiments[request.experiment_id]
+            return pb.DeleteExperimentResponse(experiment=experiment)
+
+        return self._answer("DeleteExperiment", context, handle)
+
+    def ArchiveExperiment(self, request: pb.ArchiveExperimentRequest, context: Any) -> pb.ArchiveExperimentResponse:
+        def handle() -> pb.ArchiveExperimentResponse:
+            assert request.request_id
+            experiment = self._experiment(request.experiment_id)
+            experiment.archived = True
+            return pb.ArchiveExperimentResponse(experiment=experiment)
+
+        return self._answer("ArchiveExperiment", context, handle)
+
+    def UnarchiveExperiment(
+        self, request: pb.UnarchiveExperimentRequest, context: Any
+    ) -> pb.UnarchiveExperimentResponse:
+        def handle() -> pb.UnarchiveExperimentResponse:
+            assert request.request_id
+            experiment = self._experiment(request.experiment_id)
+            experiment.archived = False
+            return pb.UnarchiveExperimentResponse(experiment=experiment)
+
+        return self._answer("UnarchiveExperiment", context, handle)
 
     def UpdateExperiment(self, request: pb.UpdateExperimentRequest, context: Any) -> pb.UpdateExperimentResponse:
         def handle() -> pb.UpdateExperimentResponse:
@@ -338,6 +377,13 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             )
 
         return self._answer("DeleteCheckpoints", context, handle)
+
+    def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
+        def handle() -> pb.GetUsageResponse:
+            self.usage_requests.append(request)
+            return pb.GetUsageResponse(report=self.usage)
+
+        return self._answer("GetUsage", context, handle)
 
     def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterResponse:
         return self._answer("GetCluster", context, lambda: self.cluster)

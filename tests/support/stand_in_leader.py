@@ -14,7 +14,7 @@ from gangline.domain.allocation import Reason, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.search import SearchPreview
-from gangline.domain.state import Availability, CheckpointState, Outcome, ReasonCode, State
+from gangline.domain.state import Availability, CheckpointState, DeletionStage, Outcome, ReasonCode, State
 from gangline.domain.trace import TraceOrder
 from gangline.errors import not_found
 from gangline.protocol import wire
@@ -41,6 +41,7 @@ class StandInLeader(EarlierCalls):
         self.experiment_changes: list[scheduler_pb2.SchedulerServiceUpdateExperimentRequest] = []
         self.checkpoint_deletions: list[scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest] = []
         self.deleted_checkpoint_ids: list[str] = []
+        self.deleted_stages: list[tuple[int, DeletionStage | None]] = []
         self.trace_orders: list[scheduler_pb2.ProfileTrialRequest] = []
         self.num_pending_calls = 0
         self.is_standby = False
@@ -214,6 +215,43 @@ class StandInLeader(EarlierCalls):
         committed = await self._etcd.commit([Delete(keys.checkpoint(id_)) for id_ in request.checkpoint_ids])
         return scheduler_pb2.ConfirmCheckpointsDeletedResponse(revision=committed.revision)
 
+    async def DeleteExperiment(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServiceDeleteExperimentRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServiceDeleteExperimentResponse:
+        changed, revision = await self._replace(request.experiment_id, deletion=DeletionStage.FILES)
+        return scheduler_pb2.SchedulerServiceDeleteExperimentResponse(
+            experiment=wire.to_proto(changed), revision=revision
+        )
+
+    async def ConfirmExperimentDeleted(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.ConfirmExperimentDeletedRequest, context: Any
+    ) -> scheduler_pb2.ConfirmExperimentDeletedResponse:
+        """Skips the stage in which the leader removes records."""
+        await self._admit()
+        stage = wire.enum_member(DeletionStage, request.stage)
+        self.deleted_stages.append((request.experiment_id, stage))
+        if stage is DeletionStage.CODE:
+            committed = await self._etcd.commit([Delete(keys.experiment(request.experiment_id))])
+            return scheduler_pb2.ConfirmExperimentDeletedResponse(revision=committed.revision)
+        _, revision = await self._replace(request.experiment_id, deletion=DeletionStage.CODE)
+        return scheduler_pb2.ConfirmExperimentDeletedResponse(revision=revision)
+
+    async def ArchiveExperiment(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServiceArchiveExperimentRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServiceArchiveExperimentResponse:
+        changed, revision = await self._replace(request.experiment_id, archived=True)
+        return scheduler_pb2.SchedulerServiceArchiveExperimentResponse(
+            experiment=wire.to_proto(changed), revision=revision
+        )
+
+    async def UnarchiveExperiment(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse:
+        changed, revision = await self._replace(request.experiment_id, archived=False)
+        return scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse(
+            experiment=wire.to_proto(changed), revision=revision
+        )
+
     async def PreviewSearch(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.PreviewSearchRequest, context: Any
     ) -> scheduler_pb2.PreviewSearchResponse:
@@ -265,6 +303,12 @@ class StandInLeader(EarlierCalls):
         await self._put(keys.trial(trial.id), trial)
         await self._put(keys.request(trial.id), Request(trial.id, number, "default", 2, submitted_at=1.0))
         return experiment
+
+    async def _replace(self, experiment_id: int, **fields: Any) -> tuple[Experiment, int]:
+        await self._admit()
+        key = keys.experiment(experiment_id)
+        changed = replace(await self._find(Experiment, key), **fields)
+        return changed, await self._put(key, changed)
 
     async def _find(self, kind: type[R], key: str) -> R:
         item = await self._etcd.get(key)

@@ -11,9 +11,12 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from gangline.domain.history import MetricsPoint, Newest, ProgressPoint, StoredMetrics
+from gangline.domain.state import UsageGroup
+from gangline.domain.usage import AllocationUsage, UsageEntry
 from gangline.errors import unavailable
 from services.gateway.history import log_scan, table
 from services.gateway.history.log_scan import ALL_LINES, LogPage, LogQuery, TailStep, in_scope
+from services.gateway.history.usage import read_recent_usage, read_usage
 from services.gateway.mirror.ingest_record import Scope
 
 # Queries at a time; further ones wait.
@@ -56,6 +59,18 @@ class Reader:
     async def newest(self, trial_ids: Sequence[str]) -> Mapping[str, Newest]:
         """Returns the newest history of each trial that has any."""
         return await self._read(lambda connection: _newest(connection, trial_ids))
+
+    async def usage(
+        self, since: float, until: float, by: UsageGroup, recent_since: float
+    ) -> tuple[list[UsageEntry], list[AllocationUsage]]:
+        """Returns the usage of a period: added up for allocations that ended before `recent_since`, and one by one for
+        later ones."""
+
+        def query(connection: sa.Connection) -> tuple[list[UsageEntry], list[AllocationUsage]]:
+            entries = read_usage(connection, since, until, by, recent_since)
+            return entries, read_recent_usage(connection, recent_since)
+
+        return await self._read(query)
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -84,6 +84,20 @@ ingest_cursors = sa.Table(
     sa.Column("updated_at", sa.Double, nullable=False),
 )
 
+allocation_usage = sa.Table(
+    "allocation_usage",
+    metadata,
+    sa.Column("allocation_id", sa.Text, primary_key=True),
+    sa.Column("experiment_id", sa.BigInteger, nullable=False),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("pool", sa.Text, nullable=False),
+    sa.Column("cpu_slots", sa.BigInteger, nullable=False),
+    sa.Column("gpu_slots", sa.BigInteger, nullable=False),
+    sa.Column("started_at", sa.Double, nullable=False),
+    sa.Column("ended_at", sa.Double, nullable=False),
+    sa.Index("allocation_usage_by_end", "ended_at"),
+)
+
 
 def storable(text: str) -> str:
     """Returns the text as it is stored: PostgreSQL allows no NUL in a text."""

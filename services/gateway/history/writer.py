@@ -1,4 +1,4 @@
-"""The only thread that writes history. Batches that arrive while a transaction runs share the next one.
+"""The only thread that adds to the history. Batches that arrive while a transaction runs share the next one.
 
 An answer is given only after the commit. A batch that the database refuses fails alone; when the database is away all
 of them fail, and the trial runners send them again.

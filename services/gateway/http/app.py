@@ -13,7 +13,19 @@ from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import gangline
-from services.gateway.http import agent, cluster, experiment, fusion, history, model, operation, queue, trace
+from services.gateway.http import (
+    agent,
+    cluster,
+    experiment,
+    fusion,
+    history,
+    model,
+    operation,
+    queue,
+    removal,
+    trace,
+    usage,
+)
 from services.gateway.http.admission import Admission
 from services.gateway.http.problem import add_problem_handlers
 from services.gateway.mirror import metrics
@@ -31,7 +43,7 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
     )  # fmt: skip
     app.state.usecases = usecases
     add_problem_handlers(app)
-    for part in (experiment, history, queue, agent, cluster, fusion, operation, trace):
+    for part in (experiment, removal, history, queue, agent, cluster, usage, fusion, operation, trace):
         app.include_router(part.router)
     app.add_middleware(Admission, authenticator=authenticator)
     app.add_middleware(Measure)

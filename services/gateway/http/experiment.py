@@ -51,16 +51,20 @@ async def create_experiment(
 async def list_experiments(
     caller: Caller,
     cases: Cases,
+    *,
     limit: model.Int64 = 0,
     beforeId: model.Int64 = 0,  # noqa: N803  the API's names are in camel case
     requestId: str = "",  # noqa: N803  as above
+    archived: bool | None = None,
 ) -> model.ExperimentList:
     """Lists experiments, the newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller id.
     requestId: only the one that this request made; 404 when it certainly made none so far, 503 while that cannot be
-    known."""
+    known. archived: only archived ones, or only the others; both when absent."""
     if requestId:
         return model.ExperimentList.model_validate({"experiments": [await cases.experiments.find(caller, requestId)]})
-    return model.ExperimentList.model_validate({"experiments": cases.experiments.list(caller, limit, beforeId)})
+    return model.ExperimentList.model_validate(
+        {"experiments": cases.experiments.list(caller, limit, beforeId, archived)}
+    )
 
 
 @router.get("/experiments/{experiment_id}", tags=["experiments"])

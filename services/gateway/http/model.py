@@ -73,6 +73,8 @@ class Experiment(Answer):
     reason: str
     start_time: Instant = Field(validation_alias="created_at")
     end_time: Instant = Field(validation_alias="ended_at")
+    archived: bool
+    is_deleting: bool
 
 
 class LogHit(Answer):
@@ -449,23 +451,6 @@ class PreviewSearch(Body):
 
 class CodeAnswer(Answer):
     code_sha256: str = Field(serialization_alias="codeSha256")
-
-
-class ScrapeTargets(BaseModel):
-    """Describes one entry of Prometheus' HTTP service discovery; its field names are Prometheus' own."""
-
-    targets: list[str]
-    labels: dict[str, str]
-
-
-class Health(Answer):
-    """Describes the gateway's health. problem: why nothing can be changed now, empty when it can."""
-
-    status: str
-    has_leader: bool
-    revision: int
-    etcd: EtcdHealth
-    problem: str
 
 
 class Problem(BaseModel):

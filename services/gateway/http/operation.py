@@ -6,24 +6,42 @@ from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 
-from services.gateway.http import model
 from services.gateway.http.admission import Cases
+from services.gateway.http.model import Answer, EtcdHealth
 
 router = APIRouter(include_in_schema=False)
 
 
+class ScrapeTargets(BaseModel):
+    """Describes one entry of Prometheus' HTTP service discovery; its field names are Prometheus' own."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
+class Health(Answer):
+    """Describes the gateway's health. problem: why nothing can be changed now, empty when it can."""
+
+    status: str
+    has_leader: bool
+    revision: int
+    etcd: EtcdHealth
+    problem: str
+
+
 @router.get("/healthz")
-async def healthz(cases: Cases) -> model.Health:
+async def healthz(cases: Cases) -> Health:
     """Returns 200 as long as reads work, which they do without a scheduler."""
-    return model.Health.model_validate(cases.clusters.health())
+    return Health.model_validate(cases.clusters.health())
 
 
 @router.get("/readyz")
 async def readyz(cases: Cases) -> JSONResponse:
     """Returns 200 while changes work too; 503 without a leading scheduler or without etcd, which `problem` names."""
     health = cases.clusters.health()
-    body = model.Health.model_validate(health).model_dump(mode="json", by_alias=True)
+    body = Health.model_validate(health).model_dump(mode="json", by_alias=True)
     return JSONResponse(body | {"status": "unready"}, status_code=503) if health.problem else JSONResponse(body)
 
 
@@ -33,10 +51,10 @@ async def metrics() -> Response:
 
 
 @router.get("/prom/http-sd")
-async def http_sd(cases: Cases) -> list[model.ScrapeTargets]:
+async def http_sd(cases: Cases) -> list[ScrapeTargets]:
     """Returns the targets for `http_sd_configs` of Prometheus."""
     targets = cases.clusters.list_targets()
-    return [model.ScrapeTargets(targets=[target.address], labels=target.labels) for target in targets]
+    return [ScrapeTargets(targets=[target.address], labels=target.labels) for target in targets]
 
 
 @router.get("/openapi.json")

@@ -7,7 +7,7 @@ token.
 from __future__ import annotations
 
 from gangline.domain.history import LogLine
-from gangline.domain.id import parse_allocation_id
+from gangline.domain.id import parse_allocation_id, parse_trial_id
 from services.common import keys
 from services.gateway.mirror.cluster_state import ClusterState
 from services.gateway.mirror.ingest_record import IngestRecord
@@ -20,6 +20,9 @@ LOG_LINGER_SECONDS = 60.0
 def why_over(state: ClusterState, allocation_id: str) -> str:
     """Returns why this attempt must not train any more; "" while it is live or not known yet."""
     trial_id, attempt = parse_allocation_id(allocation_id)
+    experiment_id, _ = parse_trial_id(trial_id)
+    if state.is_removed(experiment_id):
+        return f"experiment {experiment_id} is deleted"
     trial = state.trials.find(keys.trial(trial_id))
     if trial is None or trial.attempts < attempt or state.allocations.find(keys.allocation(allocation_id)) is not None:
         return ""
@@ -29,9 +32,11 @@ def why_over(state: ClusterState, allocation_id: str) -> str:
 
 
 def admitted(state: ClusterState, allocation_id: str, records: tuple[IngestRecord, ...]) -> tuple[IngestRecord, ...]:
-    """Returns the records to store: all of them, unless a later attempt of the trial has begun. Records that this
-    attempt made after that begin would appear beside the later attempt's own records."""
+    """Returns the records to store: all of them, unless a later attempt of the trial has begun or the experiment is
+    deleted. Records that this attempt made after that begin would appear beside the later attempt's own records."""
     trial_id, attempt = parse_allocation_id(allocation_id)
+    if state.is_removed(parse_trial_id(trial_id)[0]):
+        return ()
     trial = state.trials.find(keys.trial(trial_id))
     if trial is None or trial.attempts <= attempt:
         return records

@@ -76,6 +76,17 @@ def check_admin(principal: Principal, action: str) -> None:
         )
 
 
+def check_owner(principal: Principal, owner: str, action: str) -> None:
+    """Admits changes that take a user's work away. Raises GanglineError `auth.not_owner`."""
+    check_user(principal)
+    if not principal.is_admin and principal.name != owner:
+        raise GanglineError(
+            "auth.not_owner",
+            f"{principal.name} may not {action}: only {owner} and administrators may; ask one of them",
+            ErrorKind.FORBIDDEN,
+        )
+
+
 def check_trial(principal: Principal, trial_id: str, allocation_id: str) -> None:
     """Admits deliveries of trial runners, each for its own allocation only. Raises GanglineError `auth.forbidden`."""
     is_own = (

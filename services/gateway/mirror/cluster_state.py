@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.fusion import FusionRecord
-from gangline.domain.resource import Agent, Cluster, ServiceInstance, User
+from gangline.domain.resource import Agent, Cluster, Counter, ServiceInstance, User
 from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, State
 from gangline.protocol import wire
@@ -70,14 +70,19 @@ class ClusterState:
     """Holds every shelf. Readers on the event loop see all of a transaction or none: a batch is applied without
     awaiting.
 
-    marked: the checkpoints whose files are to be deleted, by key. num_ended_allocations: since this state was made.
+    marked: the checkpoints whose files are to be deleted, by key. deleting: the experiments that are being deleted, by
+    key. num_ended_allocations and num_deleted_experiments: since this state was made. ended_trial_ids: the trials whose
+    allocations have ended since then; the recorder of usage empties it.
     """
 
     def __init__(self) -> None:
         self.revision = 0
         self.num_unreadable = 0
         self.num_ended_allocations = 0
+        self.num_deleted_experiments = 0
+        self.ended_trial_ids: dict[str, None] = {}
         self.marked: dict[str, Checkpoint] = {}
+        self.deleting: dict[str, Experiment] = {}
         self.experiments = RecordTable(keys.EXPERIMENTS, Experiment)
         self.trials = RecordTable(keys.TRIALS, Trial, lambda trial: trial.experiment_id)
         self.searches = RecordTable(keys.SEARCHES, Search)
@@ -88,11 +93,15 @@ class ClusterState:
         self.users = RecordTable(keys.USERS, User)
         self.fusion = RecordTable(keys.FUSION, FusionRecord)
         self.instances = RecordTable(keys.ALIVE, ServiceInstance)
+        # Keys whose present value cannot be read.
+        self._unreadable_keys: set[str] = set()
         self._leader = RecordTable(keys.LEADER, ServiceInstance)
         self._cluster = RecordTable(keys.CLUSTER, Cluster)
+        self._next_experiment = RecordTable(keys.NEXT_EXPERIMENT, Counter)
         self._shelves: tuple[RecordTable[Any], ...] = (
             self.experiments, self.trials, self.searches, self.requests, self.allocations, self.agents,
             self.checkpoints, self.users, self.fusion, self.instances, self._leader, self._cluster,
+            self._next_experiment,
         )  # fmt: skip
 
     @property
@@ -109,18 +118,40 @@ class ClusterState:
         if table is None:
             return set()
         if value is None:
+            self._unreadable_keys.discard(key)
             self.marked.pop(key, None)
+            self.deleting.pop(key, None)
             self.num_ended_allocations += table is self.allocations
-            return _experiment_ids((table.remove(key),))
+            self.num_deleted_experiments += table is self.experiments
+            removed = table.remove(key)
+            if isinstance(removed, Allocation):
+                self.ended_trial_ids[removed.trial_id] = None
+            return _experiment_ids((removed,))
         try:
             # Nothing is changed before the value has been decoded.
             before, record = table.put(key, value)
         except (DecodeError, ValueError):
             self.num_unreadable += 1
+            self._unreadable_keys.add(key)
             return set()
+        self._unreadable_keys.discard(key)
         if isinstance(record, Checkpoint) and record.state is CheckpointState.DELETING:
             self.marked[key] = record
+        if isinstance(record, Experiment) and record.is_deleting:
+            self.deleting[key] = record
         return _experiment_ids((before, record))
+
+    def is_removed(self, experiment_id: int) -> bool:
+        """Returns whether the experiment is being deleted, or was. Ids are never reused, and an experiment appears in
+        the same transaction as the next id."""
+        key = keys.experiment(experiment_id)
+        experiment = self.experiments.find(key)
+        if experiment is not None:
+            return experiment.is_deleting
+        if key in self._unreadable_keys:
+            return False
+        counter = self._next_experiment.find(keys.NEXT_EXPERIMENT)
+        return counter is not None and 0 < experiment_id < counter.next_value
 
     def live_allocation(self, trial_id: str) -> Allocation | None:
         """Returns the newest allocation of the trial that has not ended."""

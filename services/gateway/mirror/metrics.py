@@ -19,7 +19,8 @@ HTTP_REQUEST_SECONDS = Histogram(
 INGEST_ROWS = Counter("gangline_gateway_ingest_rows_total", "Records stored, by kind", ["kind"])
 INGEST_REPEATED_ROWS = Counter("gangline_gateway_ingest_repeated_rows_total", "Records that were stored before")
 INGEST_FENCED_ROWS = Counter(
-    "gangline_gateway_ingest_fenced_rows_total", "Records left out because a later attempt of their trial had begun"
+    "gangline_gateway_ingest_fenced_rows_total",
+    "Records left out because a later attempt had begun or the experiment was deleted",
 )
 INGEST_IMPLAUSIBLE_VALUES = Counter(
     "gangline_gateway_ingest_implausible_values_total", "Times, counts and rates of records that were replaced"
@@ -55,4 +56,5 @@ CLEARED_PARTIALS = Counter(
 HUNG_DELETIONS = Gauge(
     "gangline_gateway_hung_deletions", "Calls to the storage that clean up and have not returned in time"
 )
+USAGE_FAILURES = Counter("gangline_gateway_usage_failures_total", "Times ended allocations could not be stored")
 CLEANUP_FAILURES = Counter("gangline_gateway_cleanup_failures_total", "Deletions that have to be tried again")

@@ -22,6 +22,7 @@ from services.gateway.mirror.notification import NotificationBoard
 # Keys of the notifications.
 LEADER_NOTIFICATION = "leader"
 CLEANUP_NOTIFICATION = "cleanup"
+DELETION_NOTIFICATION = "deletion"
 # Time limits for reading etcd's present revision and waiting for it: before a record is reported as not there, and
 # before the first answer to a client that comes from another gateway.
 CONFIRM_SECONDS = 2.0
@@ -54,7 +55,8 @@ class Mirror:
     """Mirrors etcd. `state` is replaced as a whole after a compaction: read it anew after every await.
 
     `changes` rings an experiment's id when its view changed, LEADER_BELL when another scheduler leads or none, and
-    CLEANUP_NOTIFICATION when files may have become superfluous.
+    CLEANUP_NOTIFICATION when files may have become superfluous, DELETION_NOTIFICATION after each change while an
+    experiment is being deleted.
     """
 
     def __init__(self, client: EtcdClient) -> None:
@@ -172,6 +174,8 @@ class Mirror:
             self.changes.ring((LEADER_NOTIFICATION,))
         if any(_may_leave_files(event.key, event.value) for event in batch.events):
             self.changes.ring((CLEANUP_NOTIFICATION,))
+        if self.state.deleting:
+            self.changes.ring((DELETION_NOTIFICATION,))
 
     def _warn_unreadable(self, count: int) -> None:
         if count:

@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gangline.domain.log_filter import LogFilter
-from gangline.domain.state import Availability
+from gangline.domain.state import Availability, UsageGroup
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
 from services.common.server import current_principal
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.rpc import mapping
+from services.gateway.rpc.removal_calls import RemovalCalls
 from services.gateway.usecase.bundle import UseCases
 
 Context = Any
 
 
-class GatewayService(GatewayServiceServicer):
+class GatewayService(RemovalCalls):
     """Serves the gateway's calls. services.common.server authenticates callers and maps errors to statuses."""
 
     def __init__(self, usecases: UseCases) -> None:
@@ -51,7 +51,8 @@ class GatewayService(GatewayServiceServicer):
         if request.request_id:
             listed = [await experiments.find(current_principal(), request.request_id)]
         else:
-            listed = experiments.list(current_principal(), request.limit, request.before_id)
+            archived = request.archived if request.HasField("archived") else None
+            listed = experiments.list(current_principal(), request.limit, request.before_id, archived)
         return pb.ListExperimentsResponse(experiments=[wire.to_proto(experiment) for experiment in listed])
 
     async def GetExperiment(self, request: pb.GetExperimentRequest, context: Context) -> pb.GetExperimentResponse:
@@ -175,6 +176,12 @@ class GatewayService(GatewayServiceServicer):
             current_principal(), request.request_id, request.checkpoint_ids
         )
         return pb.DeleteCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in checkpoints])
+
+    async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
+        report = await self._usecases.usage.report(
+            current_principal(), request.since, request.until, wire.enum_member(UsageGroup, request.by)
+        )
+        return pb.GetUsageResponse(report=wire.to_proto(report))
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:
         cluster: pb.GetClusterResponse = wire.to_proto(self._usecases.clusters.describe(current_principal()))

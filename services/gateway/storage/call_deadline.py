@@ -70,7 +70,7 @@ class DeadlinedCalls:
 
     def _count(self, change: int) -> None:
         self._num_hung += change
-        metrics.HUNG_DELETIONS.set(self._num_hung)
+        metrics.HUNG_DELETIONS.inc(change)
 
 
 def _start(work: Callable[[], object], finish: Callable[[BaseException | None], None]) -> None:

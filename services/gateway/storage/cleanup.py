@@ -21,7 +21,7 @@ from functools import partial as bind
 import structlog
 
 from gangline.domain.experiment import METADATA_FILE, Checkpoint
-from gangline.domain.id import parse_allocation_id
+from gangline.domain.id import parse_allocation_id, parse_trial_id
 from gangline.domain.partial import REMOVED_PREFIX, Partial, Writer, parse_partial, partial_name, removed_name
 from gangline.errors import GanglineError
 from gangline.v1 import scheduler_pb2
@@ -98,6 +98,8 @@ class Cleanup:
         self._tries: dict[str, Try] = {}
         self._swept: tuple[int, int] | None = None
         self._sweep_at = 0.0
+        # Why the last call to the storage failed; empty after one that succeeded.
+        self.problem = ""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -212,8 +214,11 @@ class Cleanup:
             return False
         trial_id, attempt = parse_allocation_id(writer.allocation_id)
         trial = state.trials.find(keys.trial(trial_id))
+        if trial is None:
+            # Its experiment has ended, as only ended ones are deleted.
+            return state.is_removed(parse_trial_id(trial_id)[0])
         is_there = state.allocations.find(keys.allocation(writer.allocation_id)) is not None
-        return trial is not None and trial.attempts >= attempt and not is_there
+        return trial.attempts >= attempt and not is_there
 
     def _seconds_to_next(self) -> float:
         now, state = asyncio.get_running_loop().time(), self._mirror.state
@@ -228,8 +233,10 @@ class Cleanup:
         except Exception as failure:  # noqa: BLE001  a storage raises whatever its library raises; it is tried again
             metrics.CLEANUP_FAILURES.inc()
             log.warning("cannot delete from the storage, trying again", reason=str(failure))
+            self.problem = f"the storage cannot be cleaned up: {failure}"
             is_hung = isinstance(failure, TimeoutError) or getattr(failure, "code", "") == HUNG
             return Result.HUNG if is_hung else Result.FAILED
+        self.problem = ""
         return Result.DONE
 
 

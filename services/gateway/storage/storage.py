@@ -185,6 +185,11 @@ def _local_sizes(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
                 yield f"{prefix}{entry.name}", entry.stat(follow_symlinks=False).st_size
 
 
+def code_path(code_sha256: str) -> str:
+    """Returns the path of a code archive, which is stored under its content's sha256."""
+    return f"code/{code_sha256}.tar.gz"
+
+
 def _remove_tree(path: Path) -> None:
     """Removes a tree. Other gateways may remove the same one at the same time."""
     if path.is_symlink():

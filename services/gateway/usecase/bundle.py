@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.common.etcd import HealthWatch
+from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
+from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.leader.leader_client import Leader
 from services.gateway.leader.submitter import Submitter
@@ -23,7 +26,9 @@ from services.gateway.usecase.history import Records
 from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.pending import Pending
 from services.gateway.usecase.queue import Queue
+from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.tensorboard import Tensorboard
+from services.gateway.usecase.usage import Usage
 from services.gateway.usecase.view import Views
 
 
@@ -34,6 +39,8 @@ class History:
 
     reader: Reader
     writer: Writer
+    eraser: Eraser
+    usage_recorder: UsageRecorder
     news: NotificationBoard
     following: Following
 
@@ -41,6 +48,7 @@ class History:
 @dataclass(frozen=True, slots=True)
 class UseCases:
     experiments: Experiments
+    removals: Removals
     records: Records
     queue: Queue
     agents: Agents
@@ -50,17 +58,27 @@ class UseCases:
     fusion: Fusion
     code: Code
     ingest: Ingest
+    usage: Usage
 
 
 def assemble(
-    mirror: Watched, leader: Leader, submitter: Submitter, history: History, *, storage: Storage, etcd: HealthWatch
+    mirror: Watched,
+    leader: Leader,
+    submitter: Submitter,
+    history: History,
+    *,
+    storage: Storage,
+    etcd: HealthWatch,
+    deletion_problem: Callable[[int], str],
 ) -> UseCases:
+    """deletion_problem: returns why the deletion of an experiment waits; "" while it makes progress."""
     pending = Pending(leader)
-    views = Views(mirror, history.reader, pending)
+    views = Views(mirror, history.reader, pending, deletion_problem)
     code = Code(mirror, storage)
     ingest = Ingest(history.writer, history.news, mirror)
     return UseCases(
         experiments=Experiments(mirror, leader, submitter, views, code, following=history.following),
+        removals=Removals(mirror, leader),
         records=Records(mirror, views, history.reader, ingest, history.following),
         queue=Queue(mirror, history.reader, leader, views, pending),
         agents=Agents(mirror, leader),
@@ -70,4 +88,5 @@ def assemble(
         fusion=Fusion(mirror, leader),
         code=code,
         ingest=ingest,
+        usage=Usage(mirror, history.reader, history.usage_recorder),
     )

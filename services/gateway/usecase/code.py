@@ -19,13 +19,13 @@ from services.common.server import Principal
 from services.gateway.mirror.attempt_fence import why_over
 from services.gateway.mirror.auth import check_user
 from services.gateway.mirror.mirror import Watched
-from services.gateway.storage.storage import Storage
+from services.gateway.storage.storage import Storage, code_path
 from services.gateway.usecase.following import in_thread
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 # How far a runner may be ahead of the mirror.
 MIRROR_SECONDS = 5.0
-# For so long a submit relies on what an earlier one has found. Gangline never removes an archive.
+# For so long a submit relies on what an earlier one has found, unless an experiment has been deleted since.
 STORED_SECONDS = 1.0
 _MOST_REMEMBERED = 1000
 
@@ -34,8 +34,10 @@ class Code:
     def __init__(self, mirror: Watched, storage: Storage) -> None:
         self._mirror = mirror
         self._storage = storage
-        # When each archive was last seen in the storage, by its sha256.
+        # When each archive was last seen in the storage, by its sha256. Emptied when an experiment is deleted, because
+        # its archive may go with it.
         self._seen_at: dict[str, float] = {}
+        self._deletions: tuple[object, ...] = ()
 
     async def upload(self, principal: Principal, code_sha256: str, chunks: AsyncIterator[bytes]) -> str:
         """Stores the archive, unless it is stored already and intact. Raises GanglineError `code.*`."""
@@ -53,16 +55,20 @@ class Code:
                     f"the uploaded archive has sha256 {received_sha256}, announced was {code_sha256}; upload it again",
                 )
             await judge_archive(archive)
-            await asyncio.to_thread(self._storage.put, archive, path_of(code_sha256))
+            await asyncio.to_thread(self._storage.put, archive, code_path(code_sha256))
         return code_sha256
 
     async def check_stored(self, code_sha256: str) -> None:
         """Raises GanglineError `code.not_uploaded` if the code is not stored."""
         _check_sha256(code_sha256)
-        now = asyncio.get_running_loop().time()
+        now, state = asyncio.get_running_loop().time(), self._mirror.state
+        deletions = (id(state), state.num_deleted_experiments, *state.deleting)
+        if deletions != self._deletions:
+            self._seen_at.clear()
+            self._deletions = deletions
         if now - self._seen_at.get(code_sha256, float("-inf")) < STORED_SECONDS:
             return
-        if not await asyncio.to_thread(self._storage.has, path_of(code_sha256)):
+        if not await asyncio.to_thread(self._storage.has, code_path(code_sha256)):
             raise not_found("code.not_uploaded", f"no code with sha256 {code_sha256} is stored; upload it first")
         if len(self._seen_at) >= _MOST_REMEMBERED:
             self._seen_at.clear()
@@ -73,7 +79,7 @@ class Code:
         _check_sha256(code_sha256)
         await self._check_own(principal, code_sha256)
         try:
-            async for chunk in in_thread(lambda: self._storage.chunks(path_of(code_sha256))):
+            async for chunk in in_thread(lambda: self._storage.chunks(code_path(code_sha256))):
                 yield chunk
         except FileNotFoundError:
             raise not_found(
@@ -106,16 +112,12 @@ class Code:
         return experiment.code_sha256 if experiment else None
 
 
-def path_of(code_sha256: str) -> str:
-    return f"code/{code_sha256}.tar.gz"
-
-
 def _is_intact(storage: Storage, code_sha256: str) -> bool:
     """Reads the stored archive whole. Otherwise a damaged one would stay for ever, however often its owner submits it
     again."""
     digest = hashlib.sha256()
     try:
-        for chunk in storage.chunks(path_of(code_sha256)):
+        for chunk in storage.chunks(code_path(code_sha256)):
             digest.update(chunk)
     except FileNotFoundError:
         return False

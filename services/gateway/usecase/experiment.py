@@ -132,13 +132,20 @@ class Experiments:
             SearchPreview, (await self._leader.call(lambda scheduler: scheduler.PreviewSearch, request)).preview
         )
 
-    def list(self, principal: Principal, limit: int = 0, before_id: int = 0) -> list[Experiment]:
-        """Returns experiments, the newest first. limit: 0 for the default. before_id: 0 to begin with the newest."""
+    def list(
+        self, principal: Principal, limit: int = 0, before_id: int = 0, archived: bool | None = None
+    ) -> list[Experiment]:
+        """Returns experiments, the newest first. limit: 0 for the default. before_id: 0 to begin with the newest.
+        archived: only archived ones, or only the others; None for both."""
         check_user(principal)
         if not 0 <= limit <= MAX_LIMIT:
             raise invalid("request.limit", f"limit is {limit}; give 1 to {MAX_LIMIT}, or 0 for {DEFAULT_LIMIT}")
         newest_first = sorted(self._mirror.state.experiments.all(), key=lambda experiment: -experiment.id)
-        wanted = [experiment for experiment in newest_first if not before_id or experiment.id < before_id]
+        wanted = [
+            experiment
+            for experiment in newest_first
+            if (not before_id or experiment.id < before_id) and archived in (None, experiment.archived)
+        ]
         return wanted[: limit or DEFAULT_LIMIT]
 
     async def view(self, principal: Principal, experiment_id: int) -> ExperimentView:

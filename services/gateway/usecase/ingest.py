@@ -51,6 +51,10 @@ class Ingest:
         allocation_id = spool_id.partition("/")[0]
         check_trial(principal, trial_id, allocation_id)
         _check_sequences(spool_id, records)
+        if self._mirror.state.is_removed(experiment_id_of(trial_id)):
+            # Nothing of a deleted experiment is stored, not even the cursor of its spool.
+            metrics.INGEST_FENCED_ROWS.inc(len(records))
+            return records[-1].sequence if records else 0
         records = self._screened(spool_id, records)
         kept = admitted(self._mirror.state, allocation_id, records)
         metrics.INGEST_FENCED_ROWS.inc(len(records) - len(kept))

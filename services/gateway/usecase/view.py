@@ -5,7 +5,7 @@ Owns the reason why an experiment makes no further trial now.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gangline.domain.allocation import Reason
@@ -15,6 +15,7 @@ from gangline.domain.id import absent
 from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, ReasonCode, State
 from gangline.domain.view import ExperimentView, TrialView
+from gangline.errors import conflict
 from services.common import keys
 from services.gateway.history.reader import Reader
 from services.gateway.mirror.mirror import Watched
@@ -24,23 +25,34 @@ NOTHING = Newest()
 
 
 class Views:
-    def __init__(self, mirror: Watched, reader: Reader, pending: Pending) -> None:
+    def __init__(
+        self, mirror: Watched, reader: Reader, pending: Pending, deletion_problem: Callable[[int], str] = lambda _: ""
+    ) -> None:
         self._mirror = mirror
         self._reader = reader
         self._pending = pending
+        self._deletion_problem = deletion_problem
 
     def experiment(self, experiment_id: int) -> Experiment:
-        """Returns the experiment. Raises GanglineError `experiment.not_found`."""
+        """Returns the experiment. Raises GanglineError `experiment.not_found`, and `experiment.deleting` for one of
+        which parts may be gone."""
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
         if experiment is None:
             raise absent("experiment", experiment_id)
+        if experiment.is_deleting:
+            problem = self._deletion_problem(experiment_id)
+            wait = f", which is tried again until it works: {problem}" if problem else ""
+            raise conflict("experiment.deleting", f"experiment {experiment_id} is being deleted{wait}")
         return experiment
 
     def trial(self, trial_id: str) -> Trial:
-        """Returns the trial. Raises GanglineError `trial.not_found`."""
+        """Returns the trial. Raises GanglineError `trial.not_found`, `experiment.deleting`."""
         trial = self._mirror.state.trials.find(keys.trial(trial_id))
         if trial is None:
             raise absent("trial", trial_id)
+        experiment = self._mirror.state.experiments.find(keys.experiment(trial.experiment_id))
+        if experiment is not None and experiment.is_deleting:
+            self.experiment(trial.experiment_id)
         return trial
 
     async def confirm(self, *, experiment_id: int = 0, trial_id: str = "") -> None:

@@ -1,5 +1,5 @@
 """Continues work that does not fit into one transaction: the trials of a large search, the end or the pause of many
-trials, work that has to leave an agent, checkpoints that are no longer needed.
+trials, work that has to leave an agent, checkpoints that are no longer needed, the records of deleted experiments.
 
 The records state the goal; this module only calls `continue_change`, `clear` and `retire` again until they change
 nothing. It does so for the experiments, agents and trials that a commit has touched and, when a term begins, for all
@@ -131,7 +131,11 @@ async def warm_up_for(state: Known) -> None:
 
 
 def _going_on(state: Known) -> list[Experiment]:
-    return [experiment for experiment in state.all_of(Experiment) if experiment.state is not State.TERMINAL]
+    return [
+        experiment
+        for experiment in state.all_of(Experiment)
+        if experiment.state is not State.TERMINAL or experiment.is_deleting
+    ]
 
 
 def _with_checkpoints(state: Known) -> list[str]:

@@ -32,6 +32,7 @@ from services.scheduler.agents.runner_spec import SpecSource
 from services.scheduler.leader.continuation import Continuation, warm_up_for
 from services.scheduler.leader.cycle import CycleContext, SchedulingCycle
 from services.scheduler.leader.planner_snapshot import all_pools
+from services.scheduler.leader.slot_meter import SlotMeter
 from services.scheduler.leader.trace_order import TraceOrders
 from services.scheduler.placement import PoolConfig
 from services.scheduler.rendezvous.coordinator import RendezvousCoordinator
@@ -48,6 +49,7 @@ _log = structlog.get_logger(__name__)
 SCHEMA_VERSION = 1
 ADMIN = "admin"
 _STALL_CHECK_SECONDS = 0.25
+_METER_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Term:
         self.store = Store(leadership, state, self._on_committed, self._on_stalled)
         self.intake = Intake(self.store, self.sessions, context.rules, context.storage_url)
         self.traces = TraceOrders(context.storage_url)
+        self.meter = SlotMeter(state, time.monotonic())
         self.history = RunHistory()
         self.history.learn(state, newest_ended(state.all_of(Trial)))
         self.coordinator = RendezvousCoordinator(context.rules.rendezvous_seconds, context.network_interface or None)
@@ -158,6 +161,7 @@ class Term:
             tasks.add(asyncio.create_task(self._run_cycles(), name="loop"))
             tasks.add(asyncio.create_task(self.continuation.run(), name="continuation"))
             tasks.add(asyncio.create_task(self._notice_stalls(), name="stalls"))
+            tasks.add(asyncio.create_task(self._count_slots(), name="slot meter"))
             self._describe_start()
             # No runner could be answered before now, however long the start of the term took.
             self.attempts.forgive(time.monotonic())
@@ -218,6 +222,7 @@ class Term:
             if record_type is Allocation:
                 self.coordinator.close(str(allocation_id))
                 self.attempts.forget(str(allocation_id))
+        self.meter.on_committed(change, time.monotonic())
         self.intake.on_committed(change)
         self.traces.on_committed(change)
         self.history.learn(self.state, change.all_of(Trial))
@@ -248,6 +253,11 @@ class Term:
                 _log.exception("a scheduling cycle failed")
                 self.loop.retry_soon()
             await self.loop.wait(self.expiry.seconds_to_next())
+
+    async def _count_slots(self) -> None:
+        while True:
+            await asyncio.sleep(_METER_SECONDS)
+            self.meter.count(time.monotonic())
 
     async def _notice_stalls(self) -> None:
         """Detects pauses of this process. A process that was paused, or that the host did not schedule, has not read

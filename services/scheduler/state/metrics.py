@@ -19,6 +19,11 @@ PENDING_BY_REASON = Gauge("gangline_scheduler_pending", "Requests that wait, by 
 ALLOCATIONS = Gauge("gangline_scheduler_allocations", "Live allocations", ["state"])
 AGENTS = Gauge("gangline_scheduler_agents", "Known agents", ["state"])
 SLOTS = Gauge("gangline_scheduler_slots", "Slots of all known agents", ["state"])
+SLOT_SECONDS = Counter(
+    "gangline_scheduler_slot_seconds_total",
+    "Slots held by allocations, times the seconds for which this scheduler led",
+    ["pool", "owner"],
+)
 CYCLE_SECONDS = Histogram(
     "gangline_scheduler_cycle_seconds",
     "Time of one phase of the scheduling cycle",

@@ -103,6 +103,8 @@ class Records(Protocol):
 
     def experiment_of_request(self, request_id: str) -> Experiment | None: ...
 
+    def experiments_in_deletion(self) -> list[Experiment]: ...
+
 
 def get(records: Records, record_type: type[R], record_id: Id) -> R:
     """Returns the record. Raises GanglineError `<record type>.not_found`."""
@@ -135,6 +137,7 @@ class SchedulerState:
     _allocation_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
     _checkpoint_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
     _experiment_ids: dict[str, int] = field(default_factory=dict)
+    _deleting_ids: set[int] = field(default_factory=set)
     num_changes: int = 0
     _changed: dict[int, int] = field(default_factory=dict)
 
@@ -169,6 +172,9 @@ class SchedulerState:
         experiment_id = self._experiment_ids.get(request_id)
         return None if experiment_id is None else self.find(Experiment, experiment_id)
 
+    def experiments_in_deletion(self) -> list[Experiment]:
+        return [self.tables[Experiment][experiment_id] for experiment_id in sorted(self._deleting_ids)]
+
     def changed_since(self, num_changes: int) -> Iterator[int]:
         """Yields the experiments of which a record changed after the count of changes was `num_changes`, the latest
         first.
@@ -187,11 +193,7 @@ class SchedulerState:
         for record_type, record_id in change.deletes:
             record = self.tables[record_type].pop(record_id, None)
             self._note_change(record)
-            if isinstance(record, Allocation):
-                for member in record.members:
-                    self._allocation_ids[member.agent_id].discard(record.id)
-            elif isinstance(record, Checkpoint):
-                self._checkpoint_ids[record.trial_id].discard(record.id)
+            self._unindex(record)
         self.revision = max(self.revision, revision)
 
     def _note_change(self, record: Record | None) -> None:
@@ -211,8 +213,25 @@ class SchedulerState:
                     self._allocation_ids[member.agent_id].add(record.id)
             case Checkpoint():
                 self._checkpoint_ids[record.trial_id].add(record.id)
-            case Experiment() if record.request_id:
-                self._experiment_ids[record.request_id] = record.id
+            case Experiment():
+                if record.request_id:
+                    self._experiment_ids[record.request_id] = record.id
+                if record.is_deleting:
+                    self._deleting_ids.add(record.id)
+
+    def _unindex(self, record: Record | None) -> None:
+        match record:
+            case Trial():
+                self._trial_ids[record.experiment_id].discard(record.id)
+            case Allocation():
+                for member in record.members:
+                    self._allocation_ids[member.agent_id].discard(record.id)
+            case Checkpoint():
+                self._checkpoint_ids[record.trial_id].discard(record.id)
+            case Experiment():
+                self._trial_ids.pop(record.id, None)
+                self._experiment_ids.pop(record.request_id, None)
+                self._deleting_ids.discard(record.id)
 
 
 class Draft:
@@ -266,7 +285,8 @@ class Draft:
         trials = {trial.id: trial for trial in self._base.trials_of(experiment_id)}
         new = (record for record in self._puts.values() if isinstance(record, Trial))
         trials |= {trial.id: trial for trial in new if trial.experiment_id == experiment_id}
-        return sorted(trials.values(), key=lambda trial: trial.number)
+        kept = (trial for trial in trials.values() if (Trial, trial.id) not in self._deletes)
+        return sorted(kept, key=lambda trial: trial.number)
 
     def allocations_on(self, agent_id: str) -> list[Allocation]:
         there = {allocation.id: allocation for allocation in self._base.allocations_on(agent_id)}
@@ -286,4 +306,11 @@ class Draft:
         for record in self._puts.values():
             if isinstance(record, Experiment) and record.request_id == request_id:
                 return record
-        return self._base.experiment_of_request(request_id)
+        experiment = self._base.experiment_of_request(request_id)
+        return None if experiment is None else self.find(Experiment, experiment.id)
+
+    def experiments_in_deletion(self) -> list[Experiment]:
+        experiment_ids = {experiment.id for experiment in self._base.experiments_in_deletion()}
+        experiment_ids |= {record.id for record in self._puts.values() if isinstance(record, Experiment)}
+        experiments = (self.find(Experiment, experiment_id) for experiment_id in sorted(experiment_ids))
+        return [experiment for experiment in experiments if experiment is not None and experiment.is_deleting]

@@ -46,9 +46,9 @@ def mark_superfluous(draft: Draft, trial: Trial) -> None:
         for checkpoint in draft.checkpoints_of(sibling.id)
         if checkpoint.state is CheckpointState.COMPLETED
     ]
-    needed = {checkpoint_id for sibling in trials for checkpoint_id in _needed_by(draft, sibling)}
+    needed = {checkpoint_id for sibling in trials for checkpoint_id in needed_by(draft, sibling)}
     for checkpoint in find_superfluous(checkpoints, retention, needed)[:MAX_MARKED]:
-        draft.put(_marked(checkpoint))
+        draft.put(marked(checkpoint))
 
 
 def abandoned(records: Records, checkpoint: Checkpoint) -> StateChange:
@@ -57,7 +57,7 @@ def abandoned(records: Records, checkpoint: Checkpoint) -> StateChange:
     is_ours = records.find(Trial, checkpoint.trial_id) is not None and records.find(Checkpoint, checkpoint.id) is None
     draft = Draft(records)
     if is_ours:
-        draft.put(_marked(checkpoint))
+        draft.put(marked(checkpoint))
     return draft.change
 
 
@@ -80,7 +80,7 @@ def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_
         if checkpoint.state is CheckpointState.DELETING and checkpoint.delete_request_id == request_id:
             continue
         _check_deletable(records, checkpoint)
-        draft.put(_marked(checkpoint, request_id))
+        draft.put(marked(checkpoint, request_id))
     return draft.change
 
 
@@ -100,7 +100,7 @@ def age_of(checkpoint: Checkpoint) -> tuple[int, float]:
     return checkpoint.batches_completed, checkpoint.created_at
 
 
-def _marked(checkpoint: Checkpoint, request_id: str = "") -> Checkpoint:
+def marked(checkpoint: Checkpoint, request_id: str = "") -> Checkpoint:
     """Marks a checkpoint and keeps only what a gateway needs to delete it: large records would not fit into the
     transaction of a report."""
     return replace(
@@ -112,7 +112,7 @@ def _marked(checkpoint: Checkpoint, request_id: str = "") -> Checkpoint:
     )
 
 
-def _needed_by(records: Records, trial: Trial) -> list[str]:
+def needed_by(records: Records, trial: Trial) -> list[str]:
     """Returns the checkpoint that the trial continues from, and the one that its live allocation started from, which
     ranks may still be reading."""
     allocation = live_allocation_of(records, trial)
@@ -125,7 +125,7 @@ def _check_deletable(records: Records, checkpoint: Checkpoint) -> None:
     if checkpoint.state is CheckpointState.DELETING:
         raise conflict("checkpoint.deleting", f"checkpoint {checkpoint.id} is being deleted already")
     trial = records.find(Trial, checkpoint.trial_id)
-    if trial is not None and checkpoint.id in _needed_by(records, trial):
+    if trial is not None and checkpoint.id in needed_by(records, trial):
         raise conflict(
             "checkpoint.needed",
             f"trial {trial.id} ({trial.state}) goes on from checkpoint {checkpoint.id}, so nothing was deleted; wait "

@@ -16,6 +16,7 @@ from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get, live_allocation_of
 from services.scheduler.transition.experiment import check_going_on, settle_experiment
 from services.scheduler.transition.queue_move import give_back
+from services.scheduler.transition.removal import continue_deletion
 from services.scheduler.transition.request import follow_experiment, restart_shrink_wait
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import close_trial, make_outstanding
@@ -92,9 +93,13 @@ def kill_trial(records: Records, trial_id: str, reason: str, rules: Rules, now: 
 
 def continue_change(records: Records, experiment_id: int, rules: Rules, now: float) -> StateChange:
     """Updates the next trials that do not yet match the wish of the experiment or of its searcher; empty when all
-    match."""
+    match. An experiment that is being deleted loses its next checkpoints or records."""
     experiment = records.find(Experiment, experiment_id)
-    if experiment is None or experiment.state is State.TERMINAL:
+    if experiment is None:
+        return StateChange()
+    if experiment.is_deleting:
+        return continue_deletion(records, experiment)
+    if experiment.state is State.TERMINAL:
         return StateChange()
     draft = Draft(records)
     _bring_in_line(draft, experiment, rules, now)

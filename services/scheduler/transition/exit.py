@@ -11,6 +11,7 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation, ExitReport, Timeline
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, Outcome, State
+from gangline.domain.usage import MAX_ATTEMPT_USAGES, usage_of
 from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.transition.exclusion import exclude
@@ -72,6 +73,7 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
         last_failure=decision.failure or trial.last_failure,
         timeline=allocation.timeline,
         excluded_agents={**trial.excluded_agents, **excluded_by(allocation)},
+        attempt_usages=(*trial.attempt_usages, usage_of(allocation, now))[-MAX_ATTEMPT_USAGES:],
     )
     trial = exclude(draft, trial, allocation, rules, now)
     if decision.checkpoint is not None:

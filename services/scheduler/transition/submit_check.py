@@ -22,6 +22,7 @@ from services.scheduler.placement.request.snapshot import PoolConfig
 from services.scheduler.searcher.replay import make_searcher
 from services.scheduler.state.facts import DEFAULT_POOL, Facts, facts_of, facts_of_parsed
 from services.scheduler.state.records import SINGLETON, Draft, Records, StateChange
+from services.scheduler.transition.removal import check_code_stays
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import begin_search
 
@@ -140,9 +141,11 @@ class Submission:
 
 
 def submit(records: Records, submission: Submission, rules: Rules, now: float) -> StateChange:
-    """Creates the experiment, unless this request id made one before; find that by `experiment_of_request`."""
+    """Creates the experiment, unless this request id made one before; find that by `experiment_of_request`. Raises
+    GanglineError `code.deleting`."""
     if records.experiment_of_request(submission.request_id) is not None:
         return StateChange()
+    check_code_stays(records, submission.code_sha256)
     counter = records.find(Counter, SINGLETON) or Counter(1)
     experiment = Experiment(
         id=counter.next_value,

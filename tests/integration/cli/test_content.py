@@ -26,11 +26,12 @@ _IDS = {"id", "trial_id", "allocation_id", "request_id", "slot_ids", "latest_che
 # Nothing in what they print comes from other users.
 _OWN = {"up", "down", "login", "simulate", "experiment schema", "tensorboard"}
 _COMMANDS = {
-    "status": (), "top": (), "preview-search": ("const.yaml",),
+    "status": (), "top": (), "usage": ("--since", "7d"), "preview-search": ("const.yaml",),
     "experiment create": ("const.yaml",), "experiment list": (), "experiment describe": ("1",),
     "experiment find": ("r1",),
     "experiment logs": ("1",), "experiment metrics": ("1",), "experiment wait": ("1",), "experiment kill": ("1",),
     "experiment pause": ("1",), "experiment activate": ("1",), "experiment cancel": ("1",),
+    "experiment delete": ("--yes", "1"), "experiment archive": ("1",), "experiment unarchive": ("1",),
     "experiment trials": ("1",), "experiment set priority": ("1", "7"), "experiment set weight": ("1", "2"),
     "experiment set max-slots": ("1", "2"),
     "trial describe": ("1.1",), "trial logs": ("1.1",), "trial metrics": ("1.1",), "trial kill": ("1.1",),

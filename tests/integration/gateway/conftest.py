@@ -1,4 +1,4 @@
-"""A gateway in this process on a real etcd, a stand-in leader, and a client of a user, and empty databases."""
+"""A gateway in this process on a real etcd, a stand-in leader, a client of a user, and empty databases."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from services.common.etcd import EtcdClient, EtcdSettings
+from services.gateway.history.database import open_database
 from services.gateway.leader import leader_client as leader_module
 from services.gateway.program import run_gateway
 from tests.support.gateway import CLUSTER_TOKEN, Client, add_user, settings_in
@@ -73,3 +74,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/history.db"
     postgres_url: str = request.getfixturevalue("postgres_url")
     return postgres_url
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[sa.Engine]:
+    engine = open_database(url)
+    yield engine
+    engine.dispose()

@@ -16,7 +16,7 @@ from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.state import State
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1 import ingest_pb2
+from gangline.v1 import ingest_pb2, types_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
 from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client
@@ -29,6 +29,9 @@ UNARY_CALLS = {
     "GetExperiment": pb.GetExperimentRequest(),
     "KillExperiment": pb.KillExperimentRequest(),
     "UpdateExperiment": pb.UpdateExperimentRequest(),
+    "DeleteExperiment": pb.DeleteExperimentRequest(),
+    "ArchiveExperiment": pb.ArchiveExperimentRequest(),
+    "UnarchiveExperiment": pb.UnarchiveExperimentRequest(),
     "KillTrial": pb.KillTrialRequest(),
     "ProfileTrial": pb.GatewayServiceProfileTrialRequest(),
     "PreviewSearch": pb.GatewayServicePreviewSearchRequest(),
@@ -38,6 +41,7 @@ UNARY_CALLS = {
     "UpdateAgent": pb.UpdateAgentRequest(),
     "ListCheckpoints": pb.ListCheckpointsRequest(),
     "GetCluster": pb.GetClusterRequest(),
+    "GetUsage": pb.GetUsageRequest(since=1.0, by=types_pb2.USAGE_GROUP_OWNER),
     "GetSnapshot": pb.GatewayServiceGetSnapshotRequest(),
     "ListFusion": pb.ListFusionRequest(),
     "DeleteCheckpoints": pb.DeleteCheckpointsRequest(),

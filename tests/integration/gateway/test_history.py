@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -22,13 +21,6 @@ from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, Sco
 from tests.support.postgres import Postgres
 from tests.support.source import ROOT
 from tests.support.wait import within
-
-
-@pytest.fixture
-def engine(url: str) -> Iterator[sa.Engine]:
-    engine = open_database(url)
-    yield engine
-    engine.dispose()
 
 
 def line(sequence: int, text: str = "") -> IngestRecord:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gangline.domain.allocation import Allocation, Member, Request
 from gangline.domain.experiment import Experiment, Trial
-from gangline.domain.resource import ServiceInstance
-from gangline.domain.state import State
+from gangline.domain.resource import Counter, ServiceInstance
+from gangline.domain.state import DeletionStage, State
 from gangline.protocol import wire
 from services.common import keys
 from services.gateway.mirror.cluster_state import ClusterState
@@ -49,6 +49,36 @@ def test_live_allocation_is_the_newest_that_has_not_ended() -> None:
     assert live is not None
     assert live.id == "7.1.2"
     assert state.allocation_id_by_slot_id() == {"a1/1": "7.1.1", "a1/2": "7.1.2"}
+
+
+def test_a_removed_experiment_is_one_in_deletion_or_one_that_is_gone() -> None:
+    state = ClusterState()
+    put(state, keys.experiment(7), Experiment(7, "n", "o", "{}", ""))
+    assert [number for number in range(10) if state.is_removed(number)] == []
+    put(state, keys.NEXT_EXPERIMENT, Counter(9))
+    put(state, keys.experiment(8), Experiment(8, "n", "o", "{}", "", deletion=DeletionStage.FILES))
+    assert [number for number in range(10) if state.is_removed(number)] == [1, 2, 3, 4, 5, 6, 8]
+    assert [experiment.id for experiment in state.deleting.values()] == [8]
+    state.apply(keys.experiment(8), None)
+    assert (list(state.deleting), state.is_removed(8)) == ([], True)
+
+
+def test_an_experiment_that_cannot_be_read_is_not_taken_for_a_removed_one() -> None:
+    """Otherwise its live runners would be told that they are over."""
+    state = ClusterState()
+    put(state, keys.NEXT_EXPERIMENT, Counter(9))
+    state.apply(keys.experiment(7), b"\xff\xff no message")
+    assert not state.is_removed(7)
+    state.apply(keys.experiment(7), None)
+    assert state.is_removed(7)
+
+
+def test_trials_whose_allocations_have_ended_are_named() -> None:
+    state = ClusterState()
+    put(state, keys.allocation("7.1.1"), allocation(1))
+    assert list(state.ended_trial_ids) == []
+    state.apply(keys.allocation("7.1.1"), None)
+    assert list(state.ended_trial_ids) == ["7.1"]
 
 
 def test_leader_comes_and_goes() -> None:

@@ -1,0 +1,47 @@
+"""`gangline usage`: the slot-hours of a period, by owner, pool or experiment."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from gangline.cli.shared import Json, connect, show_table
+
+
+class By(StrEnum):
+    OWNER = "owner"
+    POOL = "pool"
+    EXPERIMENT = "experiment"
+
+
+def usage(
+    since: Annotated[str, typer.Option(metavar="WHEN", help="A date, a time, or an age such as 7d or 12h.")],
+    until: Annotated[str, typer.Option(metavar="WHEN", help="The same; default: now.")] = "",
+    by: Annotated[By, typer.Option(help="What to add up.")] = By.OWNER,
+    is_json: Json = False,
+) -> None:
+    """Show the slot-hours that were used in a period: of slots held, from their placement until they were free again.
+
+    Allocations that are still running count until now. Times without a zone are local.
+    """
+    from gangline.domain.state import UsageGroup  # noqa: PLC0415 - one command needs it
+    from gangline.when import check_period, parse_when  # noqa: PLC0415 - as above
+
+    now = time.time()
+    begin, end = parse_when(since, now, "--since"), parse_when(until, now, "--until") if until else now
+    check_period(begin, end, now)
+    with connect() as client:
+        report = client.get_usage(begin, end if until else 0.0, UsageGroup[by.name])
+    rows = [
+        (entry.key, _hours(entry.gpu_slot_seconds), _hours(entry.cpu_slot_seconds), entry.num_allocations)
+        for entry in report.entries
+    ]
+    headings = (by.name, "GPU SLOT-HOURS", "CPU SLOT-HOURS", "ALLOCATIONS")
+    show_table(report, is_json, headings, rows, "no slots were held in this period")
+
+
+def _hours(slot_seconds: float) -> str:
+    return f"{slot_seconds / 3600:.3f}"

@@ -1,0 +1,117 @@
+"""PURE: the slots that allocations hold, and the report that adds them up.
+
+An allocation uses its slots from its placement until its last member has ended, because they are free only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from gangline.domain.allocation import Allocation
+from gangline.domain.state import UsageGroup
+
+# Ended attempts that a trial's record keeps for the gateways. With all gateways away for more attempts of one trial
+# than that, its oldest ones are missing in reports.
+MAX_ATTEMPT_USAGES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptUsage:
+    """The slots that one attempt has held. started_at, ended_at: by the leader's clock."""
+
+    attempt: int
+    pool: str = ""
+    cpu_slots: int = 0
+    gpu_slots: int = 0
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationUsage:
+    """The same with its allocation, as the history keeps it."""
+
+    allocation_id: str
+    experiment_id: int
+    owner: str
+    usage: AttemptUsage
+
+
+@dataclass(frozen=True, slots=True)
+class UsageEntry:
+    """What one owner, pool or experiment has held. key: its name, or its id as text."""
+
+    key: str
+    cpu_slot_seconds: float = 0.0
+    gpu_slot_seconds: float = 0.0
+    num_allocations: int = 0
+
+    @property
+    def slot_seconds(self) -> float:
+        return self.cpu_slot_seconds + self.gpu_slot_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """since, until: the period, as Unix seconds. entries: the largest first."""
+
+    since: float
+    until: float
+    by: UsageGroup
+    entries: tuple[UsageEntry, ...] = ()
+
+
+def usage_of(allocation: Allocation, ended_at: float) -> AttemptUsage:
+    """Returns the usage of an allocation that ends, or is cut, at this time."""
+    cpu_slots = sum(_is_cpu(slot_id) for member in allocation.members for slot_id in member.slot_ids)
+    return AttemptUsage(
+        attempt=allocation.attempt,
+        pool=allocation.pool,
+        cpu_slots=cpu_slots,
+        gpu_slots=allocation.num_slots - cpu_slots,
+        started_at=allocation.created_at,
+        ended_at=ended_at,
+    )
+
+
+def entry_of(record: AllocationUsage, by: UsageGroup, since: float, until: float) -> UsageEntry | None:
+    """Returns the part of this usage that is in the period; None when there is none."""
+    usage = record.usage
+    seconds = min(usage.ended_at, until) - max(usage.started_at, since)
+    if seconds <= 0:
+        return None
+    return UsageEntry(key_of(record, by), usage.cpu_slots * seconds, usage.gpu_slots * seconds, 1)
+
+
+def key_of(record: AllocationUsage, by: UsageGroup) -> str:
+    match by:
+        case UsageGroup.OWNER:
+            return record.owner
+        case UsageGroup.POOL:
+            return record.usage.pool
+        case UsageGroup.EXPERIMENT:
+            return str(record.experiment_id)
+
+
+def add_up(entries: Iterable[UsageEntry]) -> tuple[UsageEntry, ...]:
+    """Joins entries with the same key. Returns the largest first."""
+    total_by_key: dict[str, UsageEntry] = {}
+    for entry in entries:
+        total = total_by_key.get(entry.key, UsageEntry(entry.key))
+        total_by_key[entry.key] = replace(
+            total,
+            cpu_slot_seconds=total.cpu_slot_seconds + entry.cpu_slot_seconds,
+            gpu_slot_seconds=total.gpu_slot_seconds + entry.gpu_slot_seconds,
+            num_allocations=total.num_allocations + entry.num_allocations,
+        )
+    return _largest_first(total_by_key)
+
+
+def _largest_first(total_by_key: Mapping[str, UsageEntry]) -> tuple[UsageEntry, ...]:
+    return tuple(sorted(total_by_key.values(), key=lambda entry: (-entry.slot_seconds, len(entry.key), entry.key)))
+
+
+def _is_cpu(slot_id: str) -> bool:
+    """Artificial slots are numbered, and GPU slots are named by their UUID; see Slot.id in types.proto."""
+    return slot_id.rpartition("/")[2].isdigit()

@@ -1,0 +1,125 @@
+"""Routes of usage: the slots that were held in a period, and by day or month as Determined's REST API reports them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from gangline.domain.state import UsageGroup
+from gangline.errors import invalid
+from gangline.when import parse_when
+from services.gateway.http import model
+from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.route import Route
+
+router = APIRouter(prefix="/api/v1", tags=["cluster"], route_class=Route)
+
+DAILY = "RESOURCE_ALLOCATION_AGGREGATION_PERIOD_DAILY"
+MONTHLY = "RESOURCE_ALLOCATION_AGGREGATION_PERIOD_MONTHLY"
+# Days or months in one answer; each is a report of its own.
+MAX_PERIODS = 100
+
+
+class UsageEntry(model.Answer):
+    key: str
+    gpu_slot_seconds: float
+    cpu_slot_seconds: float
+    num_allocations: int
+
+
+class UsageReport(model.Answer):
+    since: model.Instant
+    until: model.Instant
+    by: UsageGroup
+    entries: list[UsageEntry]
+
+
+class ResourceEntry(model.Answer):
+    """Describes one day or month. seconds: slot-seconds, of all kinds of slots together."""
+
+    period_start: date
+    period: str
+    seconds: float
+    by_username: Mapping[str, float]
+    by_resource_pool: Mapping[str, float]
+
+
+class ResourceEntries(model.Answer):
+    resource_entries: list[ResourceEntry]
+
+
+@router.get("/usage")
+async def get_usage(
+    caller: Caller,
+    cases: Cases,
+    since: Annotated[str, Query(description="A date, a time, or an age such as 7d; UTC where it names no zone")],
+    until: Annotated[str, Query(description="The same; now when absent")] = "",
+    by: Annotated[str, Query(description="owner, pool or experiment")] = "owner",
+) -> UsageReport:
+    """Adds up the slots that were held in a period, the largest first. What still runs counts until now."""
+    now = time.time()
+    begin = parse_when(since, now, "since", UTC)
+    end = parse_when(until, now, "until", UTC) if until else 0.0
+    if by.upper() not in UsageGroup.__members__:
+        raise invalid("usage.by", f"by is {by!r}; give owner, pool or experiment")
+    report = await cases.usage.report(caller, begin, end, UsageGroup[by.upper()])
+    return UsageReport.model_validate(report)
+
+
+@router.get("/resources/allocation/aggregated")
+async def get_aggregated(
+    caller: Caller,
+    cases: Cases,
+    start: Annotated[date, Query(alias="startDate", description="The first day, in UTC")],
+    end: Annotated[date, Query(alias="endDate", description="The last day, or a day of the last month")],
+    period: Annotated[str, Query(description=f"{DAILY} or {MONTHLY}")] = DAILY,
+) -> ResourceEntries:
+    """Adds up each day or month, oldest first; days that have not begun are left out."""
+    entries: list[ResourceEntry] = []
+    for first, after in _periods(start, end, period, datetime.now(UTC).date()):
+        since, until = _midnight(first), _midnight(after)
+        seconds_by_group = {
+            group: {
+                entry.key: entry.slot_seconds
+                for entry in (await cases.usage.report(caller, since, until, group)).entries
+            }
+            for group in (UsageGroup.OWNER, UsageGroup.POOL)
+        }
+        by_owner = seconds_by_group[UsageGroup.OWNER]
+        entries.append(
+            ResourceEntry(
+                period_start=first,
+                period=period,
+                seconds=sum(by_owner.values()),
+                by_username=by_owner,
+                by_resource_pool=seconds_by_group[UsageGroup.POOL],
+            )
+        )
+    return ResourceEntries(resource_entries=entries)
+
+
+def _periods(start: date, end: date, period: str, today: date) -> list[tuple[date, date]]:
+    """Returns the first day of each period, and the day after its last one. Raises GanglineError `usage.period`,
+    `usage.periods`."""
+    if period not in (DAILY, MONTHLY):
+        raise invalid("usage.period", f"period is {period!r}; give {DAILY} or {MONTHLY}")
+    if end < start:
+        raise invalid("usage.period", f"endDate {end} is before startDate {start}; give a later one")
+    periods: list[tuple[date, date]] = []
+    first = start.replace(day=1) if period == MONTHLY else start
+    while first <= min(end, today):
+        if len(periods) == MAX_PERIODS:
+            raise invalid("usage.periods", f"there are more than {MAX_PERIODS} periods; ask for fewer at once")
+        # 32 days after the first of a month lie in the next month.
+        after = (first + timedelta(days=32)).replace(day=1) if period == MONTHLY else first + timedelta(days=1)
+        periods.append((first, after))
+        first = after
+    return periods
+
+
+def _midnight(day: date) -> float:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()

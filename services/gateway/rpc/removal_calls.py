@@ -1,0 +1,45 @@
+"""The calls of GatewayService that archive and delete experiments."""
+
+# ruff: noqa: N802  the methods are named by the proto
+
+from __future__ import annotations
+
+from typing import Any
+
+from gangline.protocol import wire
+from gangline.v1 import gateway_pb2 as pb
+from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
+from services.common.server import current_principal
+from services.gateway.usecase.bundle import UseCases
+
+Context = Any
+
+
+class RemovalCalls(GatewayServiceServicer):
+    """Base of the service, which provides the use cases."""
+
+    _usecases: UseCases
+
+    async def DeleteExperiment(
+        self, request: pb.DeleteExperimentRequest, context: Context
+    ) -> pb.DeleteExperimentResponse:
+        experiment = await self._usecases.removals.delete(
+            current_principal(), request.request_id, request.experiment_id
+        )
+        return pb.DeleteExperimentResponse(experiment=wire.to_proto(experiment) if experiment is not None else None)
+
+    async def ArchiveExperiment(
+        self, request: pb.ArchiveExperimentRequest, context: Context
+    ) -> pb.ArchiveExperimentResponse:
+        experiment = await self._usecases.removals.archive(
+            current_principal(), request.request_id, request.experiment_id
+        )
+        return pb.ArchiveExperimentResponse(experiment=wire.to_proto(experiment))
+
+    async def UnarchiveExperiment(
+        self, request: pb.UnarchiveExperimentRequest, context: Context
+    ) -> pb.UnarchiveExperimentResponse:
+        experiment = await self._usecases.removals.unarchive(
+            current_principal(), request.request_id, request.experiment_id
+        )
+        return pb.UnarchiveExperimentResponse(experiment=wire.to_proto(experiment))

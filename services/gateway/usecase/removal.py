@@ -1,0 +1,46 @@
+"""Archives experiments and has them deleted."""
+
+from __future__ import annotations
+
+from gangline.domain.experiment import Experiment
+from gangline.protocol import wire
+from gangline.v1 import scheduler_pb2
+from services.common import keys
+from services.common.server import Principal
+from services.gateway.leader.leader_client import Leader
+from services.gateway.mirror.auth import check_owner
+from services.gateway.mirror.mirror import Watched
+
+
+class Removals:
+    def __init__(self, mirror: Watched, leader: Leader) -> None:
+        self._mirror = mirror
+        self._leader = leader
+
+    async def delete(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment | None:
+        """Begins to delete an ended experiment with all of its files. Returns None when it has been deleted.
+
+        Raises GanglineError `auth.not_owner`, and the errors of the leader.
+        """
+        experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
+        # The leader answers for an experiment that the mirror does not have: it is new, deleted, or never existed.
+        if experiment is not None:
+            check_owner(principal, experiment.owner, f"delete experiment {experiment_id}")
+        request = scheduler_pb2.SchedulerServiceDeleteExperimentRequest(experiment_id=experiment_id)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.DeleteExperiment, request)
+        return wire.from_proto(Experiment, answer.experiment) if answer.HasField("experiment") else None
+
+    async def archive(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
+        """Takes an ended experiment out of listings."""
+        request = scheduler_pb2.SchedulerServiceArchiveExperimentRequest(experiment_id=experiment_id)
+        answer = await self._leader.change(
+            principal, request_id, lambda scheduler: scheduler.ArchiveExperiment, request
+        )
+        return wire.from_proto(Experiment, answer.experiment)
+
+    async def unarchive(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
+        request = scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest(experiment_id=experiment_id)
+        answer = await self._leader.change(
+            principal, request_id, lambda scheduler: scheduler.UnarchiveExperiment, request
+        )
+        return wire.from_proto(Experiment, answer.experiment)

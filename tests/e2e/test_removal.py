@@ -1,0 +1,74 @@
+"""The life after the end of an experiment on a whole cluster, through the commands: usage, archive, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.cluster import Cluster, running_cluster
+from tests.support.gated_trial import wait_for
+
+SCRIPT = """
+from pathlib import Path
+
+from gangline import core
+from gangline.core.tensorboard import current_folder
+
+with core.init() as context:
+    print("a line of the trial")
+    context.train.report_validation_metrics(1, {"loss": 1.0})
+    (current_folder().path / "events").write_text("e")
+    with context.checkpoint.store_path({"steps_completed": 1}) as (path, _):
+        (path / "weights").write_bytes(b"w")
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("d"), agents=1, slots=2) as cluster:
+        yield cluster
+
+
+def test_usage_archive_and_delete(cluster: Cluster, tmp_path: Path) -> None:
+    code, config = tmp_path / "code", tmp_path / "exp.yaml"
+    code.mkdir()
+    (code / "train.py").write_text(SCRIPT)
+    searcher = {"name": "single", "metric": "loss"}
+    resources = {"slots_per_trial": 1}
+    config.write_text(
+        yaml.safe_dump({"name": "old", "entrypoint": "python3 train.py", "searcher": searcher, "resources": resources})
+    )
+    storage = cluster.layout.root / "storage"
+    cluster.run("experiment", "create", "-f", str(config), str(code))
+    assert {path.parts[0] for path in _files(storage)} == {"checkpoints", "code", "tensorboard"}
+
+    [trial] = cluster.read("experiment", "describe", "1")["trials"]
+    timeline = trial["trial"]["timeline"]
+    held = trial["trial"]["ended_at"] - timeline["placed_at"]
+    [entry] = cluster.read("usage", "--since", "1h", "--by", "experiment")["entries"]
+    assert (entry["key"], entry["num_allocations"], entry["gpu_slot_seconds"]) == ("1", 1, 0.0)
+    assert entry["cpu_slot_seconds"] == pytest.approx(held)
+
+    assert cluster.run("experiment", "archive", "1").stdout == "experiment 1 old: COMPLETED, archived\n"
+    assert cluster.read("experiment", "list") == []
+    assert [row["id"] for row in cluster.read("experiment", "list", "--all")] == [1]
+
+    refused = cluster.run("experiment", "delete", "1", check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert cluster.run("experiment", "delete", "--yes", "1").stdout == "experiment 1 is being deleted\n"
+    wait_for(lambda: not cluster.read("experiment", "list", "--all"), "the end of the deletion", 60)
+    described = cluster.run("experiment", "describe", "1", check=False)
+    assert described.returncode == 2
+    assert described.stderr == "error: there is no experiment 1; list them with: gangline experiment list\n"
+    assert _files(storage) == []
+    assert cluster.run("experiment", "delete", "--yes", "1").stdout == "experiment 1 is deleted\n"
+    assert cluster.read("usage", "--since", "1h", "--by", "experiment")["entries"] == [entry]
+    created = cluster.run("experiment", "create", "--again", "-f", str(config), str(code)).stdout
+    assert "experiment 2 old: COMPLETED" in created
+
+
+def _files(storage: Path) -> list[Path]:
+    return sorted(path.relative_to(storage) for path in storage.rglob("*") if path.is_file())
