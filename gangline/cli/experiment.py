@@ -16,6 +16,7 @@ from gangline.cli.shared import (
     ExperimentId,
     ExperimentIds,
     Json,
+    Seed,
     TrialId,
     connect,
     new_group,
@@ -48,6 +49,7 @@ def create(
     request_id: Annotated[
         str, typer.Option(help="An id of your own; a second create with it returns the same experiment.")
     ] = "",
+    seed: Seed = None,
     retry_seconds: Annotated[
         float | None, typer.Option(help="How long to try again while the cluster cannot take it; default: 10.", min=0)
     ] = None,
@@ -66,7 +68,7 @@ def create(
         from gangline.client import prepare_submission  # noqa: PLC0415
 
         with Bars() as bars:
-            submission = prepare_submission(text, code or config.resolve().parent, bars)
+            submission = prepare_submission(text, code or config.resolve().parent, bars, seed=seed)
         created = submit(client, submission, request_id=request_id, is_again=again, is_quiet=is_json)
         for warning in created.warnings:
             warn(warning)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gangline.cli.shared import Json, connect, read_text, show
+from gangline.cli.shared import Json, Seed, connect, read_text, show
 
 if TYPE_CHECKING:
     from gangline.domain.search import SearchPreview
@@ -16,21 +16,23 @@ if TYPE_CHECKING:
 
 def preview_search(
     config: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
+    seed: Seed = None,
     limit: Annotated[int, typer.Option(help="Show the first so many trials.", min=0, max=2000)] = 20,
     is_json: Json = False,
 ) -> None:
-    """Show which trials a search would make."""
+    """Show the trials that a search would make. `experiment create --seed` with the seed that is shown makes them."""
     text = read_text(config)
     with connect() as client:
-        preview = client.preview_search(text, limit)
-    show(preview, is_json, lambda: _lines(preview))
+        preview = client.preview_search(text, limit, seed)
+    show(preview, is_json, lambda: _lines(preview, config))
 
 
-def _lines(preview: SearchPreview) -> list[str]:
+def _lines(preview: SearchPreview, config: Path) -> list[str]:
     from gangline.cli.output.summary import differing, flatten, format_values  # noqa: PLC0415 - loads records
     from gangline.cli.output.text import count, format_table  # noqa: PLC0415 - with the above
 
-    at_once = f", at most {preview.max_concurrent_trials} at a time" if preview.max_concurrent_trials else ""
+    is_limited = 0 < preview.max_concurrent_trials < preview.num_trials
+    at_once = f", at most {preview.max_concurrent_trials} at a time" if is_limited else ""
     lines = [f"{preview.searcher}: {count(preview.num_trials, 'trial')}{at_once}, seed {preview.seed}"]
     points = [flatten(json.loads(document)) for document in preview.hyperparameters_json]
     names = differing(points)
@@ -42,4 +44,4 @@ def _lines(preview: SearchPreview) -> list[str]:
         lines += format_table(("TRIAL", "HYPERPARAMETERS"), rows).split("\n")
     if len(rows) < preview.num_trials:
         lines.append(f"and {preview.num_trials - len(rows)} more; --limit shows them")
-    return lines
+    return [*lines, f"to create them: gangline experiment create --seed {preview.seed} {config}"]

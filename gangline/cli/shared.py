@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ExperimentId = Annotated[int, typer.Argument(metavar="ID", help="The number of the experiment.", min=1)]
 ExperimentIds = Annotated[list[int], typer.Argument(metavar="ID...", help="The numbers of the experiments.", min=1)]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="The experiment's seed, where the file leaves it open; as preview-search shows it.", min=0, max=2**31 - 1
+    ),
+]
 TrialId = Annotated[str, typer.Option("--trial", metavar="ID", help="Only this trial, as 7.1.")]
 
 

@@ -23,8 +23,7 @@ from gangline.client.login import Login, find_login, find_retry_seconds
 from gangline.client.packing import CodeArchive
 from gangline.client.progress import OnProgress, ignore_progress
 from gangline.client.record import Created, LogEntry
-from gangline.client.submission import Submission, prepare_submission
-from gangline.config import parse_config
+from gangline.client.submission import Submission, parse_with_seed, prepare_submission
 from gangline.domain.experiment import Checkpoint, Experiment, ResourceChange, Trial
 from gangline.domain.explanation import Explanation
 from gangline.domain.fusion import FusionRecord
@@ -89,12 +88,15 @@ class Client:
         """Closes the connection. It may be called twice; no other call works afterwards."""
         self._connection.close()
 
-    def create_experiment(self, config_text: str, code: Path, request_id: str | None = None) -> Created:
-        """Checks, packs, uploads and submits. config_text: YAML. code: the folder of the trial.
+    def create_experiment(
+        self, config_text: str, code: Path, request_id: str | None = None, *, seed: int | None = None
+    ) -> Created:
+        """Checks, packs, uploads and submits. config_text: YAML. code: the folder of the trial. seed: the experiment's,
+        where the configuration leaves it open.
 
         A call with a request_id that was used before returns the experiment of the earlier call.
         """
-        return self.create_prepared(prepare_submission(config_text, code), request_id)
+        return self.create_prepared(prepare_submission(config_text, code, seed=seed), request_id)
 
     def create_prepared(
         self, submission: Submission, request_id: str | None = None, *, is_open: bool = False
@@ -259,9 +261,10 @@ class Client:
         )
         return from_proto(TraceOrder, self._connection.call(self._stub.ProfileTrial, request).order)
 
-    def preview_search(self, config_text: str, limit: int = 20) -> SearchPreview:
-        """Returns the trials that this configuration would make. limit: the most hyperparameter sets to return."""
-        config, _ = parse_config(config_text)
+    def preview_search(self, config_text: str, limit: int = 20, seed: int | None = None) -> SearchPreview:
+        """Returns the trials that this configuration would make. limit: the most hyperparameter sets to return. seed: as
+        for `create_experiment`. The seed of the answer, given to `create_experiment`, makes these very trials."""
+        config, _ = parse_with_seed(config_text, seed)
         request = pb.GatewayServicePreviewSearchRequest(config_json=config.model_dump_json(), limit=limit)
         return from_proto(SearchPreview, self._connection.call(self._stub.PreviewSearch, request).preview)
 

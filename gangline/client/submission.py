@@ -12,7 +12,8 @@ from pathlib import Path
 
 from gangline.client.packing import CodeArchive, pack_code
 from gangline.client.progress import OnProgress, ignore_progress
-from gangline.config import check_code, parse_config, parse_entrypoint
+from gangline.config import ExperimentConfig, check_code, parse_config, parse_entrypoint
+from gangline.errors import invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,34 @@ class Submission:
         return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
 
-def prepare_submission(config_text: str, code: Path, on_progress: OnProgress = ignore_progress) -> Submission:
-    """Checks and packs. config_text: YAML. code: the folder of the trial. Raises GanglineError `config.*`, `code.*`."""
+def parse_with_seed(config_text: str, seed: int | None) -> tuple[ExperimentConfig, list[str]]:
+    """Checks a configuration, and returns it with its warnings. seed: the experiment's, where the configuration leaves it
+    open; None leaves it open here too.
+
+    Raises GanglineError `config.*`; `config.seed` where the configuration has another seed.
+    """
     config, warnings = parse_config(config_text)
+    own = config.reproducibility.experiment_seed
+    if seed is None or own == seed:
+        return config, warnings
+    if own is not None:
+        raise invalid(
+            "config.seed",
+            f"the seed is {seed}, but the configuration sets reproducibility.experiment_seed to {own}; "
+            "leave one of them out",
+        )
+    reproducibility = config.reproducibility.model_copy(update={"experiment_seed": seed})
+    return config.model_copy(update={"reproducibility": reproducibility}), warnings
+
+
+def prepare_submission(
+    config_text: str, code: Path, on_progress: OnProgress = ignore_progress, *, seed: int | None = None
+) -> Submission:
+    """Checks and packs. config_text: YAML. code: the folder of the trial. seed: as for `parse_with_seed`.
+
+    Raises GanglineError `config.*`, `code.*`.
+    """
+    config, warnings = parse_with_seed(config_text, seed)
     archive = pack_code(code, on_progress)
     check_code(code, parse_entrypoint(config.entrypoint))
     return Submission(config.model_dump_json(), archive, tuple(warnings))

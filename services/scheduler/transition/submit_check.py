@@ -81,7 +81,7 @@ def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
         searcher=facts.searcher.name,
         seed=seed,
         num_trials=searcher.num_planned,
-        max_concurrent_trials=facts.searcher.max_concurrent_trials,
+        max_concurrent_trials=min(facts.searcher.max_concurrent_trials, searcher.num_planned),
         hyperparameters_json=tuple(json.dumps(searcher.hyperparameters(number)) for number in numbers),
     )
 

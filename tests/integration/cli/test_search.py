@@ -133,7 +133,7 @@ def test_logs_and_metrics_of_a_trial(cli: Cli, view: pb.ExperimentView, gateway:
 
 def test_preview_of_a_search(cli: Cli, tmp_path: Path, gateway: StandInGateway) -> None:
     gateway.preview = types_pb2.SearchPreview(
-        searcher="grid", seed=7, num_trials=3, max_concurrent_trials=16,
+        searcher="grid", seed=7, num_trials=3, max_concurrent_trials=2,
         hyperparameters_json=['{"lr": 0.1, "batch": 64}', '{"lr": 0.2, "batch": 64}'],
     )  # fmt: skip
     config = tmp_path / "grid.yaml"
@@ -142,11 +142,12 @@ def test_preview_of_a_search(cli: Cli, tmp_path: Path, gateway: StandInGateway) 
         "searcher: {name: grid, metric: loss, max_length: 5}\n"
     )
     assert cli("preview-search", str(config)).out.splitlines() == [
-        "grid: 3 trials, at most 16 at a time, seed 7",
+        "grid: 3 trials, at most 2 at a time, seed 7",
         "TRIAL  HYPERPARAMETERS",
         "1      lr 0.1",
         "2      lr 0.2",
         "and 1 more; --limit shows them",
+        f"to create them: gangline experiment create --seed 7 {config}",
     ]
     assert json.loads(cli("preview-search", str(config), "--json").out)["num_trials"] == 3
     config.write_text(config.read_text().replace(", count: 3", ""))
@@ -154,3 +155,22 @@ def test_preview_of_a_search(cli: Cli, tmp_path: Path, gateway: StandInGateway) 
     assert (wrong.status, wrong.err) == (
         2, "error: hyperparameters.lr.count (line 3): required by the searcher 'grid', but missing\n",
     )  # fmt: skip
+
+
+def test_seed_of_the_preview_goes_into_the_experiment(cli: Cli, code: Path, gateway: StandInGateway) -> None:
+    ran = cli("experiment", "create", str(code / "const.yaml"), "--seed", "7")
+    assert ran.status == 0, ran.err
+    assert json.loads(gateway.requests[-1].config_json)["reproducibility"]["experiment_seed"] == 7
+
+
+def test_two_seeds_are_refused(cli: Cli, code: Path) -> None:
+    config = code / "const.yaml"
+    config.write_text(config.read_text() + "reproducibility: {experiment_seed: 5}\n")
+    for command in (["experiment", "create"], ["preview-search"]):
+        ran = cli(*command, str(config), "--seed", "7")
+        assert (ran.status, ran.err) == (
+            2,
+            "error: the seed is 7, but the configuration sets reproducibility.experiment_seed to 5; "
+            "leave one of them out\n",
+        )
+    assert cli("experiment", "create", str(config), "--seed", "5").status == 0

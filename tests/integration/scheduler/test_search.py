@@ -75,6 +75,23 @@ async def test_a_new_leader_suggests_the_same_next_points(bench: Bench) -> None:
     assert len(made) == 5
 
 
+@pytest.mark.parametrize("searcher", [{"name": "single"}, {"name": "grid"}, {"name": "random", "max_trials": 7}])
+async def test_preview_shows_the_trials_that_its_seed_makes(bench: Bench, searcher: dict[str, Any]) -> None:
+    """The configuration names no seed, so the preview draws one."""
+    await bench.scheduler()
+    hyperparameters = {
+        "rate": {"type": "log", "minval": -4, "maxval": -1, "count": 2},
+        "layers": {"type": "int", "minval": 1, "maxval": 9, "count": 2},
+        "kind": {"type": "categorical", "vals": ["a", "b"]},
+    }
+    fields = {"hyperparameters": hyperparameters, "searcher": {"metric": "loss", **searcher}}
+    preview = (await bench.caller.preview(config_json(**fields), 20)).preview
+    await bench.caller.submit(config_json(**fields, reproducibility={"experiment_seed": preview.seed}))
+    made = [json.loads(trial.hyperparameters_json) for trial in await _trials(bench)]
+    assert made == [json.loads(document) for document in preview.hyperparameters_json]
+    assert len(made) == preview.num_trials
+
+
 async def test_max_slots_is_kept_and_named(bench: Bench) -> None:
     await bench.scheduler()
     agent = await bench.agent("a1", slots=4)
