@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gangline.cli.output.table import Column
+from gangline.cli.output.terminal import table_lines
 from gangline.cli.shared import Json, connect, read_text, show
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def preview_search(
 
 def _lines(preview: SearchPreview) -> list[str]:
     from gangline.cli.output.summary import differing, flatten, format_values  # noqa: PLC0415 - loads records
-    from gangline.cli.output.text import count, format_table  # noqa: PLC0415 - with the above
+    from gangline.cli.output.text import count  # noqa: PLC0415 - with the above
 
     at_once = f", at most {preview.max_concurrent_trials} at a time" if preview.max_concurrent_trials else ""
     lines = [f"{preview.searcher}: {count(preview.num_trials, 'trial')}{at_once}, seed {preview.seed}"]
@@ -39,7 +41,7 @@ def _lines(preview: SearchPreview) -> list[str]:
         for number, point in enumerate(points, 1)
     ]
     if rows:
-        lines += format_table(("TRIAL", "HYPERPARAMETERS"), rows).split("\n")
+        lines += table_lines((Column("TRIAL"), Column("HYPERPARAMETERS", 1, least=16)), rows)
     if len(rows) < preview.num_trials:
         lines.append(f"and {preview.num_trials - len(rows)} more; --limit shows them")
     return lines

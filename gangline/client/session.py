@@ -30,7 +30,7 @@ from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, ExperimentAction, State
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
-from gangline.domain.view import AgentView, ClusterView, ExperimentView
+from gangline.domain.view import AgentView, ClusterView, ExperimentProgress, ExperimentView
 from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.protocol.rpc import CHUNK_BYTES, is_unknown_method
 from gangline.protocol.wire import from_proto
@@ -123,6 +123,14 @@ class Client:
             self._stub.ListExperiments, pb.ListExperimentsRequest(limit=limit, before_id=before_id)
         )
         return [from_proto(Experiment, message) for message in answer.experiments]
+
+    def list_progress(self, limit: int = 50, before_id: int = 0) -> list[tuple[Experiment, ExperimentProgress | None]]:
+        """Returns the same as `list_experiments`, each experiment with its progress; None from an older gateway."""
+        answer = self._connection.call(
+            self._stub.ListExperiments, pb.ListExperimentsRequest(limit=limit, before_id=before_id)
+        )
+        by_id = {message.experiment_id: from_proto(ExperimentProgress, message) for message in answer.progress}
+        return [(from_proto(Experiment, message), by_id.get(message.id)) for message in answer.experiments]
 
     def get_experiment(self, experiment_id: int) -> ExperimentView:
         answer = self._connection.call(self._stub.GetExperiment, pb.GetExperimentRequest(experiment_id=experiment_id))

@@ -28,7 +28,7 @@ _OWN = {"up", "down", "simulate", "experiment schema"}
 _COMMANDS = {
     "status": (), "preview-search": ("const.yaml",),
     "experiment create": ("const.yaml",), "experiment list": (), "experiment describe": ("1",),
-    "experiment find": ("r1",),
+    "experiment find": ("r1",), "experiment follow": ("1",),
     "experiment logs": ("1",), "experiment metrics": ("1",), "experiment wait": ("1",), "experiment kill": ("1",),
     "experiment pause": ("1",), "experiment activate": ("1",), "experiment cancel": ("1",),
     "experiment trials": ("1",), "experiment set priority": ("1", "7"), "experiment set weight": ("1", "2"),
