@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,20 @@ def gateway() -> Iterator[StandInGateway]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def environment(gateway: StandInGateway, tmp_path: Path) -> dict[str, str]:
+    """The environment of a command line in a process of its own."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    return {
+        **kept,
+        "GANGLINE_HOME": str(tmp_path / "home"),
+        "GANGLINE_GATEWAY": gateway.address,
+        "GANGLINE_TOKEN": TOKEN,
+        "TERM": "xterm",
+        "LC_ALL": "C.UTF-8",
+    }
 
 
 @pytest.fixture

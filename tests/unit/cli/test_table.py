@@ -53,7 +53,7 @@ def test_two_long_columns_share_the_room() -> None:
 
 
 def test_a_wide_character_takes_two_cells() -> None:
-    heading, wide, narrow = lines([(1, "日本語", "RUNNING", "-"), (2, "a", "QUEUED", "-")], None)
+    _, wide, narrow = lines([(1, "日本語", "RUNNING", "-"), (2, "a", "QUEUED", "-")], None)
     assert cell_width("日本語") == 6
     assert cell_len(wide[: wide.index("RUNNING")]) == cell_len(narrow[: narrow.index("QUEUED")]) == 12
 
