@@ -42,7 +42,7 @@ class Terminal:
         self._output = b""
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        # setsid makes the terminal the controlling one, so that a typed Ctrl-C interrupts the program. A Python function
+        # setsid makes it the controlling terminal, so that a typed Ctrl-C interrupts the program. A Python function
         # in the child would do the same, but is not safe beside the threads of grpc.
         command = ("setsid", "--ctty", *arguments)
         self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=dict(environment))

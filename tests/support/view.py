@@ -70,7 +70,7 @@ def make_lifecycle() -> list[pb.ExperimentView]:
     ]
 
 
-def make_search(num_trials: int, now: float = 2000.0, **fields: object) -> pb.ExperimentView:
+def make_search(num_trials: int, now: float = 2000.0) -> pb.ExperimentView:
     """A random search of as many trials, which has run for five minutes: 12 have completed, one has failed, four run
     at a third of their length with a pace of 1 s a batch, and the others wait."""
     config = {"searcher": {"name": "random", "metric": "accuracy", "smaller_is_better": False}}
@@ -96,7 +96,7 @@ def make_search(num_trials: int, now: float = 2000.0, **fields: object) -> pb.Ex
             view.reason.message = f"needs 4 slots; the largest set of idle agents has {number} of the slots that fit it"
             view.reason.would_start_if = "one of the running trials of the same experiment ended before"
         trials.append(view)
-    experiment = make_experiment(config_json=json.dumps(config), created_at=now - 300, **fields)
+    experiment = make_experiment(config_json=json.dumps(config), created_at=now - 300)
     search = types_pb2.Search(experiment_id=1, num_wanted=num_trials, num_planned=num_trials)
     return pb.ExperimentView(experiment=experiment, trials=trials, search=search)
 

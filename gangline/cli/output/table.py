@@ -7,8 +7,7 @@ table, because other programs read it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gangline.printable import to_line
 
@@ -16,8 +15,7 @@ GAP = "  "
 ELLIPSIS = "…"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """Describes a column. importance: the column with the smallest one is left out first; None: it is never left out.
     least: the fewest cells to which it may be shortened; None: its cells are never cut, as those of ids.
     is_state: its words are shown in the colours of states."""
@@ -28,8 +26,7 @@ class Column:
     is_state: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """Holds a cell as it is shown, with its padding. state: the word that decides its colour; empty for none."""
 
     text: str
