@@ -19,7 +19,6 @@ from gangline.client.login import Login, find_login, find_retry_seconds
 from gangline.client.packing import CodeArchive
 from gangline.client.record import Created, LogEntry, log_entry
 from gangline.client.submission import Submission, prepare_submission
-from gangline.config import parse_config
 from gangline.domain.experiment import Checkpoint, Experiment, ResourceChange, Trial
 from gangline.domain.explanation import Explanation
 from gangline.domain.fusion import FusionRecord
@@ -224,6 +223,8 @@ class Client:
 
     def preview_search(self, config_text: str, limit: int = 20) -> SearchPreview:
         """Returns the trials that this configuration would make. limit: the most hyperparameter sets to return."""
+        from gangline.config import parse_config  # noqa: PLC0415 - loads pydantic, which readers do not need
+
         config, _ = parse_config(config_text)
         request = pb.GatewayServicePreviewSearchRequest(config_json=config.model_dump_json(), limit=limit)
         return from_proto(SearchPreview, self._connection.call(self._stub.PreviewSearch, request).preview)

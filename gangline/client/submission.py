@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.client.packing import CodeArchive, pack_code
-from gangline.config import check_code, parse_config, parse_entrypoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,8 @@ class Submission:
 
 def prepare_submission(config_text: str, code: Path) -> Submission:
     """Checks and packs. config_text: YAML. code: the folder of the trial. Raises GanglineError `config.*`, `code.*`."""
+    from gangline.config import check_code, parse_config, parse_entrypoint  # noqa: PLC0415 - loads pydantic
+
     config, warnings = parse_config(config_text)
     archive = pack_code(code)
     check_code(code, parse_entrypoint(config.entrypoint))

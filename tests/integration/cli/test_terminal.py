@@ -140,12 +140,14 @@ def test_a_pipe_gets_the_whole_table_without_colours(environment: dict[str, str]
 
 
 @pytest.mark.usefixtures("full")
-def test_a_list_to_a_pipe_loads_no_rich(environment: dict[str, str], gateway: StandInGateway) -> None:
-    """A program that reads lists pays for no terminal."""
+def test_a_list_to_a_pipe_loads_nothing_for_terminals_or_submits(
+    environment: dict[str, str], gateway: StandInGateway
+) -> None:
+    """A program that reads lists pays for neither."""
     gateway.experiments[2].name = "digits"
     program = (
         "import sys; from gangline.cli.main import run; status = run(['experiment', 'list']); "
-        "print([name for name in sys.modules if name.partition('.')[0] == 'rich'], file=sys.stderr); sys.exit(status)"
+        "print(sorted({'rich', 'pathspec', 'gangline.config'} & sys.modules.keys()), file=sys.stderr); sys.exit(status)"
     )
     command = [CLI[0], "-c", program]
     ran = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
