@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gangline.cli.output.table import Column
 from gangline.cli.output.text import format_age, format_bytes
-from gangline.cli.shared import Json, connect, new_group, show, show_table
+from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
 from gangline.domain.explanation import troubles_of
 from gangline.errors import invalid
 
@@ -19,6 +20,28 @@ if TYPE_CHECKING:
 app = new_group("See the machines of the cluster, and take them out of use.")
 slot_app = new_group("See the slots of the cluster, and take them out of use.")
 
+_AGENT_COLUMNS = (
+    Column("AGENT"),
+    Column("POOL", 5, least=7),
+    Column("STATE", 9, is_state=True),
+    Column("AVAILABILITY", 7, is_state=True),
+    Column("HEALTH", 8, least=12),
+    Column("SLOTS USED", 6),
+    Column("HOST", 3, least=8),
+    Column("REGISTERED", 2),
+    Column("VERSION", 1, least=7),
+)
+_SLOT_COLUMNS = (
+    Column("SLOT"),
+    Column("AGENT", 1),
+    Column("KIND", 3),
+    Column("MODEL", 4, least=10),
+    Column("MEMORY", 5),
+    Column("AVAILABILITY", 7, is_state=True),
+    Column("HEALTH", 8, least=12),
+    Column("HELD BY", 9),
+)
+
 AgentId = Annotated[str, typer.Argument(metavar="ID", help="The id of the agent.")]
 SlotId = Annotated[str, typer.Argument(metavar="ID", help="The id of the slot, as agent-1/0.")]
 Drain = Annotated[bool, typer.Option("--drain", help="Let what runs there go on to its end.")]
@@ -26,7 +49,7 @@ Drain = Annotated[bool, typer.Option("--drain", help="Let what runs there go on 
 
 @app.command("list")
 @app.command("ls", hidden=True)
-def list_agents(is_json: Json = False) -> None:
+def list_agents(is_json: Json = False, is_wide: Wide = False) -> None:
     """List agents with their slots."""
     with connect() as client:
         views = client.list_agents()
@@ -45,8 +68,7 @@ def list_agents(is_json: Json = False) -> None:
         )
         for view in views
     ]
-    headings = ("AGENT", "POOL", "STATE", "AVAILABILITY", "HEALTH", "SLOTS USED", "HOST", "REGISTERED", "VERSION")
-    show_table(views, is_json, headings, rows, "no agents have joined")
+    show_table(views, _AGENT_COLUMNS, rows, "no agents have joined", is_json=is_json, is_wide=is_wide)
 
 
 @app.command()
@@ -65,7 +87,7 @@ def disable(agent_id: AgentId, drain: Drain = False, is_json: Json = False) -> N
 
 @slot_app.command("list")
 @slot_app.command("ls", hidden=True)
-def list_slots(is_json: Json = False) -> None:
+def list_slots(is_json: Json = False, is_wide: Wide = False) -> None:
     """List slots, each with the allocation that holds it."""
     with connect() as client:
         views = client.list_agents()
@@ -86,8 +108,7 @@ def list_slots(is_json: Json = False) -> None:
         )
         for view, slot, holder in pairs
     ]
-    headings = ("SLOT", "AGENT", "KIND", "MODEL", "MEMORY", "AVAILABILITY", "HEALTH", "HELD BY")
-    show_table(records, is_json, headings, rows, "no agents have joined")
+    show_table(records, _SLOT_COLUMNS, rows, "no agents have joined", is_json=is_json, is_wide=is_wide)
 
 
 @slot_app.command("enable")

@@ -8,10 +8,20 @@ from typing import Annotated
 
 import typer
 
+from gangline.cli.output.table import Column
 from gangline.cli.output.text import format_age, format_bytes
-from gangline.cli.shared import Json, connect, new_group, show, show_table
+from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
 
 app = new_group("Find, fetch and delete checkpoints.")
+
+_COLUMNS = (
+    Column("CHECKPOINT"),
+    Column("TRIAL", 9),
+    Column("BATCHES", 7),
+    Column("STATE", 8, is_state=True),
+    Column("SIZE", 5),
+    Column("AGE", 6),
+)
 
 
 @app.command("list")
@@ -21,6 +31,7 @@ def list_checkpoints(
         int, typer.Argument(metavar="[EXPERIMENT]", help="Only those of this experiment.", min=0)
     ] = 0,
     is_json: Json = False,
+    is_wide: Wide = False,
 ) -> None:
     """List checkpoints."""
     with connect() as client:
@@ -37,8 +48,7 @@ def list_checkpoints(
         )
         for checkpoint in checkpoints
     ]
-    headings = ("CHECKPOINT", "TRIAL", "BATCHES", "STATE", "SIZE", "AGE")
-    show_table(checkpoints, is_json, headings, rows, "no checkpoints yet")
+    show_table(checkpoints, _COLUMNS, rows, "no checkpoints yet", is_json=is_json, is_wide=is_wide)
 
 
 @app.command()

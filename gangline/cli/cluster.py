@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gangline.cli.output.terminal import mention, say, say_document, say_json
-from gangline.cli.output.text import count, format_duration, format_table
+from gangline.cli.output.table import Column
+from gangline.cli.output.terminal import mention, say, say_document, say_json, table_lines
+from gangline.cli.output.text import count, format_duration
 from gangline.cli.shared import Json, connect, show
 from gangline.errors import ErrorKind, GanglineError, invalid
 
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from gangline.local.layout import Layout
     from gangline.local.process_table import ProcessTable
     from gangline.local.up import Running
+
+_SERVICE_COLUMNS = (
+    Column("SERVICE"),
+    Column("STATE", 9),
+    Column("PID", 4),
+    Column("ADDRESSES", 8, least=16),
+    Column("RESTARTS", 5),
+)
 
 DataDirectory = Annotated[
     Path | None, typer.Option("--data-dir", help="Where the cluster keeps its files.", file_okay=False)
@@ -174,8 +183,7 @@ def _local_lines(table: ProcessTable, layout: Layout) -> list[str]:
         )
         for entry in table.services
     ]
-    services = format_table(("SERVICE", "STATE", "PID", "ADDRESSES", "RESTARTS"), rows).split("\n")
-    lines = [*services, f"data: {layout.root}"]
+    lines = [*table_lines(_SERVICE_COLUMNS, rows), f"data: {layout.root}"]
     if not table.supervisor.is_alive():
         lines.append("the supervisor is gone, so nothing restarts a service; run gangline down, then gangline up")
     return lines

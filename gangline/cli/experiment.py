@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from gangline.cli import logs
-from gangline.cli.output.terminal import complain, mention, say, say_json
+from gangline.cli.output.table import Column
+from gangline.cli.output.terminal import complain, mention, say, say_json, table_lines
 from gangline.cli.output.text import format_age, format_duration, format_metrics
 from gangline.cli.shared import (
     ExperimentId,
@@ -18,6 +21,7 @@ from gangline.cli.shared import (
     Json,
     Seed,
     TrialId,
+    Wide,
     connect,
     new_group,
     read_text,
@@ -29,12 +33,22 @@ from gangline.cli.shared import (
 from gangline.errors import ErrorKind, GanglineError
 
 if TYPE_CHECKING:
-    from gangline.client import ExperimentView
+    from gangline.client import ExperimentProgress, ExperimentView
     from gangline.domain.experiment import Experiment
 
 T = TypeVar("T")
 
 app = new_group("Create, follow, read and end experiments.")
+
+_COLUMNS = (
+    Column("ID"),
+    Column("NAME", 9, least=12),
+    Column("STATE", 8, is_state=True),
+    Column("OWNER", 4, least=8),
+    Column("PROGRESS", 7),
+    Column("AGE", 6),
+    Column("TOOK", 3),
+)
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the experiment has ended.")]
 
@@ -77,8 +91,8 @@ def create(
             hint = f"follow it: gangline experiment logs -f {number}"
             show(created, is_json, lambda: [f"created experiment {number} {created.experiment.name}", hint])
             return
-        view = _follow(client.watch_experiment(number), number, is_json)
-        view = view or client.get_experiment(number)
+        with _going_on(number):
+            view = _follow(client.watch_experiment(number), is_json) or client.get_experiment(number)
     _show_end(view, is_json)
 
 
@@ -89,24 +103,27 @@ def list_experiments(
     is_all: Annotated[bool, typer.Option("--all", help="Archived ones as well.")] = False,
     is_archived: Annotated[bool, typer.Option("--archived", help="Only archived ones.")] = False,
     is_json: Json = False,
+    is_wide: Wide = False,
 ) -> None:
     """List experiments, newest first."""
     with connect() as client:
-        experiments = client.list_experiments(limit, archived=None if is_all else is_archived)
+        listed = client.list_progress(limit, archived=None if is_all else is_archived)
     now = time.time()
     rows = [
         (
-            e.id,
-            e.name,
-            stage_of(e),
-            e.owner,
-            format_age(e.created_at, now),
-            _duration(e),
+            experiment.id,
+            experiment.name,
+            stage_of(experiment),
+            experiment.owner,
+            _progress(progress),
+            format_age(experiment.created_at, now),
+            _duration(experiment),
         )
-        for e in experiments
+        for experiment, progress in listed
     ]
-    headings = ("ID", "NAME", "STATE", "OWNER", "AGE", "TOOK")
-    show_table(experiments, is_json, headings, rows, "no experiments yet; create one with gangline experiment create")
+    records = [{**asdict(experiment), "progress": progress} for experiment, progress in listed] if is_json else []
+    empty = "no experiments yet; create one with gangline experiment create"
+    show_table(records, _COLUMNS, rows, empty, is_json=is_json, is_wide=is_wide)
 
 
 @app.command()
@@ -190,9 +207,21 @@ def wait(
     timeout: Annotated[float, typer.Option(help="Give up after so many seconds; 0: never.", min=0)] = 0,
     is_json: Json = False,
 ) -> None:
-    """Wait until an experiment has ended; the exit status is 0 only if it is COMPLETED."""
-    with connect() as client:
-        view = client.wait_experiment(experiment_id, timeout or None)
+    """Wait until an experiment has ended; the exit status is 0 only if it is COMPLETED.
+
+    Progress is shown on the terminal, or in plain lines on standard error; with --json not at all.
+    """
+    with _going_on(experiment_id), connect() as client:
+        views = _until(client.watch_experiment(experiment_id, timeout or None), experiment_id, timeout)
+        view = _follow(views, is_json, on_stderr=True) or client.get_experiment(experiment_id)
+    _show_end(view, is_json)
+
+
+@app.command("follow")
+def follow_experiment(experiment_id: ExperimentId, is_json: Json = False) -> None:
+    """Show an experiment until it has ended, as create --follow; the exit status is 0 only if it is COMPLETED."""
+    with _going_on(experiment_id), connect() as client:
+        view = _follow(client.watch_experiment(experiment_id), is_json) or client.get_experiment(experiment_id)
     _show_end(view, is_json)
 
 
@@ -225,13 +254,14 @@ def cancel(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
 
 
 @app.command()
-def trials(experiment_id: ExperimentId, is_json: Json = False) -> None:
+def trials(experiment_id: ExperimentId, is_json: Json = False, is_wide: Wide = False) -> None:
     """List the trials of an experiment with the hyperparameters that differ; * marks the best."""
-    from gangline.cli.output.summary import headings, trial_rows  # noqa: PLC0415 - loads the client's records
+    from gangline.cli.output.summary import trial_columns, trial_rows  # noqa: PLC0415 - loads the client's records
 
     with connect() as client:
         view = client.get_experiment(experiment_id)
-    show_table(view.trials, is_json, headings(view), trial_rows(view), "no trials yet")
+    columns, rows = trial_columns(view), trial_rows(view)
+    show_table(view.trials, columns, rows, "no trials yet", is_json=is_json, is_wide=is_wide)
 
 
 @app.command()
@@ -286,20 +316,41 @@ def stage_of(experiment: Experiment) -> str:
     return "DELETING" if experiment.is_deleting else experiment.outcome or experiment.state
 
 
-def _follow(views: Any, number: int, is_json: bool) -> ExperimentView | None:
-    try:
-        if is_json:
-            last = None
-            for last in views:  # noqa: B007 - the last one is what is printed
-                pass
-            return last
-        from gangline.cli.output.live import follow  # noqa: PLC0415 - loads rich
+def _follow(views: Iterable[ExperimentView], is_json: bool, *, on_stderr: bool = False) -> ExperimentView | None:
+    """Shows the views, with --json none of them. Returns the last one; None when there was none."""
+    if is_json:
+        last = None
+        for last in views:  # noqa: B007 - the last one is what is printed
+            pass
+        return last
+    from gangline.cli.output.live import follow  # noqa: PLC0415 - loads rich
 
-        return follow(views)
+    return follow(views, on_stderr=on_stderr)
+
+
+@contextmanager
+def _going_on(number: int) -> Iterator[None]:
+    """Turns Ctrl-C into a line about the experiment, which goes on, and into exit status 130."""
+    try:
+        yield
     except KeyboardInterrupt:
+        # The terminal shows ^C at the start of the line, so the message begins on the next one.
         mention("")
-        mention(f"experiment {number} goes on; end it with: gangline experiment kill {number}")
+        mention(
+            f"experiment {number} goes on; look at it with: gangline experiment follow {number}; "
+            f"end it with: gangline experiment kill {number}"
+        )
         raise typer.Exit(130) from None
+
+
+def _until(views: Iterable[ExperimentView], number: int, seconds: float) -> Iterator[ExperimentView]:
+    """Yields the views. Raises GanglineError when the experiment has not ended in time. seconds: 0 waits for ever."""
+    try:
+        yield from views
+    except GanglineError as error:
+        if not seconds or error.code != "rpc.timeout":
+            raise
+        raise error.reworded(f"experiment {number} has not ended after {seconds:g} s") from error
 
 
 def _show_end(view: ExperimentView, is_json: bool) -> None:
@@ -312,7 +363,14 @@ def _show_end(view: ExperimentView, is_json: bool) -> None:
 
 
 def _description(view: ExperimentView) -> list[str]:
-    from gangline.cli.output.summary import final_lines, is_search, size_lines, status_line, trial_table  # noqa: PLC0415 - loads the client's records  # noqa: PLC0415 - loads the client's records
+    from gangline.cli.output.summary import (  # noqa: PLC0415 - loads the client's records
+        final_lines,
+        is_search,
+        size_lines,
+        status_line,
+        trial_columns,
+        trial_rows,
+    )
     from gangline.config import describe_config  # noqa: PLC0415 - loads pydantic
 
     lines = final_lines(view) if view.experiment.outcome else [status_line(view)]
@@ -321,9 +379,20 @@ def _description(view: ExperimentView) -> list[str]:
     if view.reason is not None:
         lines.append(f"  {view.reason.message}; goes on if {view.reason.would_start_if}")
     if not view.experiment.outcome or not is_search(view):
-        lines += [f"  {line}" for line in trial_table(view).splitlines()]
+        lines += table_lines(trial_columns(view), trial_rows(view), indent=2)
     settings = describe_config(view.experiment.config_json).splitlines()
     return [*lines, "configuration, without what is at its default:", *(f"  {line}" for line in settings)]
+
+
+def _progress(progress: ExperimentProgress | None) -> str:
+    """Returns the trials of a search that have ended, else the batches that are done; a dash while nothing is known."""
+    if progress is None:
+        return "-"
+    if progress.num_trials_planned > 1:
+        return f"{progress.num_trials_ended}/{progress.num_trials_planned} trials"
+    if progress.batches_total:
+        return f"{progress.batches_completed}/{progress.batches_total} batches"
+    return f"{progress.batches_completed} batches" if progress.batches_completed else "-"
 
 
 def _duration(experiment: Experiment) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gangline.cli.output.table import Column
 from gangline.cli.output.text import format_age, format_bytes
-from gangline.cli.shared import Json, connect, new_group, show, show_table
+from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
 from gangline.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -16,10 +17,20 @@ if TYPE_CHECKING:
 
 app = new_group("See what tuning of tensor fusion has found, and have it tuned anew.")
 
+_COLUMNS = (
+    Column("KEY"),
+    Column("FOR", 7, least=16),
+    Column("BUCKETS", 8, least=12),
+    Column("GAIN", 9),
+    Column("STEPS", 2),
+    Column("TRIAL", 4),
+    Column("AGE", 3),
+)
+
 
 @app.command("list")
 @app.command("ls", hidden=True)
-def list_fusion(is_json: Json = False) -> None:
+def list_fusion(is_json: Json = False, is_wide: Wide = False) -> None:
     """List the remembered results, newest first."""
     with connect() as client:
         records = client.list_fusion()
@@ -36,8 +47,8 @@ def list_fusion(is_json: Json = False) -> None:
         )
         for record in records
     ]
-    headings = ("KEY", "FOR", "BUCKETS", "GAIN", "STEPS", "TRIAL", "AGE")
-    show_table(records, is_json, headings, rows, "nothing is remembered yet; set optimizations.auto_tune_tensor_fusion")
+    empty = "nothing is remembered yet; set optimizations.auto_tune_tensor_fusion"
+    show_table(records, _COLUMNS, rows, empty, is_json=is_json, is_wide=is_wide)
 
 
 @app.command()

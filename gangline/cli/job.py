@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gangline.cli.experiment_set import WhenFree, show_resources
-from gangline.cli.shared import ExperimentId, Json, connect, new_group, show, show_table
+from gangline.cli.shared import ExperimentId, Json, Wide, connect, format_instant, new_group, show, show_table
 from gangline.errors import invalid
 
 app = new_group("See and change the queues, and ask why something waits.")
@@ -19,14 +19,16 @@ app = new_group("See and change the queues, and ask why something waits.")
 def list_jobs(
     pool: Annotated[str, typer.Option(help="Only the queue of this pool.")] = "",
     is_json: Json = False,
+    is_wide: Wide = False,
 ) -> None:
     """List running trials and the queue of each pool, in queue order."""
-    from gangline.cli.output.job_summary import HEADINGS, in_queue_order, job_row  # noqa: PLC0415 - loads records
+    from gangline.cli.output.job_summary import COLUMNS, in_queue_order, job_row  # noqa: PLC0415 - loads records
 
     with connect() as client:
         tasks = in_queue_order([task for task in client.list_tasks() if pool in ("", task.pool)])
     now = time.time()
-    show_table(tasks, is_json, HEADINGS, [job_row(task, now) for task in tasks], "nothing runs and nothing waits")
+    rows = [job_row(task, now) for task in tasks]
+    show_table(tasks, COLUMNS, rows, "nothing runs and nothing waits", is_json=is_json, is_wide=is_wide)
 
 
 @app.command()
@@ -39,7 +41,7 @@ def explain(
 
     with connect() as client:
         explanation = client.explain(job_id)
-    show(explanation, is_json, lambda: explanation_lines(explanation, time.time(), _instant))
+    show(explanation, is_json, lambda: explanation_lines(explanation, time.time(), format_instant))
 
 
 @app.command()
@@ -77,12 +79,3 @@ def update(
                 experiment_id, priority=priority, weight=weight, max_slots=max_slots, when_free=when_free
             )
     show_resources(changed, is_json)
-
-
-def _instant(at: float) -> str:
-    """Returns the local time of day, with the date when it is another day."""
-    try:
-        local, today = time.localtime(at), time.localtime()
-    except (ValueError, OverflowError, OSError):
-        return "at an unknown time"
-    return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%Y-%m-%d %H:%M", local)

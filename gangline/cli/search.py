@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gangline.cli.output.table import Column
+from gangline.cli.output.terminal import table_lines
 from gangline.cli.shared import Json, Seed, connect, read_text, show
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def preview_search(
 
 def _lines(preview: SearchPreview, config: Path) -> list[str]:
     from gangline.cli.output.summary import differing, flatten, format_values  # noqa: PLC0415 - loads records
-    from gangline.cli.output.text import count, format_table  # noqa: PLC0415 - with the above
+    from gangline.cli.output.text import count  # noqa: PLC0415 - with the above
 
     is_limited = 0 < preview.max_concurrent_trials < preview.num_trials
     at_once = f", at most {preview.max_concurrent_trials} at a time" if is_limited else ""
@@ -41,7 +43,7 @@ def _lines(preview: SearchPreview, config: Path) -> list[str]:
         for number, point in enumerate(points, 1)
     ]
     if rows:
-        lines += format_table(("TRIAL", "HYPERPARAMETERS"), rows).split("\n")
+        lines += table_lines((Column("TRIAL"), Column("HYPERPARAMETERS", 1, least=16)), rows)
     if len(rows) < preview.num_trials:
         lines.append(f"and {preview.num_trials - len(rows)} more; --limit shows them")
     return [*lines, f"to create them: gangline experiment create --seed {preview.seed} {config}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gangline.cli.output.terminal import complain, say, say_json
-from gangline.cli.output.text import format_table
+from gangline.cli.output.terminal import complain, say, say_json, say_table
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
+    from gangline.cli.output.table import Column
     from gangline.client import Client
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Wide = Annotated[bool, typer.Option("--wide", help="Show every column whole on a terminal, even where lines wrap.")]
 ExperimentId = Annotated[int, typer.Argument(metavar="ID", help="The number of the experiment.", min=1)]
 ExperimentIds = Annotated[list[int], typer.Argument(metavar="ID...", help="The numbers of the experiments.", min=1)]
 Seed = Annotated[
@@ -55,9 +57,29 @@ def show(records: Any, is_json: bool, lines: Callable[[], Iterable[str]], *, flu
         say(lines(), flush=flush)
 
 
-def show_table(records: Any, is_json: bool, headings: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
+def show_table(
+    records: Any,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Any]],
+    empty: str,
+    *,
+    is_json: bool,
+    is_wide: bool,
+) -> None:
     """Prints a table. empty: the text for no rows, in place of headings alone."""
-    show(records, is_json, lambda: format_table(headings, rows).split("\n") if rows else [empty])
+    if is_json or not rows:
+        show(records, is_json, lambda: [empty])
+    else:
+        say_table(columns, rows, is_wide=is_wide)
+
+
+def format_instant(at: float) -> str:
+    """Returns the local time of day of Unix seconds, with the date when it is another day."""
+    try:
+        local, today = time.localtime(at), time.localtime()
+    except (ValueError, OverflowError, OSError):
+        return "at an unknown time"
+    return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%Y-%m-%d %H:%M", local)
 
 
 def read_text(config: Path) -> str:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from gangline.cli.output.table import Column
 from gangline.cli.output.text import format_age
-from gangline.cli.shared import Json, connect, new_group, show_table
+from gangline.cli.shared import Json, Wide, connect, new_group, show_table
 
 if TYPE_CHECKING:
     from gangline.client import Task
 
 app = new_group("See what runs and what waits.")
 
+_COLUMNS = (
+    Column("TRIAL"),
+    Column("EXPERIMENT", 6, least=10),
+    Column("STATE", 9, is_state=True),
+    Column("SLOTS", 4),
+    Column("SINCE", 3),
+    Column("WHERE OR WHY NOT", 8, least=16),
+)
+
 
 @app.command("list")
 @app.command("ls", hidden=True)
-def list_tasks(is_json: Json = False) -> None:
+def list_tasks(is_json: Json = False, is_wide: Wide = False) -> None:
     """List trials that hold slots or wait for them."""
     with connect() as client:
         tasks = client.list_tasks()
@@ -32,8 +42,7 @@ def list_tasks(is_json: Json = False) -> None:
         )
         for task in tasks
     ]
-    headings = ("TRIAL", "EXPERIMENT", "STATE", "SLOTS", "SINCE", "WHERE OR WHY NOT")
-    show_table(tasks, is_json, headings, rows, "nothing runs and nothing waits")
+    show_table(tasks, _COLUMNS, rows, "nothing runs and nothing waits", is_json=is_json, is_wide=is_wide)
 
 
 def _since(task: Task) -> float:

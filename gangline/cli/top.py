@@ -54,13 +54,13 @@ def _look(client: Client) -> Glance:
 
 
 def _plain_lines(glance: Glance, screen: Screen) -> list[str]:
-    from gangline.cli.output.text import format_table  # noqa: PLC0415 - together with the screen
-    from gangline.cli.output.top import HEADINGS, rows_of, selected, summary_lines  # noqa: PLC0415
+    from gangline.cli.output.table import lay_out, line_of  # noqa: PLC0415 - together with the screen
+    from gangline.cli.output.top import COLUMNS, rows_of, selected, summary_lines  # noqa: PLC0415
 
     tasks = selected(glance.tasks, screen)
     if not tasks:
         return [*summary_lines(glance), "nothing runs and nothing waits"]
-    return [*summary_lines(glance), *format_table(HEADINGS, rows_of(tasks, glance.at)).split("\n")]
+    return [*summary_lines(glance), *map(line_of, lay_out(COLUMNS, rows_of(tasks, glance.at), None))]
 
 
 class _Refresh:

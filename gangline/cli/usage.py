@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
-from gangline.cli.shared import Json, connect, show_table
+from gangline.cli.output.table import Column
+from gangline.cli.shared import Json, Wide, connect, show_table
+
+_COLUMNS = (Column("GPU SLOT-HOURS", 3), Column("CPU SLOT-HOURS", 2), Column("ALLOCATIONS", 1))
 
 
 class By(StrEnum):
@@ -22,6 +25,7 @@ def usage(
     until: Annotated[str, typer.Option(metavar="WHEN", help="The same; default: now.")] = "",
     by: Annotated[By, typer.Option(help="What to add up.")] = By.OWNER,
     is_json: Json = False,
+    is_wide: Wide = False,
 ) -> None:
     """Show the slot-hours that were used in a period: of slots held, from their placement until they were free again.
 
@@ -39,8 +43,8 @@ def usage(
         (entry.key, _hours(entry.gpu_slot_seconds), _hours(entry.cpu_slot_seconds), entry.num_allocations)
         for entry in report.entries
     ]
-    headings = (by.name, "GPU SLOT-HOURS", "CPU SLOT-HOURS", "ALLOCATIONS")
-    show_table(report, is_json, headings, rows, "no slots were held in this period")
+    columns = (Column(by.name), *_COLUMNS)
+    show_table(report, columns, rows, "no slots were held in this period", is_json=is_json, is_wide=is_wide)
 
 
 def _hours(slot_seconds: float) -> str:

@@ -13,7 +13,7 @@ from gangline.domain.history import StoredMetrics as MetricsEntry
 from gangline.domain.resource import EtcdHealth
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder
-from gangline.domain.view import AgentView, ClusterView, ExperimentView, TrialView
+from gangline.domain.view import AgentView, ClusterView, ExperimentProgress, ExperimentView, TrialView
 
 __all__ = [
     "AgentView",
@@ -23,6 +23,7 @@ __all__ = [
     "CodeArchive",
     "Created",
     "EtcdHealth",
+    "ExperimentProgress",
     "ExperimentView",
     "Explanation",
     "LogEntry",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from gangline.config import check_resource_change
 from gangline.domain.experiment import QueueMove, ResourceChange
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
@@ -29,6 +28,8 @@ def of_state(experiment_id: int, action: ExperimentAction, request_id: str | Non
 
 def of_resources(experiment_id: int, change: ResourceChange, request_id: str | None) -> pb.UpdateExperimentRequest:
     """Builds a change of resources. Raises GanglineError `resources.*`."""
+    from gangline.config import check_resource_change  # noqa: PLC0415 - loads pydantic, which readers do not need
+
     check_resource_change(change)
     request = _update(experiment_id, request_id)
     request.resources.CopyFrom(to_proto(change))

@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from pathspec import GitIgnoreSpec
+from typing import TYPE_CHECKING
 
 from gangline.client.progress import OnProgress, ignore_progress
 from gangline.domain.limits import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PATH_BYTES, MB
 from gangline.errors import GanglineError, invalid
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 # Links may multiply folders without a single file in them, so folders have a limit of their own.
 MAX_FOLDERS = MAX_FILES
@@ -109,6 +111,8 @@ def _load_ignored(folder: Path) -> GitIgnoreSpec:
         path = folder / name
         if path.is_file():
             lines += path.read_text("utf-8").splitlines()
+    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - only a submit needs it, and it takes long to load
+
     return GitIgnoreSpec.from_lines(lines)
 
 

@@ -36,7 +36,7 @@ from gangline.domain.state import Availability, ExperimentAction, LogLevel, Stat
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
 from gangline.domain.usage import UsageReport
-from gangline.domain.view import AgentView, ClusterView, ExperimentView
+from gangline.domain.view import AgentView, ClusterView, ExperimentProgress, ExperimentView
 from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.protocol.rpc import CHUNK_BYTES, is_unknown_method
 from gangline.protocol.wire import enum_number, from_proto, to_proto
@@ -143,6 +143,15 @@ class Client:
         request = pb.ListExperimentsRequest(limit=limit, before_id=before_id, archived=archived)
         answer = self._connection.call(self._stub.ListExperiments, request)
         return [from_proto(Experiment, message) for message in answer.experiments]
+
+    def list_progress(
+        self, limit: int = 50, before_id: int = 0, *, archived: bool | None = False
+    ) -> list[tuple[Experiment, ExperimentProgress | None]]:
+        """Returns the same as `list_experiments`, each experiment with its progress; None from an older gateway."""
+        request = pb.ListExperimentsRequest(limit=limit, before_id=before_id, archived=archived)
+        answer = self._connection.call(self._stub.ListExperiments, request)
+        by_id = {message.experiment_id: from_proto(ExperimentProgress, message) for message in answer.progress}
+        return [(from_proto(Experiment, message), by_id.get(message.id)) for message in answer.experiments]
 
     def get_experiment(self, experiment_id: int) -> ExperimentView:
         answer = self._connection.call(self._stub.GetExperiment, pb.GetExperimentRequest(experiment_id=experiment_id))
@@ -262,8 +271,10 @@ class Client:
         return from_proto(TraceOrder, self._connection.call(self._stub.ProfileTrial, request).order)
 
     def preview_search(self, config_text: str, limit: int = 20, seed: int | None = None) -> SearchPreview:
-        """Returns the trials that this configuration would make. limit: the most hyperparameter sets to return. seed: as
-        for `create_experiment`. The seed of the answer, given to `create_experiment`, makes these very trials."""
+        """Returns the trials that this configuration would make. limit: the most hyperparameter sets to return.
+
+        seed: as for `create_experiment`. The seed of the answer, given to `create_experiment`, makes these very trials.
+        """
         config, _ = parse_with_seed(config_text, seed)
         request = pb.GatewayServicePreviewSearchRequest(config_json=config.model_dump_json(), limit=limit)
         return from_proto(SearchPreview, self._connection.call(self._stub.PreviewSearch, request).preview)

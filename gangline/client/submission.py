@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gangline.client.packing import CodeArchive, pack_code
 from gangline.client.progress import OnProgress, ignore_progress
-from gangline.config import ExperimentConfig, check_code, parse_config, parse_entrypoint
 from gangline.errors import invalid
+
+if TYPE_CHECKING:
+    from gangline.config import ExperimentConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,13 @@ class Submission:
 
 
 def parse_with_seed(config_text: str, seed: int | None) -> tuple[ExperimentConfig, list[str]]:
-    """Checks a configuration, and returns it with its warnings. seed: the experiment's, where the configuration leaves it
-    open; None leaves it open here too.
+    """Checks a configuration, and returns it with its warnings.
 
-    Raises GanglineError `config.*`; `config.seed` where the configuration has another seed.
+    seed: the experiment's, where the configuration leaves it open; None leaves it open here too. Raises GanglineError
+    `config.*`; `config.seed` where the configuration has another seed.
     """
+    from gangline.config import parse_config  # noqa: PLC0415 - loads pydantic, which readers do not need
+
     config, warnings = parse_config(config_text)
     own = config.reproducibility.experiment_seed
     if seed is None or own == seed:
@@ -58,6 +63,8 @@ def prepare_submission(
 
     Raises GanglineError `config.*`, `code.*`.
     """
+    from gangline.config import check_code, parse_entrypoint  # noqa: PLC0415 - loads pydantic
+
     config, warnings = parse_with_seed(config_text, seed)
     archive = pack_code(code, on_progress)
     check_code(code, parse_entrypoint(config.entrypoint))

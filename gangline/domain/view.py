@@ -46,6 +46,18 @@ class ExperimentView:
 
 
 @dataclass(frozen=True, slots=True)
+class ExperimentProgress:
+    """States how far an experiment is. num_trials_planned: 0 when unknown. batches_completed: of all trials that were
+    made. batches_total: 0 while a trial does not know its length."""
+
+    experiment_id: int
+    num_trials_ended: int = 0
+    num_trials_planned: int = 0
+    batches_completed: int = 0
+    batches_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AgentView:
     """Joins an agent with its allocations. allocation_id_by_slot_id: free slots are absent."""
 

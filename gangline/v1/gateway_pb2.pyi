@@ -132,16 +132,54 @@ class ListExperimentsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EXPERIMENTS_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
     @property
     def experiments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.Experiment]: ...
+    @property
+    def progress(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ExperimentProgress]:
+        """One for each experiment, in the same order. Empty from gateways of older versions."""
+
     def __init__(
         self,
         *,
         experiments: collections.abc.Iterable[gangline.v1.types_pb2.Experiment] | None = ...,
+        progress: collections.abc.Iterable[Global___ExperimentProgress] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experiments", b"experiments"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiments", b"experiments", "progress", b"progress"]) -> None: ...
 
 Global___ListExperimentsResponse: typing_extensions.TypeAlias = ListExperimentsResponse
+
+@typing.final
+class ExperimentProgress(google.protobuf.message.Message):
+    """How far an experiment is, as its records in etcd have it. A running trial's batches are half a minute old at most."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    NUM_TRIALS_ENDED_FIELD_NUMBER: builtins.int
+    NUM_TRIALS_PLANNED_FIELD_NUMBER: builtins.int
+    BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
+    BATCHES_TOTAL_FIELD_NUMBER: builtins.int
+    experiment_id: builtins.int
+    num_trials_ended: builtins.int
+    num_trials_planned: builtins.int
+    """0 when unknown."""
+    batches_completed: builtins.int
+    """Of all trials that were made."""
+    batches_total: builtins.int
+    """0 while a trial does not know its length."""
+    def __init__(
+        self,
+        *,
+        experiment_id: builtins.int = ...,
+        num_trials_ended: builtins.int = ...,
+        num_trials_planned: builtins.int = ...,
+        batches_completed: builtins.int = ...,
+        batches_total: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "batches_total", b"batches_total", "experiment_id", b"experiment_id", "num_trials_ended", b"num_trials_ended", "num_trials_planned", b"num_trials_planned"]) -> None: ...
+
+Global___ExperimentProgress: typing_extensions.TypeAlias = ExperimentProgress
 
 @typing.final
 class GetExperimentRequest(google.protobuf.message.Message):

@@ -71,6 +71,9 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.deleted_ids: list[int] = []
         self.usage_requests: list[pb.GetUsageRequest] = []
         self.usage = pb.UsageReport(by=types_pb2.USAGE_GROUP_OWNER)
+        # Set once all views of an experiment that has not ended were sent.
+        self.is_watched = threading.Event()
+        self.progress: dict[int, pb.ExperimentProgress] = {}
         self.views: dict[int, list[pb.ExperimentView]] = {}
         self.logs: list[pb.StoredLog] = []
         self.log_requests: list[pb.StreamLogsRequest] = []
@@ -146,7 +149,9 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
                 matches = [e for e in newest if e.request_id == request.request_id]
             if request.HasField("archived"):
                 matches = [e for e in matches if e.archived == request.archived]
-            return pb.ListExperimentsResponse(experiments=matches[: request.limit or 50])
+            listed = matches[: request.limit or 50]
+            progress = [self.progress[experiment.id] for experiment in listed if experiment.id in self.progress]
+            return pb.ListExperimentsResponse(experiments=listed, progress=progress)
 
         return self._answer("ListExperiments", context, handle)
 
@@ -396,10 +401,10 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             total = 0
             yield pb.DownloadCheckpointResponse(chunk=content[half:])
 
-    @staticmethod
-    def _watch(views: list[pb.ExperimentView], context: Any) -> Iterator[pb.WatchExperimentResponse]:
+    def _watch(self, views: list[pb.ExperimentView], context: Any) -> Iterator[pb.WatchExperimentResponse]:
         yield from (pb.WatchExperimentResponse(view=view) for view in views)
         if views[-1].experiment.state != types_pb2.STATE_TERMINAL:
+            self.is_watched.set()
             # As with the real one, nothing more happens, and the client goes when its patience is over.
             has_gone = threading.Event()
             assert not context.add_callback(has_gone.set) or has_gone.wait(60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, types_pb2
 
@@ -66,6 +68,37 @@ def make_lifecycle() -> list[pb.ExperimentView]:
         pb.ExperimentView(experiment=make_experiment(), trials=[running]),
         pb.ExperimentView(experiment=make_experiment("TERMINAL", "COMPLETED", ended_at=1012.5), trials=[ended]),
     ]
+
+
+def make_search(num_trials: int, now: float = 2000.0) -> pb.ExperimentView:
+    """A random search of as many trials, which has run for five minutes: 12 have completed, one has failed, four run
+    at a third of their length with a pace of 1 s a batch, and the others wait."""
+    config = {"searcher": {"name": "random", "metric": "accuracy", "smaller_is_better": False}}
+    trials = []
+    for number in range(1, num_trials + 1):
+        state, outcome = ("RUNNING", "") if number <= 17 else ("QUEUED", "")
+        if number <= 13:
+            state, outcome = "TERMINAL", "COMPLETED" if number <= 12 else "FAILED"
+        net = {"depth": number, "name": f"a long value {number}"}
+        point = {"learning_rate": number / 1000, "net": net, "batch": 64}
+        trial = make_trial(
+            state, outcome, id=f"1.{number}", number=number, hyperparameters_json=json.dumps(point),
+            seconds_per_batch=1.0 if state != "QUEUED" else 0.0,
+            batches_completed={"COMPLETED": 300, "FAILED": 10}.get(outcome, 0),
+        )  # fmt: skip
+        if outcome == "COMPLETED":
+            trial.best_validation = 0.5 + number / 100
+        view = pb.TrialView(trial=trial)
+        if state == "RUNNING":
+            view.progress.CopyFrom(ingest_pb2.ProgressPoint(batches_completed=100, batches_total=300))
+        elif state == "QUEUED":
+            view.reason.code = types_pb2.REASON_CODE_NO_CAPACITY
+            view.reason.message = f"needs 4 slots; the largest set of idle agents has {number} of the slots that fit it"
+            view.reason.would_start_if = "one of the running trials of the same experiment ended before"
+        trials.append(view)
+    experiment = make_experiment(config_json=json.dumps(config), created_at=now - 300)
+    search = types_pb2.Search(experiment_id=1, num_wanted=num_trials, num_planned=num_trials)
+    return pb.ExperimentView(experiment=experiment, trials=trials, search=search)
 
 
 def make_log(number: int, text: str, rank: int | None = 0, level: str = "INFO") -> pb.StoredLog:

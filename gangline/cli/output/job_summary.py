@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gangline.cli.output.text import count, format_age, format_duration
+from gangline.cli.output.table import Column
+from gangline.cli.output.text import count, format_age, format_until
 from gangline.domain.explanation import Explanation, TaskExplanation, place_of
 from gangline.domain.state import State
 from gangline.domain.task import Task
 
-HEADINGS = (
-    "PLACE", "TRIAL", "EXPERIMENT", "POOL", "PRIORITY", "SLOTS", "STATE", "SUBMITTED", "STARTS", "WHERE OR WHY NOT",
-)  # fmt: skip
+COLUMNS = (
+    Column("PLACE", 5),
+    Column("TRIAL"),
+    Column("EXPERIMENT", 7, least=10),
+    Column("POOL", 3, least=7),
+    Column("PRIORITY", 2),
+    Column("SLOTS", 4),
+    Column("STATE", 9, is_state=True),
+    Column("SUBMITTED", 1),
+    Column("STARTS", 6),
+    Column("WHERE OR WHY NOT", 8, least=16),
+)
 _MOST_TASKS = 20
 _ON_CALL = "on call: it has passed others, and checkpoints and stops once that starts one that comes before it"
 
@@ -30,8 +40,8 @@ def job_row(task: Task, now: float) -> tuple[object, ...]:
         "-" if task.priority is None else task.priority,
         task.size_text,
         task.trial.state,
-        f"{format_age(task.submitted_at, now)} ago" if task.submitted_at else "-",
-        _in(task.reason.eta_at, now) if task.reason is not None and task.reason.eta_at is not None else "-",
+        format_age(task.submitted_at, now),
+        format_until(task.reason.eta_at, now) if task.reason is not None and task.reason.eta_at is not None else "-",
         _where_or_why(task),
     )
 
@@ -74,7 +84,7 @@ def _task_lines(explained: TaskExplanation, now: float, tell_instant: Callable[[
     if task.reason.would_start_if:
         lines.append(f"  starts if: {task.reason.would_start_if}")
     at = task.reason.eta_at
-    when = "nobody can tell when" if at is None else f"{tell_instant(at)} ({_in(at, now)})"
+    when = "nobody can tell when" if at is None else f"{tell_instant(at)} ({format_until(at, now)})"
     return [*lines, f"  starts: {when}"]
 
 
@@ -89,8 +99,3 @@ def _where_or_why(task: Task) -> str:
     if task.reason is None:
         return "about to start, or no scheduler leads" if task.trial.state is State.QUEUED else "-"
     return str(task.reason.code)
-
-
-def _in(at: float, now: float) -> str:
-    """Returns "in 4 min"; for an estimate that has passed "any moment"."""
-    return f"in {format_duration(at - now)}" if at > now else "any moment"

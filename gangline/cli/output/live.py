@@ -1,6 +1,6 @@
 """Follows an experiment on the terminal: a panel that redraws itself, or plain lines where there is no terminal.
 
-gangline.cli.output.summary makes the text of each view; this module owns only how and how often it is drawn.
+gangline.cli.output.summary and search_summary make the texts; this module owns only how and how often they are drawn.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from gangline.cli.output.color import color_of
+from gangline.cli.output.search_summary import best_line, counts, ended_line, search_ratio, shown_indexes
 from gangline.cli.output.summary import (
     batches_of,
-    best_trial,
     current_trial,
-    headings,
     is_search,
     place_of,
     progress_ratio,
     restart_line,
-    search_line,
     status_line,
     status_word,
     training_figures,
+    trial_columns,
     trial_rows,
     waiting_for,
 )
-from gangline.cli.output.terminal import is_terminal, raw_output, say
+from gangline.cli.output.table import GAP, Cell, lay_out, shorten
+from gangline.cli.output.terminal import can_draw, mention, raw_output, say
 from gangline.cli.output.text import format_duration, format_metrics
 from gangline.cli.output.top import Line
 from gangline.domain.state import State
@@ -42,10 +43,11 @@ from gangline.printable import to_line, to_printable
 
 # Least interval between two plain lines that show only progress. A change of state is always written.
 _LINE_SECONDS = 2.0
-# Rows that fit on a usual terminal for one experiment.
+# A table of more rows than this is no overview, on however large a terminal.
 _MOST_ROWS = 16
 _MOST_REASONS = 3
-_COLOR_BY_STATE = {State.QUEUED: "yellow", State.STARTING: "cyan", State.RUNNING: "green", State.STOPPING: "magenta"}
+_LEAST_NAME_WIDTH = 12
+_BAR_WIDTH = 30
 
 
 class CleanConsole(Console):
@@ -59,11 +61,19 @@ class CleanConsole(Console):
             yield segment if segment.control else Segment(to_printable(segment.text), segment.style)
 
 
-def follow(views: Iterable[ExperimentView]) -> ExperimentView | None:
-    """Shows each view as it arrives. Returns the last one, None when there was none."""
-    if is_terminal():
+def follow(views: Iterable[ExperimentView], *, on_stderr: bool = False) -> ExperimentView | None:
+    """Shows each view as it arrives. Returns the last one, None when there was none. on_stderr: plain lines go to
+    standard error, because standard output is for the result."""
+    if can_draw():
         return _follow_panel(views)
-    return _follow_lines(views, lambda line: say([line], flush=True), time.monotonic)
+
+    def write(line: str) -> None:
+        if on_stderr:
+            mention(line)
+        else:
+            say([line], flush=True)
+
+    return _follow_lines(views, write, time.monotonic)
 
 
 class Canvas:
@@ -92,15 +102,15 @@ def full_screen() -> Iterator[Canvas]:
 
 
 def _styled(line: Line) -> Text:
-    style = "bold" if line.is_strong else _COLOR_BY_STATE.get(line.state, "") if line.state is not None else ""
+    style = "bold" if line.is_strong else color_of(line.state) if line.state is not None else ""
     return Text(line.text, style=style, no_wrap=True, overflow="crop")
 
 
 def _follow_panel(views: Iterable[ExperimentView]) -> ExperimentView | None:
     last: ExperimentView | None = None
-    with Live(console=CleanConsole(), refresh_per_second=8, transient=True) as live:
+    with Live(console=(console := CleanConsole()), refresh_per_second=8, transient=True) as live:
         for last in views:
-            live.update(_panel(last, time.time()))
+            live.update(_panel(last, time.time(), console.width, console.height))
     return last
 
 
@@ -126,45 +136,76 @@ def _states(view: ExperimentView) -> tuple[str, ...]:
     return (str(view.experiment.state), *(str(trial.trial.state) for trial in shown))
 
 
-def _text(line: str, style: str = "") -> Text:
-    """Returns one line; a newline in it is shown as an escape, so it draws no further line."""
+def _text(line: str, style: str = "", *, is_cut: bool = False) -> Text:
+    """Returns one line; a newline in it is shown as an escape, so it draws no further line. is_cut: a line that is
+    wider than the terminal is cut, and does not wrap."""
+    if is_cut:
+        return Text(to_line(line), style=style, no_wrap=True, overflow="ellipsis")
     return Text(to_line(line), style=style)
 
 
-def _panel(view: ExperimentView, now: float) -> Group:
-    experiment, trial = view.experiment, current_trial(view)
-    title = _text(f"experiment {experiment.id} {experiment.name}  ", style="bold")
-    title.append(status_word(experiment), style=_COLOR_BY_STATE.get(experiment.state, "default"))
-    title.append(f"  {format_duration(now - experiment.created_at)}", style="dim")
+def _panel(view: ExperimentView, now: float, width: int = 80, height: int = 24) -> Group:
+    """Returns at most as many lines as the terminal has. width, height: of the terminal, in cells."""
+    title, trial = _title(view, now, width), current_trial(view)
     if is_search(view):
-        return Group(title, *_search_details(view))
+        return Group(title, *_search_details(view, width, height))
     if trial is None:
         return Group(title)
     return Group(title, *_details(trial))
 
 
-def _search_details(view: ExperimentView) -> list[Text | Table]:
-    """Returns a line for all, then the trials that go on, the best one and the newest of those that have ended."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in headings(view):
-        table.add_column(_text(heading))
-    for row, trial in _shown(view):
-        table.add_row(*map(_text, row), style=_COLOR_BY_STATE.get(trial.trial.state, "dim"))
-    details: list[Text | Table] = [_text(f"  {search_line(view)}"), table]
-    reasons = dict.fromkeys(reason for trial in view.trials if (reason := waiting_for(trial)))
+def _title(view: ExperimentView, now: float, width: int) -> Text:
+    """Returns a line with number, name, state and age. A long name is cut, so that the state stays in the line."""
+    experiment = view.experiment
+    number, word = f"experiment {experiment.id} ", status_word(experiment)
+    age = format_duration(now - experiment.created_at)
+    room = width - len(number) - len(GAP) * 2 - len(word) - len(age)
+    name = shorten(to_line(experiment.name), max(room, _LEAST_NAME_WIDTH))
+    title = _text(f"{number}{name}{GAP}", "bold", is_cut=True)
+    title.append(word, style=color_of(word))
+    title.append(f"{GAP}{age}", style="dim")
+    return title
+
+
+def _search_details(view: ExperimentView, width: int, height: int) -> list[Text | Table]:
+    """Returns the bar, the counts by state, the best trial, a table of trials, and why trials wait."""
+    waits = dict.fromkeys(reason for trial in view.trials if (reason := waiting_for(trial)))
     if view.reason is not None:
-        reasons = {f"{view.reason.message}; goes on if {view.reason.would_start_if}": None, **reasons}
-    return [*details, *(_text(f"  waits: {reason}", style="yellow") for reason in [*reasons][:_MOST_REASONS])]
+        waits = {f"{view.reason.message}; goes on if {view.reason.would_start_if}": None, **waits}
+    reasons = [_text(f"  waits: {reason}", "yellow", is_cut=True) for reason in [*waits][:_MOST_REASONS]]
+    best = [_text(f"  {line}", "bold", is_cut=True) for line in [best_line(view)] if line]
+    # The other lines are the title, the bar, the counts and the headings. The cursor is in the line below the last one.
+    num_rows = min(_MOST_ROWS, height - 5 - len(best) - len(reasons))
+    return [_search_bar(view, width), _counts(view), *best, *_trial_lines(view, width, num_rows), *reasons]
 
 
-def _shown(view: ExperimentView) -> list[tuple[tuple[str, ...], TrialView]]:
-    rows = list(zip(trial_rows(view), view.trials, strict=True))
-    best = best_trial(view)
-    going_on = [row for row in rows if row[1].trial.state is not State.TERMINAL]
-    ended = [row for row in rows if row[1].trial.state is State.TERMINAL and row[1] is not best]
-    first = [row for row in rows if row[1] is best and row[1].trial.state is State.TERMINAL]
-    shown = [*first, *going_on, *reversed(ended)][:_MOST_ROWS]
-    return sorted(shown, key=lambda row: row[1].trial.number)
+def _search_bar(view: ExperimentView, width: int) -> Table:
+    row, line = Table.grid(padding=(0, 1)), ended_line(view)
+    bar_width = max(5, min(_BAR_WIDTH, width - len(line) - 6))
+    row.add_row(" ", ProgressBar(total=1.0, completed=search_ratio(view), width=bar_width), _text(line, is_cut=True))
+    return row
+
+
+def _counts(view: ExperimentView) -> Text:
+    line = _text(" ", is_cut=True)
+    for number, (num_trials, word) in enumerate(counts(view)):
+        line.append(", " if number else " ")
+        line.append(f"{num_trials} {word}", style=color_of(word))
+    return line
+
+
+def _trial_lines(view: ExperimentView, width: int, num_rows: int) -> list[Text]:
+    rows = trial_rows(view)
+    headings, *lines = lay_out(trial_columns(view), [rows[index] for index in shown_indexes(view, num_rows)], width)
+    return [_row(headings, "dim"), *(_row(cells) for cells in lines)]
+
+
+def _row(cells: list[Cell], style: str = "") -> Text:
+    line = _text("", style, is_cut=True)
+    for number, cell in enumerate(cells):
+        line.append(GAP * bool(number) + cell.text, style=color_of(cell.state) if cell.state else None)
+    line.rstrip()
+    return line
 
 
 def _details(trial: TrialView) -> list[Text | Table]:

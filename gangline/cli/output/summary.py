@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gangline.cli.output.text import count, format_duration, format_metrics, format_table
+from gangline.cli.output.table import Column, lay_out, line_of
+from gangline.cli.output.text import count, format_duration, format_metrics
 from gangline.domain import explanation
 from gangline.domain.allocation import ExitReport, shrunk_reason
 from gangline.domain.experiment import Experiment, Trial
@@ -40,9 +41,15 @@ def best_trial(view: ExperimentView) -> TrialView | None:
     return best(validated, key=lambda trial: trial.trial.best_validation or 0.0, default=None)
 
 
-def headings(view: ExperimentView) -> tuple[str, ...]:
+def trial_columns(view: ExperimentView) -> tuple[Column, ...]:
     metric, _ = searched_metric(view.experiment)
-    return ("TRIAL", "STATE", "HYPERPARAMETERS", "BATCHES", f"BEST {metric}".rstrip())
+    return (
+        Column("TRIAL"),
+        Column("STATE", 9, is_state=True),
+        Column("HYPERPARAMETERS", 6, least=16),
+        Column("BATCHES", 7),
+        Column(f"BEST {metric}".rstrip(), 8, least=10),
+    )
 
 
 def trial_rows(view: ExperimentView) -> list[tuple[str, ...]]:
@@ -63,7 +70,7 @@ def trial_rows(view: ExperimentView) -> list[tuple[str, ...]]:
 
 
 def trial_table(view: ExperimentView) -> str:
-    return format_table(headings(view), trial_rows(view))
+    return "\n".join(map(line_of, lay_out(trial_columns(view), trial_rows(view), None)))
 
 
 def search_line(view: ExperimentView) -> str:

@@ -9,11 +9,15 @@ needs no such care, because it is ASCII.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from gangline.cli.output.color import painted
+from gangline.cli.output.table import ELLIPSIS, GAP, Cell, Column, lay_out, line_of
 from gangline.cli.output.text import to_json
 from gangline.printable import to_line, to_printable
 
@@ -55,6 +59,25 @@ def say(lines: Iterable[str], *, flush: bool = False) -> None:
         sys.stdout.flush()
 
 
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Any]], *, indent: int = 0) -> list[str]:
+    """Returns a table that is part of a text, without colours: as wide as the terminal, whole where there is none."""
+    width = terminal_width()
+    lines = lay_out(columns, rows, None if width is None else width - indent, _ellipsis())
+    return [" " * indent + line_of(cells) for cells in lines]
+
+
+def say_table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], *, is_wide: bool = False) -> None:
+    """Prints a table, as wide as the terminal at most. is_wide: whole, even if its lines wrap. It is whole as well
+    where the output is no terminal, because another program may read it."""
+    lines = lay_out(columns, rows, None if is_wide else terminal_width(), _ellipsis())
+    if not has_color():
+        say(map(line_of, lines))
+        return
+    for cells in lines:
+        # The cells hold no control characters, so only the sequences of the colours reach the terminal unchanged.
+        raw_output().write(GAP.join(_painted(cell) for cell in cells).rstrip() + "\n")
+
+
 def say_log(source: str, text: str, *, flush: bool = False) -> None:
     """Prints each line of the text with its source in front, so that no line can pass for another source's. Tabs
     stay."""
@@ -90,6 +113,21 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def terminal_width() -> int | None:
+    """Returns the columns of the terminal, or COLUMNS where it is set; None where the output is no terminal."""
+    return shutil.get_terminal_size().columns if is_terminal() else None
+
+
+def has_color() -> bool:
+    """Returns whether colours may be used: on a terminal that has them, unless NO_COLOR is set (no-color.org)."""
+    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def can_draw() -> bool:
+    """Returns whether standard output is a terminal that can redraw a part of its screen."""
+    return is_terminal() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
 def can_ask() -> bool:
     """Returns whether a user is there to answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
@@ -111,3 +149,17 @@ def is_error_terminal() -> bool:
 
 def _raw(stream: TextIO | CleanStream) -> TextIO:
     return stream.raw if isinstance(stream, CleanStream) else stream
+
+
+def _painted(cell: Cell) -> str:
+    shown = cell.text.rstrip()
+    return painted(shown, cell.state) + cell.text[len(shown) :]
+
+
+def _ellipsis() -> str:
+    """Returns three periods for a stream whose encoding has no ellipsis, such as Latin-1."""
+    try:
+        ELLIPSIS.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "..."
+    return ELLIPSIS

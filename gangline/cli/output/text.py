@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from gangline.domain.document import read_document
-from gangline.printable import to_line
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
-
-
-def format_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Returns columns as wide as their longest cell, never cut off, so that other programs can read them too. A newline
-    or another control character in a cell is shown as an escape, so that a row stays one line."""
-    cells = [[to_line(str(cell)) for cell in row] for row in [headings, *rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join(lines)
 
 
 def format_duration(seconds: float) -> str:
@@ -32,8 +22,16 @@ def format_duration(seconds: float) -> str:
 
 
 def format_age(at: float, now: float) -> str:
-    """Returns the time since then; a dash for an event that has not happened."""
-    return format_duration(now - at) if at else "-"
+    """Returns the time since then, as 40 s or 4 min; a dash for an event that has not happened. All lists use it."""
+    if not at:
+        return "-"
+    seconds = max(now - at, 0.0)
+    return f"{seconds:.0f} s" if seconds < 2 * _UNITS[-1][0] else format_duration(seconds)
+
+
+def format_until(at: float, now: float) -> str:
+    """Returns the time until then, as in 4 min; for an estimate that has passed "any moment"."""
+    return f"in {format_age(now, at)}" if at > now else "any moment"
 
 
 def format_bytes(count: int) -> str:

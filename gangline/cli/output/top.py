@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rich.cells import cell_len, set_cell_size
-
 from gangline.cli.output.job_summary import in_queue_order
+from gangline.cli.output.table import Column, lay_out, line_of, shorten
 from gangline.cli.output.text import format_duration
 from gangline.domain.explanation import clock_time
 from gangline.domain.state import State
@@ -28,10 +27,16 @@ SORTS: dict[str, Callable[[int, Task], Any]] = {
     "progress": lambda place, task: (-(_ratio(task) or 0.0), place),
     "state": lambda place, task: (str(task.trial.state), place),
 }
-HEADINGS = ("TRIAL", "EXPERIMENT", "OWNER", "STATE", "SLOTS", "PROGRESS", "STARTS", "WHERE OR WHY NOT")
-# Cells of each column but the last, which gets the rest. At 80 columns the rest is 15.
-_WIDTHS = (7, 14, 8, 8, 5, 8, 8)
-_ELLIPSIS = "…"
+COLUMNS = (
+    Column("TRIAL"),
+    Column("EXPERIMENT", 6, least=8),
+    Column("OWNER", 3, least=4),
+    Column("STATE", 9, is_state=True),
+    Column("SLOTS", 4),
+    Column("PROGRESS", 5),
+    Column("STARTS", 7),
+    Column("WHERE OR WHY NOT", 8, least=12),
+)
 HELP = "q quit  s sort  r reverse  / filter  arrows scroll"
 
 
@@ -129,34 +134,20 @@ def draw(glance: Glance, screen: Screen, width: int, height: int) -> list[Line]:
     shown = f"filter: {screen.pattern}{'_' if screen.is_typing else ''}" if screen.pattern or screen.is_typing else ""
     status = "  ".join(part for part in (order, shown, HELP) if part)
     head.append(Line(glance.problem or status))
-    head.append(Line(_join(HEADINGS, width), is_strong=True))
     room = _room(glance, height)
     offset = min(screen.offset, max(0, len(tasks) - room))
-    body = [
-        Line(_join(row, width), task.trial.state) for task, row in zip(tasks, rows_of(tasks, glance.at), strict=True)
-    ][offset : offset + room]
+    shown_tasks = tasks[offset : offset + room]
+    headings, *rows = lay_out(COLUMNS, rows_of(shown_tasks, glance.at), width)
+    head.append(Line(line_of(headings), is_strong=True))
+    body = [Line(line_of(cells), task.trial.state) for task, cells in zip(shown_tasks, rows, strict=True)]
     if not tasks:
         body = [Line("no task matches the filter" if screen.pattern else "nothing runs and nothing waits")]
-    return [replace(line, text=shorten(line.text, width)) for line in [*head, *body]][:height]
+    return [replace(line, text=shorten(to_line(line.text), width)) for line in [*head, *body]][:height]
 
 
 def _room(glance: Glance, height: int) -> int:
     """Returns how many tasks fit below the summary, the status and the headings."""
     return max(1, height - len(summary_lines(glance)) - 2)
-
-
-def shorten(text: str, width: int) -> str:
-    """Returns the text in at most `width` cells of the terminal, with an ellipsis where it was cut."""
-    line = to_line(text)
-    if cell_len(line) <= width:
-        return line
-    return set_cell_size(line, max(0, width - 1)).rstrip() + _ELLIPSIS if width else ""
-
-
-def _join(cells: Sequence[str], width: int) -> str:
-    rest = max(8, width - sum(_WIDTHS) - len(_WIDTHS))
-    sized = [set_cell_size(shorten(cell, size), size) for cell, size in zip(cells, (*_WIDTHS, rest), strict=True)]
-    return " ".join(sized).rstrip()
 
 
 def _row(task: Task, now: float) -> tuple[str, ...]:

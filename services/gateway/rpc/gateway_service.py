@@ -53,7 +53,11 @@ class GatewayService(RemovalCalls):
         else:
             archived = request.archived if request.HasField("archived") else None
             listed = experiments.list(current_principal(), request.limit, request.before_id, archived)
-        return pb.ListExperimentsResponse(experiments=[wire.to_proto(experiment) for experiment in listed])
+        progress = experiments.progress(current_principal(), listed)
+        return pb.ListExperimentsResponse(
+            experiments=[wire.to_proto(experiment) for experiment in listed],
+            progress=[wire.to_proto(item) for item in progress],
+        )
 
     async def GetExperiment(self, request: pb.GetExperimentRequest, context: Context) -> pb.GetExperimentResponse:
         view = await self._usecases.experiments.view(current_principal(), request.experiment_id)

@@ -11,10 +11,11 @@ from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Tr
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, State
 from gangline.domain.trace import TraceOrder, check_batches
-from gangline.domain.view import ExperimentView, TrialView
+from gangline.domain.view import ExperimentProgress, ExperimentView, TrialView
 from gangline.errors import GanglineError, invalid, not_found
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
+from services.common import keys
 from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader, check_request_id
 from services.gateway.leader.submitter import Submitter
@@ -23,7 +24,7 @@ from services.gateway.mirror.mirror import LEADER_NOTIFICATION, Watched
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.following import Following
 from services.gateway.usecase.parsing import off_loop, read_text
-from services.gateway.usecase.view import Views
+from services.gateway.usecase.view import Views, measure_progress
 
 # Experiments in one listing.
 DEFAULT_LIMIT = 50
@@ -147,6 +148,17 @@ class Experiments:
             if (not before_id or experiment.id < before_id) and archived in (None, experiment.archived)
         ]
         return wanted[: limit or DEFAULT_LIMIT]
+
+    def progress(self, principal: Principal, experiments: Sequence[Experiment]) -> Sequence[ExperimentProgress]:
+        """Returns how far each of these experiments is, from the mirror alone."""
+        check_user(principal)
+        state = self._mirror.state
+        return tuple(
+            measure_progress(
+                experiment.id, state.searches.find(keys.search(experiment.id)), state.trials.of(experiment.id)
+            )
+            for experiment in experiments
+        )
 
     async def view(self, principal: Principal, experiment_id: int) -> ExperimentView:
         check_user(principal)

@@ -5,7 +5,7 @@ Owns the reason why an experiment makes no further trial now.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gangline.domain.allocation import Reason
@@ -14,7 +14,7 @@ from gangline.domain.history import Newest
 from gangline.domain.id import absent
 from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, ReasonCode, State
-from gangline.domain.view import ExperimentView, TrialView
+from gangline.domain.view import ExperimentProgress, ExperimentView, TrialView
 from gangline.errors import conflict
 from services.common import keys
 from services.gateway.history.reader import Reader
@@ -101,6 +101,19 @@ class Views:
             training=latest.training,
             validation=latest.validation,
         )
+
+
+def measure_progress(experiment_id: int, search: Search | None, trials: Iterable[Trial]) -> ExperimentProgress:
+    """Sums up the trials' own records, so a list needs no history."""
+    made = list(trials)
+    totals = [trial.batches_total for trial in made]
+    return ExperimentProgress(
+        experiment_id,
+        num_trials_ended=sum(trial.state is State.TERMINAL for trial in made),
+        num_trials_planned=max(len(made), search.num_planned if search is not None else 0),
+        batches_completed=sum(trial.batches_completed for trial in made),
+        batches_total=sum(totals) if all(totals) else 0,
+    )
 
 
 def explain_search(experiment: Experiment, search: Search | None, trials: Sequence[Trial]) -> Reason | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,6 +40,20 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+@pytest.fixture
+def environment(gateway: StandInGateway, tmp_path: Path) -> dict[str, str]:
+    """The environment of a command line in a process of its own."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    return {
+        **kept,
+        "GANGLINE_HOME": str(tmp_path / "home"),
+        "GANGLINE_GATEWAY": gateway.address,
+        "GANGLINE_TOKEN": TOKEN,
+        "TERM": "xterm",
+        "LC_ALL": "C.UTF-8",
+    }
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ _OWN = {"up", "down", "login", "simulate", "experiment schema", "tensorboard"}
 _COMMANDS = {
     "status": (), "top": (), "usage": ("--since", "7d"), "preview-search": ("const.yaml",),
     "experiment create": ("const.yaml",), "experiment list": (), "experiment describe": ("1",),
-    "experiment find": ("r1",),
+    "experiment find": ("r1",), "experiment follow": ("1",),
     "experiment logs": ("1",), "experiment metrics": ("1",), "experiment wait": ("1",), "experiment kill": ("1",),
     "experiment pause": ("1",), "experiment activate": ("1",), "experiment cancel": ("1",),
     "experiment delete": ("--yes", "1"), "experiment archive": ("1",), "experiment unarchive": ("1",),

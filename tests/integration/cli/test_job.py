@@ -53,7 +53,7 @@ def test_job_list_shows_each_queue_in_its_order(cli: Cli, queue: StandInGateway)
     assert running.split()[:7] == ["-", "1.1", "digits", "default", "-", "2", "RUNNING"]
     assert running.endswith("a1 (2)")
     assert re.split(r"\s{2,}", waiting) == [
-        "1", "2.1", "big", "default", "50", "2", "QUEUED", "5 min ago", "in 10 min", "NO_CAPACITY",
+        "1", "2.1", "big", "default", "50", "2", "QUEUED", "5 min", "in 10 min", "NO_CAPACITY",
     ]  # fmt: skip
     document = json.loads(cli("j", "ls", "--json").out)
     assert document[1]["reason"]["changes"] == [{"kind": "end_work", "allocation_ids": ["1.1.1"]}]

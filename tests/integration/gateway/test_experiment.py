@@ -60,6 +60,8 @@ async def test_retry_with_the_same_request_id_creates_nothing(client: Client, le
     listed = await client.gateway.ListExperiments(pb.ListExperimentsRequest(), metadata=client.metadata)
     assert first.id == again.id != other.id
     assert [experiment.id for experiment in listed.experiments] == [other.id, first.id]
+    progress = [(entry.experiment_id, entry.num_trials_ended, entry.num_trials_planned) for entry in listed.progress]
+    assert progress == [(other.id, 0, 1), (first.id, 0, 1)]
 
 
 async def test_http_takes_an_idempotency_key(client: Client, leader: StandInLeader) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import signal
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ async def test_preview_shows_the_trials_that_its_seed_makes(bench: Bench, search
         "layers": {"type": "int", "minval": 1, "maxval": 9, "count": 2},
         "kind": {"type": "categorical", "vals": ["a", "b"]},
     }
-    fields = {"hyperparameters": hyperparameters, "searcher": {"metric": "loss", **searcher}}
+    fields: dict[str, Any] = {"hyperparameters": hyperparameters, "searcher": {"metric": "loss", **searcher}}
     preview = (await bench.caller.preview(config_json(**fields), 20)).preview
     await bench.caller.submit(config_json(**fields, reproducibility={"experiment_seed": preview.seed}))
     made = [json.loads(trial.hyperparameters_json) for trial in await _trials(bench)]

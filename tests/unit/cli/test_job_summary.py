@@ -37,10 +37,10 @@ def lines(*explained: TaskExplanation, reason: Reason | None = None, experiment:
 
 def test_rows() -> None:
     assert job_row(WAITING, NOW) == (
-        2, "8.1", "big", "default", 10, "2", "QUEUED", "90.0 s ago", "in 4 min", "NO_CAPACITY",
+        2, "8.1", "big", "default", 10, "2", "QUEUED", "90 s", "in 4 min", "NO_CAPACITY",
     )  # fmt: skip
     assert job_row(RUNNING, NOW) == (
-        "-", "7.1", "digits", "default", "-", "1", "RUNNING", "2 h ago", "-", "a1 (1)",
+        "-", "7.1", "digits", "default", "-", "1", "RUNNING", "2 h", "-", "a1 (1)",
     )  # fmt: skip
 
 

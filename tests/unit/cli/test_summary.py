@@ -9,7 +9,14 @@ from rich.console import Console
 
 from gangline.cli.output.live import _follow_lines, _panel
 from gangline.cli.output.summary import final_lines, status_line, trial_lines
-from gangline.cli.output.text import format_age, format_bytes, format_duration, format_metrics, format_table, to_json
+from gangline.cli.output.text import (
+    format_age,
+    format_bytes,
+    format_duration,
+    format_metrics,
+    format_until,
+    to_json,
+)
 from gangline.client import ExperimentView
 from gangline.domain.allocation import ExitReport, Reason
 from gangline.domain.state import ExitKind, Outcome, ReasonCode
@@ -122,7 +129,9 @@ def test_panel_of_a_search_is_a_table_with_the_best_marked() -> None:
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert lines == [
         "experiment 1 digits RUNNING 10.0 s",
-        "2 of 4 trials ended, 1 RUNNING, 1 QUEUED, best accuracy 0.95 (trial 1.2)",
+        "━━━━━━━━━━━━━━━━╸ 2 of 4 trials ended",
+        "2 COMPLETED, 1 RUNNING, 1 QUEUED",
+        "best accuracy 0.95: trial 1.2, lr 2",
         "TRIAL STATE HYPERPARAMETERS BATCHES BEST accuracy",
         "1.1 COMPLETED lr 1 200 0.9",
         "1.2 COMPLETED lr 2 200 0.95 *",
@@ -132,14 +141,12 @@ def test_panel_of_a_search_is_a_table_with_the_best_marked() -> None:
     ]
 
 
-def test_table_is_as_wide_as_its_cells() -> None:
-    assert format_table(("ID", "NAME"), [(1, "a"), (10, "long name")]) == "ID  NAME\n1   a\n10  long name"
-
-
 def test_sizes_times_and_metrics_are_short() -> None:
     assert [format_bytes(n) for n in (0, 1023, 1536, 3 << 30)] == ["0 B", "1023 B", "1.5 KB", "3.0 GB"]
     assert [format_duration(s) for s in (0.04, 90, 600, 7300, 200_000)] == ["0.0 s", "90.0 s", "10 min", "2 h", "2 d"]
     assert format_age(0, 100) == "-"
+    assert [format_age(100, 100 + s) for s in (-5, 0.4, 119, 240, 7300)] == ["0 s", "0 s", "119 s", "4 min", "2 h"]
+    assert [format_until(at, 100) for at in (90, 130, 700)] == ["any moment", "in 30 s", "in 10 min"]
     assert format_metrics({"b": 0.123456, "a": 1}) == "a 1, b 0.1235"
 
 

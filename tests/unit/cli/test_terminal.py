@@ -12,8 +12,9 @@ import pytest
 
 import gangline.cli
 from gangline.cli.output import live
+from gangline.cli.output.table import Column, lay_out, line_of
 from gangline.cli.output.terminal import clean_output, complain, say, say_log
-from gangline.cli.output.text import format_table, to_json
+from gangline.cli.output.text import to_json
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State
 from gangline.domain.view import ExperimentView, TrialView
@@ -47,8 +48,9 @@ def test_colours_of_a_log_are_left_out() -> None:
 
 
 def test_row_of_a_table_stays_one_line() -> None:
-    table = format_table(("NAME", "STATE"), [("a\n7  fake", "RUNNING"), ("b\r", "x")])
-    assert table.split("\n") == ["NAME        STATE", "a\\n7  fake  RUNNING", "b\\r         x"]
+    columns = (Column("NAME"), Column("STATE"))
+    table = lay_out(columns, [("a\n7  fake", "RUNNING"), ("b\r", "x")], None)
+    assert [line_of(cells) for cells in table] == ["NAME        STATE", "a\\n7  fake  RUNNING", "b\\r         x"]
 
 
 def test_all_ways_out_are_clean(capsys: pytest.CaptureFixture[str]) -> None:

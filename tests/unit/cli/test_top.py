@@ -9,7 +9,7 @@ from hypothesis import given
 from rich.cells import cell_len
 
 from gangline.cli.output.keyboard import name_keys
-from gangline.cli.output.top import SORTS, Glance, Screen, draw, press, rows_of, selected, shorten
+from gangline.cli.output.top import SORTS, Glance, Screen, draw, press, rows_of, selected
 from gangline.domain.allocation import Allocation, Member, Reason, Request
 from gangline.domain.experiment import Trial
 from gangline.domain.history import ProgressPoint
@@ -115,12 +115,6 @@ def test_no_line_is_wider_than_the_terminal(name: str, owner: str, width: int, h
     lines = draw(glance, Screen(), width, height)
     assert len(lines) <= height
     assert all(cell_len(line.text) <= width and "\n" not in line.text for line in lines)
-
-
-def test_wide_characters_are_cut_by_their_width() -> None:
-    assert shorten("数据集训练", 10) == "数据集训练"
-    assert cell_len(shorten("数据集训练实验", 10)) <= 10
-    assert shorten("数据集训练实验", 10).endswith("…")
 
 
 def test_names_of_keys() -> None:

@@ -1,0 +1,33 @@
+"""How far an experiment is, in the answer that lists experiments."""
+
+from __future__ import annotations
+
+from gangline.domain.experiment import Trial
+from gangline.domain.search import Search
+from gangline.domain.state import Outcome, State
+from gangline.domain.view import ExperimentProgress
+from services.gateway.usecase.view import measure_progress
+
+ENDED = Trial("7.1", 7, 1, state=State.TERMINAL, outcome=Outcome.FAILED, batches_completed=30, batches_total=100)
+RUNNING = Trial("7.2", 7, 2, state=State.RUNNING, batches_completed=50, batches_total=100)
+QUEUED = Trial("7.3", 7, 3)
+
+
+def test_an_experiment_without_trials_has_no_progress() -> None:
+    assert measure_progress(7, None, []) == ExperimentProgress(7)
+
+
+def test_a_single_trial_counts_its_batches() -> None:
+    assert measure_progress(7, Search(7, 0, num_planned=1), [RUNNING]) == ExperimentProgress(7, 0, 1, 50, 100)
+
+
+def test_a_search_counts_its_trials_of_those_planned() -> None:
+    assert measure_progress(7, Search(7, 0, num_planned=40), [ENDED, RUNNING]) == ExperimentProgress(7, 1, 40, 80, 200)
+
+
+def test_an_experiment_of_an_older_version_has_no_search() -> None:
+    assert measure_progress(7, None, [ENDED, RUNNING]) == ExperimentProgress(7, 1, 2, 80, 200)
+
+
+def test_the_total_is_unknown_while_one_trial_does_not_know_its_length() -> None:
+    assert measure_progress(7, None, [RUNNING, QUEUED]) == ExperimentProgress(7, 0, 2, 50, 0)
