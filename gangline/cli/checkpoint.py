@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gangline.cli.output.text import format_age, format_bytes
-from gangline.cli.shared import Json, connect, new_group, show, show_table
+from gangline.cli.shared import MOST_ID, Json, connect, new_group, show, show_table
 
 app = new_group("Find, fetch and delete checkpoints.")
 
@@ -18,7 +18,7 @@ app = new_group("Find, fetch and delete checkpoints.")
 @app.command("ls", hidden=True)
 def list_checkpoints(
     experiment: Annotated[
-        int, typer.Argument(metavar="[EXPERIMENT]", help="Only those of this experiment.", min=0)
+        int, typer.Argument(metavar="[EXPERIMENT]", help="Only those of this experiment.", min=0, max=MOST_ID)
     ] = 0,
     is_json: Json = False,
 ) -> None:

@@ -12,6 +12,7 @@ import typer
 from gangline.cli.output.terminal import complain, mention, say, say_json, say_log
 from gangline.cli.output.text import format_age, format_duration, format_metrics
 from gangline.cli.shared import (
+    MOST_ID,
     ExperimentId,
     ExperimentIds,
     Json,
@@ -124,7 +125,7 @@ def logs(
     experiment_id: ExperimentId,
     follow: Follow = False,
     trial: TrialId = "",
-    tail: Annotated[int, typer.Option(help="Only the last so many lines; 0 for all.", min=0)] = 0,
+    tail: Annotated[int, typer.Option(help="Only the last so many lines; 0 for all.", min=0, max=MOST_ID)] = 0,
     is_json: Json = False,
 ) -> None:
     """Print the output of the trials, each line with its rank."""
@@ -156,7 +157,7 @@ def metrics(
             else:
                 say([text + format_metrics(point.metrics)], flush=follow)
     if group and is_empty:
-        warn(f"nothing was reported under the group {group!r}")
+        warn(f"nothing was reported under the group {group!r}; without --group all groups are shown")
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gangline.cli import experiment
-from gangline.cli.shared import Json, connect, new_group, show
+from gangline.cli.shared import MOST_ID, Json, connect, new_group, show
 from gangline.domain.id import absent
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def describe(trial_id: TrialArgument, is_json: Json = False) -> None:
 def logs(
     trial_id: TrialArgument,
     follow: experiment.Follow = False,
-    tail: Annotated[int, typer.Option(help="Only the last so many lines; 0 for all.", min=0)] = 0,
+    tail: Annotated[int, typer.Option(help="Only the last so many lines; 0 for all.", min=0, max=MOST_ID)] = 0,
     is_json: Json = False,
 ) -> None:
     """Print the output of a trial, each line with its rank."""

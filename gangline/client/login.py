@@ -83,8 +83,10 @@ def load_login() -> Login | None:
         return Login(**json.loads(path.read_text("utf-8")))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, OSError) as failure:
-        raise GanglineError("login.broken_file", f"cannot use {path}: {failure}; delete it") from failure
+    except OSError as failure:
+        raise GanglineError("login.broken_file", f"cannot use {path}: {failure.strerror}; delete it") from failure
+    except (ValueError, TypeError) as failure:
+        raise GanglineError("login.broken_file", f"cannot use {path}: it is no login file; delete it") from failure
 
 
 def save_login(login: Login) -> Path:
