@@ -283,7 +283,7 @@ def _description(view: ExperimentView) -> list[str]:
     lines = final_lines(view) if view.experiment.outcome else [status_line(view)]
     if not view.experiment.outcome:
         lines += [line for trial in view.trials for line in size_lines(trial)]
-    if view.reason is not None:
+    if view.reason is not None and view.experiment.state != "PAUSED":
         lines.append(f"  {view.reason.message}; goes on if {view.reason.would_start_if}")
     if not view.experiment.outcome or not is_search(view):
         lines += [f"  {line}" for line in trial_table(view).splitlines()]

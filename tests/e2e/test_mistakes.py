@@ -7,6 +7,7 @@ messages of one part alone are tested beside that part.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -367,3 +368,45 @@ HARMLESS = {
 def test_what_is_so_already_is_no_mistake(place: Place, arguments: str, output: str, warning: str) -> None:
     done = place.run(place.fill(arguments).split(), {})
     assert (done.returncode, done.stdout, done.stderr) == (0, place.fill(output), place.fill(warning))
+
+
+def test_a_failure_is_told_once_and_shows_the_users_code(place: Place, tmp_path: Path) -> None:
+    """The error is below many frames of torch; torch's frames alone would fill the last lines."""
+    statement = "nn.Sequential(nn.Sequential(nn.Linear(3, 3)))(torch.zeros(2, 5))"
+    (tmp_path / "model_def.py").write_text(failing_source(batch=statement))
+    (place.folder / "config.yaml").write_text(failing_config(slots=1))
+    created = place.run(["experiment", "create", "--follow", "config.yaml", str(tmp_path)], {})
+    assert (created.returncode, created.stderr) == (1, "")
+    lines = created.stdout.splitlines()
+    number = lines[-1].rpartition(" ")[2]
+    error = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x5 and 3x3)"
+    [start] = [position for position, line in enumerate(lines) if line.startswith("  reason: ")]
+    assert re.fullmatch(
+        rf"  reason: trial {number}\.1 failed: rank 0 on agent agent-\d: {re.escape(error)}", lines[start]
+    )
+    assert lines[start + 1 : start + 4] == [
+        "    Traceback (most recent call last):",
+        '      File "model_def.py", line 28, in train_batch',
+        f"        {statement}",
+    ]
+    assert re.fullmatch(r"      \.\.\. \d+ frames of torch", lines[start + 4])
+    assert lines[start + 5 :] == [f"  next: gangline experiment logs {number}"]
+    for command in (["experiment", "describe"], ["job", "explain"]):
+        assert place.run([*command, number], {}).stdout.count(error) == 1
+    assert place.run(["job", "explain", f"{number}.1"], {}).stdout.count(error) == 1
+    # The log keeps every frame.
+    assert place.run(["experiment", "logs", number], {}).stdout.count("site-packages/torch") > 1
+
+
+def test_a_pause_is_told_once(place: Place) -> None:
+    (place.folder / "config.yaml").write_text(failing_config(slots=4, entrypoint="sleep 600"))
+    number = place.run(["experiment", "create", "config.yaml", "code"], {}).stdout.split()[2]
+    place.run(["experiment", "pause", number], {})
+    line = f"experiment {number} failing: PAUSED, paused by admin"
+    activation = f"it is activated: gangline experiment activate {number}"
+    described = place.run(["experiment", "describe", number], {}).stdout
+    assert described.startswith(f"{line}; goes on if {activation}\n")
+    explained = place.run(["job", "explain", number], {}).stdout
+    assert explained.startswith(f"{line}\n  goes on if: {activation}\n")
+    for text in (described, explained):
+        assert text.count("paused") == text.count("PAUSED") == 1

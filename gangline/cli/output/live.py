@@ -21,6 +21,7 @@ from gangline.cli.output.summary import (
     current_trial,
     headings,
     is_search,
+    pause_of,
     place_of,
     progress_ratio,
     restart_line,
@@ -103,11 +104,12 @@ def _panel(view: ExperimentView, now: float) -> Group:
     title = _text(f"experiment {experiment.id} {experiment.name}  ", style="bold")
     title.append(status_word(experiment), style=_COLOR_BY_STATE.get(experiment.state, "default"))
     title.append(f"  {format_duration(now - experiment.created_at)}", style="dim")
+    pause = [_text(f"  {pause_of(view)}", style="yellow")] if pause_of(view) else []
     if is_search(view):
-        return Group(title, *_search_details(view))
+        return Group(title, *pause, *_search_details(view))
     if trial is None:
-        return Group(title)
-    return Group(title, *_details(trial))
+        return Group(title, *pause)
+    return Group(title, *pause, *_details(trial, is_paused=bool(pause)))
 
 
 def _search_details(view: ExperimentView) -> list[Text | Table]:
@@ -118,6 +120,8 @@ def _search_details(view: ExperimentView) -> list[Text | Table]:
     for row, trial in _shown(view):
         table.add_row(*map(_text, row), style=_COLOR_BY_STATE.get(trial.trial.state, "dim"))
     details: list[Text | Table] = [_text(f"  {search_line(view)}"), table]
+    if view.experiment.state is State.PAUSED:
+        return details
     reasons = dict.fromkeys(reason for trial in view.trials if (reason := waiting_for(trial)))
     if view.reason is not None:
         reasons = {f"{view.reason.message}; goes on if {view.reason.would_start_if}": None, **reasons}
@@ -134,9 +138,11 @@ def _shown(view: ExperimentView) -> list[tuple[tuple[str, ...], TrialView]]:
     return sorted(shown, key=lambda row: row[1].trial.number)
 
 
-def _details(trial: TrialView) -> list[Text | Table]:
+def _details(trial: TrialView, *, is_paused: bool) -> list[Text | Table]:
+    """Returns the lines of the only trial. is_paused: a line of the experiment says why it waits."""
     details: list[Text | Table] = []
-    if reason := waiting_for(trial):
+    reason = "" if is_paused else waiting_for(trial, names_failure=False)
+    if reason:
         details.append(_text(f"  waits: {reason}", style="yellow"))
     if place := place_of(trial):
         details.append(_text(f"  on {place}", style="dim"))
