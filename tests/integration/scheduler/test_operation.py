@@ -43,7 +43,7 @@ async def test_drain_then_enable(bench: Bench) -> None:
     await bench.caller.submit(config_json())
     reason = await _reason(bench, "2.1")
     assert reason.code == types_pb2.REASON_CODE_AGENTS_UNHEALTHY
-    assert "a1 (drained by an operator)" in reason.message
+    assert "a1 is being drained by an administrator; enable it with: gangline agent enable a1" in reason.message
     assert json.loads(reason.changes_json) == [{"kind": "enable_agents", "agent_ids": ["a1"]}]
     # What an agent says of itself counts for nothing, and a new leader knows as well.
     await agent.disconnect()

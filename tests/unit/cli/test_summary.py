@@ -95,6 +95,7 @@ def test_an_error_is_told_once() -> None:
     assert trial.trial.last_failure is not None
 
     def shown(message: str, *last_lines: str) -> list[str]:
+        assert trial.trial.last_failure is not None
         report = replace(trial.trial.last_failure, message=message, last_lines=last_lines)
         again = replace(trial, trial=replace(trial.trial, last_failure=report, latest_checkpoint_id=""))
         reason = f"trial 1.1 failed: rank 3 on agent a2: {message}; not tried again"

@@ -48,11 +48,13 @@ def test_draining_lets_work_finish_and_takes_nothing_new() -> None:
     model.change_agent("a1", Availability.DRAINING)
     assert _allocation(model, allocation.id).state is State.STARTING
     room = _room(model, "a1")
-    assert (room.is_usable, room.problem) == (False, "drained by an operator")
+    assert (room.is_usable, room.problem) == (False, "drained by an administrator")
     second = model.submit("second", 1)
     reason = model.cycle().reasons[f"{second}.1"]
-    assert reason.code is ReasonCode.AGENTS_UNHEALTHY
-    assert reason.message == ("needs 1 slot; only a1 (drained by an operator) could hold it")
+    assert reason.code is ReasonCode.AGENTS_DISABLED
+    assert reason.message == (
+        "needs 1 slot; a1 is being drained by an administrator; enable it with: gangline agent enable a1"
+    )
     assert not model.place(Assignment(f"{second}.1", {"a1": 1})), "a plan from before cannot break it either"
     model.exit(allocation.id, "a1", ExitKind.COMPLETED)
     assert not model.cycle().assignments

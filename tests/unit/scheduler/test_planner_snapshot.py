@@ -89,7 +89,7 @@ def test_a_drained_agent_that_is_away_says_both() -> None:
     model = _model()
     model.change_agent("a1", Availability.DISABLED)
     model.connected.clear()
-    assert model.snapshot().agents[0].problem == "disabled by an operator and away"
+    assert model.snapshot().agents[0].problem == "disabled by an administrator and away"
 
 
 def test_a_dump_is_planned_alike_when_work_runs_on_an_agent_that_has_left_its_pool() -> None:

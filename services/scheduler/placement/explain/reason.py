@@ -13,7 +13,7 @@ from functools import cached_property
 from gangline.domain.allocation import Reason
 from gangline.domain.state import ReasonCode
 from services.scheduler.placement.capacity.elastic import SOON_SECONDS
-from services.scheduler.placement.capacity.feasibility import describe_agents, never_fits
+from services.scheduler.placement.capacity.feasibility import can_hold, describe_agents, never_fits
 from services.scheduler.placement.capacity.ledger import Ledger
 from services.scheduler.placement.capacity.promise import Cause, Waiting
 from services.scheduler.placement.capacity.room import Bin
@@ -184,6 +184,13 @@ class PlanExplanation:
     def _unhealthy(self, request: PendingRequest) -> _Sentence:
         agents = self._ledger.view.agents
         allowed, excluded = _allowed(request, agents), dict(request.excluded)
+        switched_off = [agent for agent in allowed if agent.switched_off or agent.switched_off_slots]
+        restored = [
+            agent.slots + agent.switched_off_slots for agent in allowed if agent.is_usable or agent.switched_off
+        ]
+        is_mixed = self._ledger.view.config.allow_heterogeneous_fits
+        if switched_off and can_hold(request.slots, restored, request.is_single_agent, is_mixed):
+            return ReasonCode.AGENTS_DISABLED, f"{_needs_for_good(request)}; {_switched_off_text(switched_off)}"
         usable = [agent.slots for agent in allowed if agent.is_usable]
         away = [f"{agent.id} ({excluded[agent.id]})" for agent in agents if agent.id in excluded]
         away += [_absence(agent) for agent in allowed if not agent.is_usable or agent.disabled]
@@ -240,6 +247,27 @@ def _absence(agent: AgentRoom) -> str:
     if not agent.is_usable:
         return f"{agent.id} ({agent.problem or 'away'})"
     return f"{agent.id} ({agent.disabled} of {agent.slots + agent.disabled} slots disabled)"
+
+
+_MOST_NAMED = 4
+_WORDS_BY_SETTING = {"draining": "is being drained", "disabled": "is disabled"}
+
+
+def _switched_off_text(agents: Sequence[AgentRoom]) -> str:
+    """Names the agents that an administrator has switched off, and the commands that enable them."""
+    named = agents[:_MOST_NAMED]
+    texts = [_setting_of(agent) for agent in named]
+    more = f" and {len(agents) - len(named)} more agents" if len(agents) > len(named) else ""
+    commands = [f"gangline agent enable {agent.id}" for agent in named if agent.switched_off]
+    commands += [f"gangline slot enable {agent.id}/SLOT" for agent in named if not agent.switched_off]
+    return f"{', '.join(texts)}{more}; enable {'it' if len(agents) == 1 else 'them'} with: {', '.join(commands)}"
+
+
+def _setting_of(agent: AgentRoom) -> str:
+    if agent.switched_off:
+        return f"{agent.id} {_WORDS_BY_SETTING[agent.switched_off]} by an administrator"
+    slots = f"{agent.switched_off_slots} of {agent.slots + agent.disabled} slots"
+    return f"{agent.id} has {slots} drained or disabled by an administrator"
 
 
 def _needs(request: PendingRequest) -> str:

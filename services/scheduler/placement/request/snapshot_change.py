@@ -134,7 +134,17 @@ def apply_change(snapshot: Snapshot, change: Change) -> Snapshot:
 def enabled(agent: AgentRoom) -> AgentRoom:
     """Returns the agent with all of its slots; its draining slots count as used."""
     slots, used = agent.slots + agent.disabled, agent.used + agent.draining
-    return replace(agent, is_usable=True, problem="", slots=slots, used=used, draining=0, disabled=0)
+    return replace(
+        agent,
+        is_usable=True,
+        problem="",
+        slots=slots,
+        used=used,
+        draining=0,
+        disabled=0,
+        switched_off="",
+        switched_off_slots=0,
+    )
 
 
 def _enable(snapshot: Snapshot, agent_ids: set[str]) -> Snapshot:
