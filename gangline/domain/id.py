@@ -6,6 +6,8 @@ An experiment is a number (7), its trials are "7.1", "7.2", and the attempts to 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gangline.errors import GanglineError, invalid, not_found
 from gangline.printable import find_unprintable
 
@@ -33,6 +35,18 @@ def parse_allocation_id(text: str) -> tuple[str, int]:
     """Returns the trial id and the attempt. Raises GanglineError `id.allocation`."""
     experiment, number, attempt = _parse_numbers(text, 3, "allocation", "7.1.1")
     return trial_id(experiment, number), attempt
+
+
+def describe_allocation(allocation: str) -> str:
+    """Returns "trial 7.1, attempt 2" for the allocation 7.1.2. Users know trials; a text that is no such id stays."""
+    trial, _, attempt = allocation.rpartition(".")
+    return f"trial {trial}, attempt {attempt}" if trial.count(".") == 1 else f"allocation {allocation}"
+
+
+def describe_allocations(allocations: Iterable[str]) -> str:
+    """Returns "trial 7.1 (attempt 2), trial 8.1 (attempt 1)"."""
+    described = [describe_allocation(allocation).partition(", ") for allocation in allocations]
+    return ", ".join(f"{trial} ({attempt})" if attempt else trial for trial, _, attempt in described)
 
 
 def parse_job_id(text: str) -> tuple[int, str]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 from gangline.cli.output.text import count, format_age, format_duration
 from gangline.domain.experiment import Experiment
-from gangline.domain.explanation import Explanation, TaskExplanation, place_of
+from gangline.domain.explanation import Blocker, Explanation, TaskExplanation, place_of
+from gangline.domain.id import describe_allocations
 from gangline.domain.state import ReasonCode, State
 from gangline.domain.task import Task
 
@@ -78,7 +79,7 @@ def _task_lines(
         return [*lines, "  either it is about to start, or no scheduler leads and nobody can say why it waits"]
     is_paused = task.reason.code is ReasonCode.PAUSED and experiment.state is State.PAUSED
     lines += [] if is_paused else [f"  {task.reason.code}: {task.reason.message}"]
-    lines += [f"  blocked by {blocker.id}: {blocker.text}" for blocker in explained.blockers]
+    lines += [f"  blocked by {_blocker_name(blocker)}{blocker.text}" for blocker in explained.blockers]
     if is_paused:
         return lines
     if task.reason.would_start_if:
@@ -86,6 +87,14 @@ def _task_lines(
     at = task.reason.eta_at
     when = "nobody can tell when" if at is None else f"{tell_instant(at)} ({_in(at, now)})"
     return [*lines, f"  starts: {when}"]
+
+
+def _blocker_name(blocker: Blocker) -> str:
+    """Returns the id of an agent. The text of a trial names it already; an allocation that is gone is named here."""
+    if blocker.kind in ("allocation", "trial"):
+        return ""
+    name = describe_allocations([blocker.id]) if blocker.id.count(".") > 1 and blocker.kind == "gone" else blocker.id
+    return f"{name}: "
 
 
 def _terms(task: Task) -> str:

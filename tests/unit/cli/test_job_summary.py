@@ -88,7 +88,7 @@ def test_waiting_job_in_full() -> None:
         "experiment 8 big: QUEUED",
         "trial 8.1: QUEUED, place 2 of the queue, needs 2 slots, pool 'default', priority 10",
         "  NO_CAPACITY: needs 2 slots; 1 of 4 is free",
-        "  blocked by 7.1.1: trial 7.1 of experiment 7 digits, RUNNING on a1 (1 slot)",
+        "  blocked by trial 7.1 of experiment 7 digits, RUNNING on a1 (1 slot)",
         "  starts if: these end: 7.1.1",
         "  starts: @2240 (in 4 min)",
     ]
@@ -124,7 +124,7 @@ def test_paused_experiment_says_so_once() -> None:
         "experiment 8 big: PAUSED, paused by alice",
         "  goes on if: it is activated",
         "trial 8.1: QUEUED, place 2 of the queue, needs 2 slots, pool 'default', priority 10",
-        "  blocked by 7.1.1: trial 7.1",
+        "  blocked by trial 7.1",
     ]
 
 

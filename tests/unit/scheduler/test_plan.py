@@ -110,7 +110,7 @@ def test_no_capacity_names_what_would_have_to_end() -> None:
     assert reason.code is ReasonCode.NO_CAPACITY
     assert reason.message == "needs 1 slot; 0 of 2 are free in pool 'default'"
     assert reason.blocking_ids == ("8.1.1",)
-    assert reason.would_start_if == "these end: 8.1.1"
+    assert reason.would_start_if == "these end: trial 8.1 (attempt 1)"
 
 
 def test_fragmented_when_enough_is_free_but_spread() -> None:

@@ -67,7 +67,9 @@ def test_paused_request_names_every_change_that_would_start_it() -> None:
     model.leader.commit(lambda records: pause_experiment(records, 1, "paused by ann", RULES, model.now))
     plan, ends = model.plan(), EndWork(("2.1.1",))
     reason = held_reason(model.experiments()[0], plan.reasons["1.1"], (*plan.changes["1.1"], ends))
-    assert reason.would_start_if == "it is activated (gangline experiment activate 1) and these end: 2.1.1"
+    assert (
+        reason.would_start_if == "it is activated (gangline experiment activate 1) and these end: trial 2.1 (attempt 1)"
+    )
     # The planner's words stay where it has no record of a change.
     assert held_reason(model.experiments()[0], plan.reasons["1.1"], ()).would_start_if == "it is activated"
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gangline.domain.id import describe_allocations
 from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Running, Snapshot, default_pool
 
 # Agents that a sentence lists by name before it only counts the rest.
@@ -23,7 +24,7 @@ class EndWork:
     allocation_ids: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"these end: {', '.join(self.allocation_ids)}"
+        return f"these end: {describe_allocations(self.allocation_ids)}"
 
 
 @dataclass(frozen=True, slots=True)
