@@ -53,7 +53,7 @@ class Mistake:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def of_config(message: str, /, text: str | bytes = "", **changes: object) -> Mistake:
+def of_config(message: str, text: str | bytes = "", /, **changes: object) -> Mistake:
     return Mistake("experiment create config.yaml code", message, 2, text or changes)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from gangline.domain.allocation import Reason
-from gangline.domain.id import describe_allocations
+from gangline.domain.id import describe_allocations, describe_trial
 from gangline.domain.state import ReasonCode
 from services.scheduler.placement.capacity.elastic import SOON_SECONDS
 from services.scheduler.placement.capacity.feasibility import can_hold, describe_agents, never_fits
@@ -219,9 +219,7 @@ class PlanExplanation:
             return ReasonCode.BEHIND_RESERVATION, f"{_needs(request)}; the pool starts nobody before who is ahead of it"
         seconds = reservation.at - self._ledger.now
         slots_text = ", ".join(f"{agent}: {slots}" for agent, slots in sorted(reservation.slots_by_agent.items())[:4])
-        kept = (
-            f"{sum(reservation.slots_by_agent.values())} slots ({slots_text}) are kept for trial {reservation.trial_id}"
-        )
+        kept = f"{sum(reservation.slots_by_agent.values())} slots ({slots_text}) are kept for {describe_trial(reservation.trial_id)}"
         others = self._reserved.spare.slots_by_agent.keys() - reservation.slots_by_agent.keys()
         sooner = ", as are all others that would let it start sooner" if others else ""
         what = f"{_needs(request)}; {kept}, which is expected to start in {seconds:.0f} s{sooner}"
