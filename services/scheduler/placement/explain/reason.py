@@ -219,7 +219,8 @@ class PlanExplanation:
             return ReasonCode.BEHIND_RESERVATION, f"{_needs(request)}; the pool starts nobody before who is ahead of it"
         seconds = reservation.at - self._ledger.now
         slots_text = ", ".join(f"{agent}: {slots}" for agent, slots in sorted(reservation.slots_by_agent.items())[:4])
-        kept = f"{sum(reservation.slots_by_agent.values())} slots ({slots_text}) are kept for {describe_trial(reservation.trial_id)}"
+        num_kept = sum(reservation.slots_by_agent.values())
+        kept = f"{num_kept} slots ({slots_text}) are kept for {describe_trial(reservation.trial_id)}"
         others = self._reserved.spare.slots_by_agent.keys() - reservation.slots_by_agent.keys()
         sooner = ", as are all others that would let it start sooner" if others else ""
         what = f"{_needs(request)}; {kept}, which is expected to start in {seconds:.0f} s{sooner}"
