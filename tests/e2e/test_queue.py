@@ -83,7 +83,7 @@ def test_queue_is_reordered_while_it_waits(cluster: Cluster, client: Client, tmp
     wait_for(lambda: queued(client) == [first, second, third], "three in the queue", 60)
     assert reason_of(client, first) is ReasonCode.NO_CAPACITY
     explanation = cluster.run("job", "explain", str(first)).stdout
-    assert f"  blocked by {holder}.1.1: trial {holder}.1 of experiment {holder} gated, " in explanation
+    assert f"  blocked by trial {holder}.1 of experiment {holder} gated, " in explanation
     cluster.run("job", "update", str(third), "--ahead-of", str(first))
     wait_for(lambda: queued(client) == [third, first, second], "the third to be first", 60)
     cluster.run("experiment", "set", "priority", str(second), "1")

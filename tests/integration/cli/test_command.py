@@ -207,7 +207,10 @@ def test_agents_and_slots(cli: Cli, gateway: StandInGateway) -> None:
     assert cli("agent", "list").out == "no agents have joined\n"
     gateway.agents = [make_agent_view()]
     assert cli("agent", "list").out.splitlines()[1].split()[:5] == ["a1", "default", "ALIVE", "ENABLED", "ok"]
-    assert [line.split()[-1] for line in cli("slot", "list").out.splitlines()[1:]] == ["1.1.1", "free"]
+    assert [line.rpartition("  ")[2] for line in cli("slot", "list").out.splitlines()[1:]] == [
+        "trial 1.1 (attempt 1)",
+        "free",
+    ]
     assert [slot["allocation_id"] for slot in json.loads(cli("s", "list", "--json").out)] == ["1.1.1", None]
 
 
