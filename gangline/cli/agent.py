@@ -12,6 +12,7 @@ from gangline.cli.output.table import Column
 from gangline.cli.output.text import format_age, format_bytes
 from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
 from gangline.domain.explanation import troubles_of
+from gangline.domain.id import describe_allocations
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def list_slots(is_json: Json = False, is_wide: Wide = False) -> None:
             format_bytes(slot.memory_bytes) if slot.memory_bytes else "-",
             slot.availability,
             "ok" if slot.is_healthy else slot.problem or "unhealthy",
-            holder or ("free" if slot.is_open and view.agent.availability == "ENABLED" else "-"),
+            _holder_name(holder) or ("free" if slot.is_open and view.agent.availability == "ENABLED" else "-"),
         )
         for view, slot, holder in pairs
     ]
@@ -124,6 +125,10 @@ def disable_slot(slot_id: SlotId, drain: Drain = False, is_json: Json = False) -
     with connect() as client:
         change = client.drain_agent if drain else client.disable_agent
         _show_slot(change(_agent_of(slot_id), [slot_id]), slot_id, is_json)
+
+
+def _holder_name(allocation_id: str | None) -> str:
+    return describe_allocations([allocation_id]) if allocation_id else ""
 
 
 def _agent_of(slot_id: str) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from gangline.cli.output.table import Column
 from gangline.cli.output.text import format_age, format_bytes
-from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
+from gangline.cli.shared import MOST_ID, Json, Wide, connect, new_group, show, show_table
 
 app = new_group("Find, fetch and delete checkpoints.")
 
@@ -28,7 +28,7 @@ _COLUMNS = (
 @app.command("ls", hidden=True)
 def list_checkpoints(
     experiment: Annotated[
-        int, typer.Argument(metavar="[EXPERIMENT]", help="Only those of this experiment.", min=0)
+        int, typer.Argument(metavar="[EXPERIMENT]", help="Only those of this experiment.", min=0, max=MOST_ID)
     ] = 0,
     is_json: Json = False,
     is_wide: Wide = False,

@@ -198,7 +198,7 @@ def metrics(
             else:
                 say([text + format_metrics(point.metrics)], flush=follow)
     if group and is_empty:
-        warn(f"nothing was reported under the group {group!r}")
+        warn(f"nothing was reported under the group {group!r}; without --group all groups are shown")
 
 
 @app.command()
@@ -376,7 +376,7 @@ def _description(view: ExperimentView) -> list[str]:
     lines = final_lines(view) if view.experiment.outcome else [status_line(view)]
     if not view.experiment.outcome:
         lines += [line for trial in view.trials for line in size_lines(trial)]
-    if view.reason is not None:
+    if view.reason is not None and view.experiment.state != "PAUSED":
         lines.append(f"  {view.reason.message}; goes on if {view.reason.would_start_if}")
     if not view.experiment.outcome or not is_search(view):
         lines += table_lines(trial_columns(view), trial_rows(view), indent=2)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gangline.cli.experiment_set import WhenFree, show_resources
-from gangline.cli.shared import ExperimentId, Json, Wide, connect, format_instant, new_group, show, show_table
+from gangline.cli.shared import MOST_ID, ExperimentId, Json, Wide, connect, format_instant, new_group, show, show_table
 from gangline.errors import invalid
 
 app = new_group("See and change the queues, and ask why something waits.")
@@ -26,6 +26,9 @@ def list_jobs(
 
     with connect() as client:
         tasks = in_queue_order([task for task in client.list_tasks() if pool in ("", task.pool)])
+        if pool and not tasks:
+            # Raises GanglineError `pool.not_found`, because an empty queue may be that of a misspelt pool.
+            client.get_snapshot(pool)
     now = time.time()
     rows = [job_row(task, now) for task in tasks]
     show_table(tasks, COLUMNS, rows, "nothing runs and nothing waits", is_json=is_json, is_wide=is_wide)
@@ -52,8 +55,12 @@ def update(
     weight: Annotated[float | None, typer.Option("--weight", "-w", help="Its share in a fair_share pool.")] = None,
     max_slots: Annotated[int | None, typer.Option(help="The most slots at a time; 0 for no cap.")] = None,
     when_free: WhenFree = False,
-    ahead_of: Annotated[int | None, typer.Option(metavar="ID", help="Put it directly ahead of this one.")] = None,
-    behind_of: Annotated[int | None, typer.Option(metavar="ID", help="Put it directly behind this one.")] = None,
+    ahead_of: Annotated[
+        int | None, typer.Option(metavar="ID", help="Put it directly ahead of this one.", min=1, max=MOST_ID)
+    ] = None,
+    behind_of: Annotated[
+        int | None, typer.Option(metavar="ID", help="Put it directly behind this one.", min=1, max=MOST_ID)
+    ] = None,
     is_json: Json = False,
 ) -> None:
     """Change the resources of an experiment that waits or runs, or its place in the queue."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gangline.cli.output.terminal import say_json, say_log
-from gangline.cli.shared import connect, warn
+from gangline.cli.shared import MOST_ID, connect, warn
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ Grep = Annotated[
     str,
     typer.Option(metavar="PATTERN", help="Only lines in which this pattern of RE2 is found; (?i) ignores the case."),
 ]
-Tail = Annotated[int, typer.Option(help="Only the last so many of the lines that match; 0 for all.", min=0)]
+Tail = Annotated[
+    int, typer.Option(help="Only the last so many of the lines that match; 0 for all.", min=0, max=MOST_ID)
+]
 
 _AGE = re.compile(r"([0-9]{1,9})\s*([smhdw])")
 _SECONDS_BY_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

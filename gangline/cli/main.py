@@ -32,6 +32,7 @@ from gangline.cli import (
     trial,
     usage,
 )
+from gangline.cli.argument_mistake import UsageError, is_help, read_usage
 from gangline.cli.output.terminal import clean_output, complain, say
 from gangline.errors import Effect, ErrorKind, GanglineError
 
@@ -96,17 +97,34 @@ def run(arguments: Sequence[str]) -> int:
     """Runs the program with these arguments. Returns its exit status."""
     try:
         with clean_output():
-            app(args=list(arguments), prog_name="gangline")
+            # Without the standalone mode typer raises its errors, and returns the code of typer.Exit.
+            code = app(args=list(arguments), prog_name="gangline", standalone_mode=False)
     except GanglineError as error:
-        complain("error", error.message)
-        if error.request_id and error.effect is Effect.UNKNOWN:
-            return 3
-        return 1 if error.kind in _FAILURES else 2
+        return _show(error)
+    except UsageError as error:
+        return _show_usage(error)
+    except typer.Abort:
+        return _show(GanglineError("cli.no_answer", "the question got no answer; nothing was done", ErrorKind.INTERNAL))
     except KeyboardInterrupt:
         return 130
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    return 0
+    return code if isinstance(code, int) else 0
+
+
+def _show_usage(error: Exception) -> int:
+    """Shows the help where a group was called without a command, else the mistake. Returns the exit status."""
+    if not is_help(error):
+        return _show(read_usage(error))
+    say(str(error).splitlines())
+    return 2
+
+
+def _show(error: GanglineError) -> int:
+    complain("error", error.message)
+    if error.request_id and error.effect is Effect.UNKNOWN:
+        return 3
+    return 1 if error.kind in _FAILURES else 2
 
 
 def main() -> None:

@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gangline.cli.output.terminal import complain, say, say_json, say_table
-from gangline.errors import invalid
+from gangline.errors import GanglineError, invalid
 
 if TYPE_CHECKING:
     from gangline.cli.output.table import Column
     from gangline.client import Client
 
+# The largest id that the wire carries.
+MOST_ID = 2**63 - 1
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Wide = Annotated[bool, typer.Option("--wide", help="Show every column whole on a terminal, even where lines wrap.")]
-ExperimentId = Annotated[int, typer.Argument(metavar="ID", help="The number of the experiment.", min=1)]
-ExperimentIds = Annotated[list[int], typer.Argument(metavar="ID...", help="The numbers of the experiments.", min=1)]
+ExperimentId = Annotated[int, typer.Argument(metavar="ID", help="The number of the experiment.", min=1, max=MOST_ID)]
+ExperimentIds = Annotated[
+    list[int], typer.Argument(metavar="ID...", help="The numbers of the experiments.", min=1, max=MOST_ID)
+]
 Seed = Annotated[
     int | None,
-    typer.Option(
-        help="The experiment's seed, where the file leaves it open; as preview-search shows it.", min=0, max=2**31 - 1
-    ),
+    typer.Option(help="The seed where the file leaves it open, as preview-search shows it.", min=0, max=2**31 - 1),
 ]
 TrialId = Annotated[str, typer.Option("--trial", metavar="ID", help="Only this trial, as 7.1.")]
 
@@ -83,15 +85,27 @@ def format_instant(at: float) -> str:
 
 
 def read_text(config: Path) -> str:
-    """Reads a file. Raises GanglineError `config.unreadable`."""
+    """Reads the experiment's YAML file. Raises GanglineError `config.unreadable`."""
     try:
         return config.read_text("utf-8")
-    except OSError as failure:
-        raise invalid("config.unreadable", f"cannot read {config}: {failure.strerror}") from failure
-    except UnicodeDecodeError as failure:
-        raise invalid(
-            "config.unreadable", f"{config} is no text: {failure.reason} at byte {failure.start}"
-        ) from failure
+    except FileNotFoundError as failure:
+        raise _unreadable(config, "there is no such file; give the YAML file") from failure
+    except IsADirectoryError as failure:
+        raise _unreadable(config, "it is a folder; give the YAML file") from failure
+    except PermissionError as failure:
+        raise _unreadable(config, "this account may not read it; change its mode") from failure
+    except (OSError, ValueError) as failure:
+        if isinstance(failure, UnicodeDecodeError):
+            where = f"byte {failure.start} is no UTF-8"
+            raise invalid(
+                "config.unreadable", f"{config} is no text ({where}); give the experiment's YAML file"
+            ) from failure
+        reason = failure.strerror if isinstance(failure, OSError) else "this is no name of a file"
+        raise _unreadable(config, f"{reason}; give the YAML file") from failure
+
+
+def _unreadable(config: Path, why: str) -> GanglineError:
+    return invalid("config.unreadable", f"cannot read {config}: {why}")
 
 
 def warn(text: str) -> None:

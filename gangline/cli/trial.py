@@ -128,12 +128,13 @@ def _description(view: TrialView) -> list[str]:
     words = [f"trial {trial.id}: {trial.outcome or trial.state}", batches_of(view)]
     lines = [", ".join(words)]
     lines += [f"  on {place}" for place in [place_of(view)] if place]
-    lines += [f"  waits: {reason}" for reason in [waiting_for(view)] if reason]
-    if trial.reason:
+    lines += [f"  waits: {reason}" for reason in [waiting_for(view, names_failure=False)] if reason]
+    # Before its end a trial's last failure has a line of its own.
+    if trial.reason and (trial.outcome or trial.last_failure is None):
         lines.append(f"  reason: {trial.reason}")
     lines.append(f"  hyperparameters: {format_values(flatten(json.loads(trial.hyperparameters_json or '{}')))}")
     if trial.best_validation is not None:
         lines.append(f"  best validation: {trial.best_validation:.4g} (after {trial.best_validation_batches} batches)")
     if trial.restarts and (trial.outcome or trial.last_failure is None):  # else trial_lines names the last one
         lines.append(f"  restarts: {trial.restarts}")
-    return [*lines, *trial_lines(view)]
+    return [*lines, *trial_lines(view, trial.reason)]

@@ -104,8 +104,10 @@ def load_login() -> Login | None:
         return replace(login, address=",".join(parse_addresses(login.address, "it")))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, AttributeError, OSError, GanglineError) as failure:
-        raise GanglineError("login.broken_file", f"cannot use {path}: {failure}; delete it") from failure
+    except OSError as failure:
+        raise GanglineError("login.broken_file", f"cannot use {path}: {failure.strerror}; delete it") from failure
+    except (ValueError, TypeError, AttributeError, GanglineError) as failure:
+        raise GanglineError("login.broken_file", f"cannot use {path}: it is no login file; delete it") from failure
 
 
 def save_login(login: Login) -> Path:

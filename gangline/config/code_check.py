@@ -57,9 +57,9 @@ def _parse(path: Path, place: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
     except SyntaxError as failure:
-        raise invalid("code.syntax", f"{place} line {failure.lineno}: {failure.msg}") from failure
+        raise invalid("code.syntax", f"{place} line {failure.lineno} is no valid Python: {failure.msg}") from failure
     except ValueError as failure:
-        raise invalid("code.syntax", f"{place} is no Python source: {failure}") from failure
+        raise invalid("code.syntax", f"{place} is no Python source; save it as UTF-8 text") from failure
 
 
 def _definition(tree: ast.Module, name: str) -> ast.stmt | None:

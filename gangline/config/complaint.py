@@ -1,37 +1,20 @@
-"""PURE: turns pydantic's list of errors into complaints that name the place, the found value and the expected one. It
-knows the error types that the models of this package can raise; any other type is passed on with pydantic's message.
-gangline.config.parse adds line numbers and raises."""
+"""PURE: turns pydantic's list of errors into complaints that name the place, the found value and the expected one.
+
+gangline.config.mistake words them; gangline.config.parse adds line numbers and raises.
+"""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from gangline.config.section import FAULT, clip, describe
+from gangline.config.mistake import say_mistake
+from gangline.config.section import FAULT, clip
 
 Path = tuple[str | int, ...]
-
-_EXPECTED_BY_ERROR = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "a string",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-}
-_LIMIT_BY_ERROR = {
-    "greater_than": ("above", "gt"),
-    "greater_than_equal": ("at least", "ge"),
-    "less_than": ("below", "lt"),
-    "less_than_equal": ("at most", "le"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +42,17 @@ def join_path(path: Path) -> str:
 
 def _complaint(entry: dict[str, Any], document: Any) -> Complaint:
     path, context = _real_path(entry["loc"], document), entry.get("ctx", {})
-    error_type, value = entry["type"], entry["input"]
+    error_type = entry["type"]
     if error_type == FAULT:
         return Complaint(context["code"], (*path, *context["path"]), context["text"])
+    return Complaint(_code_of(error_type), path, say_mistake(entry))
+
+
+def _code_of(error_type: str) -> str:
     if error_type == "missing":
-        return Complaint("missing_key", path, "required, but missing")
-    if error_type in _EXPECTED_BY_ERROR:
-        return Complaint("wrong_type", path, f"expected {_EXPECTED_BY_ERROR[error_type]}, found {describe(value)}")
-    if error_type in _LIMIT_BY_ERROR:
-        words, key = _LIMIT_BY_ERROR[error_type]
-        return Complaint("invalid_value", path, f"must be {words} {context[key]:g}, found {clip(str(value))}")
-    if error_type == "literal_error":
-        return Complaint("invalid_value", path, _no_choice(context["expected"], value))
-    return Complaint("invalid_value", path, f"{entry['msg']}, found {describe(value)}")
-
-
-def _no_choice(expected: str, value: Any) -> str:
-    choices = [choice.strip("' ") for choice in expected.replace(" or ", ", ").split(",")]
-    nearest = difflib.get_close_matches(clip(str(value)), choices, n=1)
-    advice = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"must be one of {', '.join(choices)}, found {describe(value)}{advice}"
+        return "missing_key"
+    is_wrong_type = error_type.endswith("_type") or error_type == "int_from_float"
+    return "wrong_type" if is_wrong_type else "invalid_value"
 
 
 def _real_path(location: Sequence[str | int], document: Any) -> Path:

@@ -40,6 +40,8 @@ def read_config(values: Any) -> tuple[ExperimentConfig, list[str]]:
 
 
 def _read(document: Document) -> tuple[ExperimentConfig, list[str]]:
+    if document.values is None:
+        raise invalid("config.wrong_type", "the configuration is empty; it needs at least entrypoint and searcher")
     if not isinstance(document.values, dict):
         description = describe(document.values)
         raise invalid(
@@ -62,7 +64,9 @@ def check_config(config_json: str) -> ExperimentConfig:
     try:
         values = json.loads(config_json)
     except ValueError as error:
-        raise invalid("config.syntax", f"the configuration is no JSON document: {error}") from error
+        raise invalid(
+            "config.syntax", "the configuration is no JSON document; check its quotes, commas and brackets"
+        ) from error
     except RecursionError as error:
         raise too_deep() from error
     unusable = find_unusable(values)

@@ -37,6 +37,41 @@ class Document:
 _MOST_DIGITS = 64
 
 
+# The patterns match PyYAML's problems from their beginning; \\1 is the quoted part of the text.
+_WORDS_BY_PROBLEM = (
+    (r"found character '\\t'", r"a tab cannot indent a line; use spaces"),
+    (r"found character '(.)'", r"a value cannot begin with \1; put the value in quotes"),
+    (
+        r"mapping values are not allowed",
+        r"a second ': ' in one line, or a line that is indented too far; put a value that contains ': ' in quotes",
+    ),
+    (r"expected ',' or '(.)'", r"a comma or the closing \1 is missing"),
+    (r"found unexpected end of stream", r"a string in quotes has no closing quote"),
+    (r"found undefined alias '(.*)'", r"no anchor &\1 precedes the alias *\1; a value that begins with * needs quotes"),
+    (r"found duplicate anchor '(.*?)'", r"the anchor &\1 occurs a second time; rename one"),
+    (r"could not determine a constructor for the tag '(.*)'", r"the tag \1 has no meaning here; remove it"),
+    (r"but found another document", r"a second document begins here; keep one, and remove the line ---"),
+    (r"found unhashable key", r"a list or a mapping cannot be a key; use a string"),
+    (
+        r"found unknown escape character '(.)'",
+        r"a string in double quotes has the unknown escape \\\1; use single quotes, or write \\\\\1",
+    ),
+    (r"could not find expected ':'", r"the ':' after a key is missing, or a line is indented too little"),
+    (r"expected <block end>", r"this line is not indented as the lines before it"),
+    (
+        r"expected the node content",
+        r"a value is missing here; one that begins with a special character needs quotes",
+    ),
+    (r"expected alphabetic or numeric character", r"* and & need a name; put a value that begins with one in quotes"),
+    (r"expected a single document", r"a second document begins here; keep one, and remove the line ---"),
+    (r"expected a mapping", r"<< merges mappings only; name the anchor of a mapping"),
+)
+
+
+class _ValueFault(yaml.constructor.ConstructorError):
+    """A value that this module refuses; its problem is our own sentence."""
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader with its own table of number shapes, a limit on nesting, and one-line errors for malformed numbers and
     dates."""
@@ -58,25 +93,25 @@ class _Loader(yaml.SafeLoader):
             return self.construct_yaml_bool(node)
         except LookupError as failure:
             what = f"{clip(node.value)!r} is neither true nor false"
-            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from failure
+            raise _ValueFault(None, None, what, node.start_mark) from failure
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         if len(node.value) > _MOST_DIGITS:
             what = f"a number of {len(node.value)} characters is beyond 64 bits; write it as a string, in quotes"
-            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+            raise _ValueFault(None, None, what, node.start_mark)
         read = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
         try:
             return read(node)
         except (ValueError, ArithmeticError, LookupError) as failure:
             what = f"{node.value!r} is no number; write it as a string, in quotes"
-            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from failure
+            raise _ValueFault(None, None, what, node.start_mark) from failure
 
     def construct_date(self, node: yaml.ScalarNode) -> Any:
         try:
             return self.construct_yaml_timestamp(node)
         except (ValueError, ArithmeticError, AttributeError) as failure:
             what = f"{clip(node.value)!r} is no date; write it as a string, in quotes"
-            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from failure
+            raise _ValueFault(None, None, what, node.start_mark) from failure
 
 
 _Loader.add_constructor("tag:yaml.org,2002:bool", _Loader.construct_flag)
@@ -116,7 +151,9 @@ def parse_document(text: str) -> Document:
         # Aliases of nested values can be deep together, although each is shallow where it is written.
         raise too_deep() from failure
     except (ValueError, OverflowError) as failure:
-        raise invalid("config.syntax", f"the configuration is no YAML: {failure}") from failure
+        raise invalid(
+            "config.syntax", "the configuration is no YAML; a number or a date in it is out of range"
+        ) from failure
     return Document(values, lines)
 
 
@@ -133,7 +170,7 @@ def _check_aliases(root: yaml.Node | None) -> None:
             size_by_id[id(node)] = 0
             size_by_id[id(node)] = 1 + sum(measure(inner) for inner in _inner(node))
         elif not size_by_id[id(node)]:
-            raise yaml.composer.ComposerError(None, None, "an alias stands inside of its own anchor", node.start_mark)
+            raise _ValueFault(None, None, "an alias stands inside of its own anchor", node.start_mark)
         return size_by_id[id(node)]
 
     num_values = measure(root) if root is not None else 0
@@ -172,6 +209,19 @@ def _note_lines(node: yaml.Node | None, path: tuple[str | int, ...], lines: dict
 
 def _syntax_error(failure: yaml.YAMLError) -> GanglineError:
     mark = getattr(failure, "problem_mark", None)
-    problem = getattr(failure, "problem", None) or str(failure).splitlines()[0]
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return invalid("config.syntax", f"{place}this is no valid YAML: {problem}")
+    return invalid("config.syntax", f"{place}this is no valid YAML: {_words_of(failure)}")
+
+
+def _words_of(failure: yaml.YAMLError) -> str:
+    """Returns our own sentence for an error of PyYAML."""
+    if isinstance(failure, _ValueFault):
+        return str(failure.problem)
+    if isinstance(failure, yaml.reader.ReaderError):
+        return f"the character at position {failure.position} cannot be printed; remove it, or save the file as UTF-8"
+    problem = getattr(failure, "problem", None) or ""
+    for pattern, words in _WORDS_BY_PROBLEM:
+        match = re.match(pattern, problem)
+        if match is not None:
+            return match.expand(words)
+    return "check the quotes, brackets and indentation here"

@@ -6,6 +6,8 @@ An experiment is a number (7), its trials are "7.1", "7.2", and the attempts to 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gangline.errors import GanglineError, invalid, not_found
 from gangline.printable import find_unprintable
 
@@ -35,6 +37,24 @@ def parse_allocation_id(text: str) -> tuple[str, int]:
     return trial_id(experiment, number), attempt
 
 
+def describe_allocation(allocation: str) -> str:
+    """Returns "trial 7.1, attempt 2" for the allocation 7.1.2, because users know trials. A text that is no such id
+    stays: files of the simulator name their tasks freely."""
+    trial, _, attempt = allocation.rpartition(".")
+    return f"{describe_trial(trial)}, attempt {attempt}" if _is_id(allocation, 3) else allocation
+
+
+def describe_trial(trial: str) -> str:
+    """Returns "trial 7.1"; a text that is no id of a trial stays."""
+    return f"trial {trial}" if _is_id(trial, 2) else trial
+
+
+def describe_allocations(allocations: Iterable[str]) -> str:
+    """Returns "trial 7.1 (attempt 2), trial 8.1 (attempt 1)"."""
+    described = [describe_allocation(allocation).partition(", ") for allocation in allocations]
+    return ", ".join(f"{trial} ({attempt})" if attempt else trial for trial, _, attempt in described)
+
+
 def parse_job_id(text: str) -> tuple[int, str]:
     """Returns the experiment id, and the trial id where the text names a trial. Raises GanglineError `id.job`."""
     if _is_number(text):
@@ -52,11 +72,15 @@ def check_checkpoint_id(text: str) -> None:
         raise invalid("checkpoint.id", f"{text!r} is no id of a checkpoint; give the one that saving it returned")
 
 
-def _parse_numbers(text: str, count: int, what: str, example: str) -> tuple[int, ...]:
+def _is_id(text: str, count: int) -> bool:
     parts = text.split(".")
-    if len(parts) != count or not all(map(_is_number, parts)):
+    return len(parts) == count and all(map(_is_number, parts))
+
+
+def _parse_numbers(text: str, count: int, what: str, example: str) -> tuple[int, ...]:
+    if not _is_id(text, count):
         raise _malformed(text, what, example)
-    return tuple(int(part) for part in parts)
+    return tuple(int(part) for part in text.split("."))
 
 
 def _is_number(text: str) -> bool:

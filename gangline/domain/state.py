@@ -135,7 +135,13 @@ class ReasonCode(StrEnum):
     WAITING_FOR_PREEMPTION = "WAITING_FOR_PREEMPTION"
     BACKOFF_AFTER_FAILURE = "BACKOFF_AFTER_FAILURE"
     AGENTS_UNHEALTHY = "AGENTS_UNHEALTHY"
+    AGENTS_DISABLED = "AGENTS_DISABLED"
     PAUSED = "PAUSED"
     SEARCH_WAITING = "SEARCH_WAITING"
     NO_MATCHING_POOL = "NO_MATCHING_POOL"
     RUNS_SHRUNK = "RUNS_SHRUNK"
+
+    @property
+    def general(self) -> ReasonCode:
+        """Returns the code of the first version that comes nearest to this one, for peers that know no later codes."""
+        return ReasonCode.AGENTS_UNHEALTHY if self is ReasonCode.AGENTS_DISABLED else self

@@ -14,6 +14,7 @@ from typing import Any, cast
 import grpc
 
 from gangline.errors import Effect, ErrorKind, GanglineError
+from gangline.protocol import transport_fault
 from gangline.v1 import types_pb2
 
 AUTHORIZATION_KEY = "authorization"
@@ -80,8 +81,6 @@ _KIND_BY_STATUS = {status: kind for kind, status in _STATUS_BY_KIND.items()}
 _KIND_BY_NUMBER = {int(status.value[0]): kind for status, kind in _KIND_BY_STATUS.items()}
 _NUMBER_BY_EFFECT = {Effect.NONE: types_pb2.EFFECT_NONE, Effect.UNKNOWN: types_pb2.EFFECT_UNKNOWN}
 _EFFECT_BY_NUMBER = {number: effect for effect, number in _NUMBER_BY_EFFECT.items()}
-# grpc's messages for a call that found no connection. No byte of such a call was sent, so it has had no effect.
-_NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed")
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
@@ -141,12 +140,13 @@ def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
     status = failure.code()
     kind = _KIND_BY_STATUS.get(status, ErrorKind.INTERNAL)
     if kind is ErrorKind.UNAVAILABLE:
-        is_sent = not any(text in (failure.details() or "") for text in _NEVER_SENT)
-        effect = Effect.UNKNOWN if is_sent else Effect.NONE
-        return GanglineError("rpc.unreachable", f"cannot reach {target}: {failure.details()}", kind, effect)
+        fault = transport_fault.unreachable(failure.details() or "")
+        return GanglineError("rpc.unreachable", f"cannot reach {target}: {fault.words}", kind, fault.effect)
     if kind is ErrorKind.TIMEOUT:
-        return GanglineError("rpc.timeout", f"{target} did not answer in time", kind)
-    return GanglineError("rpc.failed", f"{target} answered {status.name}: {failure.details()}", kind)
+        return GanglineError("rpc.timeout", f"{target} did not answer in time; try again", kind)
+    return GanglineError(
+        "rpc.failed", f"{target} {transport_fault.refused(status.name, failure.details() or '')}", kind
+    )
 
 
 def is_answer(failure: grpc.RpcError) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from google.protobuf.message import Message
 
+from gangline.domain.state import ReasonCode
 from gangline.v1 import types_pb2
 
 # Where a record's message is looked for. Those after the first are loaded when a record is not in types.proto, so a
@@ -137,7 +138,8 @@ def _field_plan(name: str, hint: Any, default: Any) -> tuple[Setter, Getter]:
     if typing.get_origin(hint) is Mapping:
         return (lambda m, v: getattr(m, name).update(v), lambda m: dict(getattr(m, name)))
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return _enum_plan(name, hint, None if default is MISSING else default, is_optional)
+        plan = _enum_plan(name, hint, None if default is MISSING else default, is_optional)
+        return _exact_plan(name, hint, plan) if hint is ReasonCode and name == "code" else plan
     if is_dataclass(hint):
         return _record_plan(name, cast("type", hint), is_optional)
     if is_optional:
@@ -179,6 +181,20 @@ def _enum_plan(name: str, hint: type[StrEnum], default: Any, is_optional: bool) 
         return cast("StrEnum | None", member)
 
     return (lambda m, v: setattr(m, name, enum_number(v)), get)
+
+
+def _exact_plan(name: str, hint: type[StrEnum], plan: tuple[Setter, Getter]) -> tuple[Setter, Getter]:
+    """Maps a member that is later than the first version to two fields: to the member's general one, which every
+    version knows, and to the field exact_<name>. A reader that does not know the exact one takes the general one."""
+    set_general, get_general = plan
+    exact_name = f"exact_{name}"
+
+    def set_both(message: Any, member: Any) -> None:
+        set_general(message, member.general)
+        if member.general is not member:
+            setattr(message, exact_name, enum_number(member))
+
+    return (set_both, lambda m: enum_member(hint, getattr(m, exact_name)) or get_general(m))
 
 
 def _record_plan(name: str, hint: type, is_optional: bool) -> tuple[Setter, Getter]:

@@ -415,6 +415,8 @@ class _ReasonCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     REASON_CODE_PAUSED: _ReasonCode.ValueType  # 9
     REASON_CODE_SEARCH_WAITING: _ReasonCode.ValueType  # 10
     REASON_CODE_NO_MATCHING_POOL: _ReasonCode.ValueType  # 11
+    REASON_CODE_AGENTS_DISABLED: _ReasonCode.ValueType  # 12
+    """Agents or slots that an administrator has drained or disabled would be enough."""
     REASON_CODE_RUNS_SHRUNK: _ReasonCode.ValueType  # 20
     """Of a trial that runs: on fewer slots than slots_per_trial."""
 
@@ -432,6 +434,8 @@ REASON_CODE_AGENTS_UNHEALTHY: ReasonCode.ValueType  # 8
 REASON_CODE_PAUSED: ReasonCode.ValueType  # 9
 REASON_CODE_SEARCH_WAITING: ReasonCode.ValueType  # 10
 REASON_CODE_NO_MATCHING_POOL: ReasonCode.ValueType  # 11
+REASON_CODE_AGENTS_DISABLED: ReasonCode.ValueType  # 12
+"""Agents or slots that an administrator has drained or disabled would be enough."""
 REASON_CODE_RUNS_SHRUNK: ReasonCode.ValueType  # 20
 """Of a trial that runs: on fewer slots than slots_per_trial."""
 Global___ReasonCode: typing_extensions.TypeAlias = ReasonCode
@@ -945,12 +949,16 @@ class Reason(google.protobuf.message.Message):
     BLOCKING_IDS_FIELD_NUMBER: builtins.int
     ETA_AT_FIELD_NUMBER: builtins.int
     CHANGES_JSON_FIELD_NUMBER: builtins.int
+    EXACT_CODE_FIELD_NUMBER: builtins.int
     code: Global___ReasonCode.ValueType
+    """A code of the first version. Readers stop at a code that they do not know, so later codes go into exact_code."""
     message: builtins.str
     would_start_if: builtins.str
     eta_at: builtins.float
     changes_json: builtins.str
     """What would_start_if says, as records that a simulation can apply: a JSON list."""
+    exact_code: Global___ReasonCode.ValueType
+    """Unspecified where it is the same as code."""
     @property
     def blocking_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -962,9 +970,10 @@ class Reason(google.protobuf.message.Message):
         blocking_ids: collections.abc.Iterable[builtins.str] | None = ...,
         eta_at: builtins.float | None = ...,
         changes_json: builtins.str = ...,
+        exact_code: Global___ReasonCode.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_eta_at", b"_eta_at", "eta_at", b"eta_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_eta_at", b"_eta_at", "blocking_ids", b"blocking_ids", "changes_json", b"changes_json", "code", b"code", "eta_at", b"eta_at", "message", b"message", "would_start_if", b"would_start_if"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_eta_at", b"_eta_at", "blocking_ids", b"blocking_ids", "changes_json", b"changes_json", "code", b"code", "eta_at", b"eta_at", "exact_code", b"exact_code", "message", b"message", "would_start_if", b"would_start_if"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_eta_at", b"_eta_at"]) -> typing.Literal["eta_at"] | None: ...
 
 Global___Reason: typing_extensions.TypeAlias = Reason

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from gangline.config.mistake import say_expectation
 from gangline.errors import GanglineError, invalid
 
 Path = Sequence[int | str]
@@ -43,7 +44,7 @@ def explain(model: type[BaseModel], error: ValidationError, layers: Sequence[Lay
         flag = "--" + key.replace("_", "-").replace(".", "-")
         return invalid("settings.missing", f"{key} is not set; give {flag}, or set it in {layers[-1].name}")
     given = problem.get("input")
-    return invalid("settings.invalid", f"{key} in {origin} cannot be {given!r}: {_sentence(problem['msg'])}")
+    return invalid("settings.invalid", f"{key} in {origin} cannot be {given!r}: {say_expectation(problem)}")
 
 
 def _unknown_key(model: type[BaseModel], path: Path, key: str, origin: str) -> GanglineError:
@@ -75,7 +76,3 @@ def _has(values: Any, path: Path) -> bool:
         else:
             values = values[part]
     return True
-
-
-def _sentence(message: str) -> str:
-    return message[:1].lower() + message[1:]

@@ -60,14 +60,14 @@ def test_gang_waits_for_a_drained_agent_says_so_and_starts_when_it_is_back(
     gate.allow(NUM_BATCHES)
     assert cluster.run("agent", "disable", "agent-2", "--drain").stdout == "agent agent-2: DRAINING\n"
     number = submit(client, gate, slots=4)
-    wait_for(lambda: reason_of(client, number) is ReasonCode.AGENTS_UNHEALTHY, "the reason", 60)
+    wait_for(lambda: reason_of(client, number) is ReasonCode.AGENTS_DISABLED, "the reason", 60)
     explanation = cluster.run("job", "explain", str(number)).stdout
-    assert "AGENTS_UNHEALTHY: needs 4 slots" in explanation
+    assert "AGENTS_DISABLED: needs 4 slots" in explanation
     assert "  blocked by agent-2: agent in pool 'default', DRAINING\n" in explanation
     assert "starts if: " in explanation
     assert "  starts: nobody can tell when\n" in explanation
     row = cluster.run("job", "list").stdout.splitlines()[1].split()
-    assert (row[0], row[1], row[-1]) == ("1", f"{number}.1", "AGENTS_UNHEALTHY")
+    assert (row[0], row[1], row[-1]) == ("1", f"{number}.1", "AGENTS_DISABLED")
     headers = {"Authorization": f"Bearer {cluster.login.token}"}
     answer = httpx.get(f"{cluster.http_url}/api/v1/jobs/{number}.1/explanation", headers=headers).json()
     assert [blocker["id"] for blocker in answer["tasks"][0]["blockers"]] == ["agent-2"]
@@ -83,7 +83,7 @@ def test_queue_is_reordered_while_it_waits(cluster: Cluster, client: Client, tmp
     wait_for(lambda: queued(client) == [first, second, third], "three in the queue", 60)
     assert reason_of(client, first) is ReasonCode.NO_CAPACITY
     explanation = cluster.run("job", "explain", str(first)).stdout
-    assert f"  blocked by {holder}.1.1: trial {holder}.1 of experiment {holder} gated, " in explanation
+    assert f"  blocked by trial {holder}.1 of experiment {holder} gated, " in explanation
     cluster.run("job", "update", str(third), "--ahead-of", str(first))
     wait_for(lambda: queued(client) == [third, first, second], "the third to be first", 60)
     cluster.run("experiment", "set", "priority", str(second), "1")
@@ -104,7 +104,7 @@ def test_disabled_slot_gives_its_work_back(cluster: Cluster, client: Client, tmp
     gate.wait_at(f"{number}.1.1", 2)
     assert cluster.run("slot", "disable", "agent-1/0").stdout == "slot agent-1/0: DISABLED\n"
     gate.allow(NUM_BATCHES)
-    wait_for(lambda: reason_of(client, number) is ReasonCode.AGENTS_UNHEALTHY, "its trial to wait again", 60)
+    wait_for(lambda: reason_of(client, number) is ReasonCode.AGENTS_DISABLED, "its trial to wait again", 60)
     assert "blocked by agent-1: agent in pool 'default', 1 of 2 slots DISABLED" in (
         cluster.run("job", "explain", f"{number}.1").stdout
     )

@@ -24,7 +24,13 @@ from tests.support.scheduler_model import RULES, Model
 AGENTS = {"a1": 2, "a2": 2}
 POOLS = [PoolConfig("default"), PoolConfig("default", policy="fair_share", is_preemption_on=True)]
 # Codes of requests that would not get slots if work on fewer slots did not grow.
-ELSEWHERE = (ReasonCode.AGENTS_UNHEALTHY, ReasonCode.NEVER_FITS, ReasonCode.QUOTA_EXCEEDED, ReasonCode.PAUSED)
+ELSEWHERE = (
+    ReasonCode.AGENTS_UNHEALTHY,
+    ReasonCode.AGENTS_DISABLED,
+    ReasonCode.NEVER_FITS,
+    ReasonCode.QUOTA_EXCEEDED,
+    ReasonCode.PAUSED,
+)
 pick = st.integers(0, 1 << 16)
 
 

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot, plan
-from services.scheduler.placement.capacity.outlook import LEAST_LEFT_SECONDS
+from services.scheduler.placement.capacity.outlook import LEAST_LEFT_SECONDS, LEAST_OVERRUN_SECONDS
 from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.played import Run
 from services.scheduler.simulator.strategy import choose_strategies
@@ -110,3 +110,50 @@ def test_a_request_that_has_work_stopped_starts_at_its_eta(sizes: list[int], dat
     if first is not None:
         assert _etas((first,)) == [(100.0, 100.0 + LEAST_LEFT_SECONDS, first.started_at)]
         assert first.started_at == 100.0 + LEAST_LEFT_SECONDS
+
+
+_NOW = 10_000.0
+# Work that began before now: its agent, its slots, the seconds since its start, its estimated end relative to now,
+# None for unknown, and whether it is being stopped.
+_WORK = st.tuples(
+    st.integers(0, 2), st.integers(1, 4), st.floats(0, 5000), st.none() | st.floats(-500, 500), st.booleans()
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(_WORK, max_size=8), st.integers(1, 12), st.floats(0.01, 120))
+def test_a_start_does_not_jump_while_nothing_happens(
+    works: list[tuple[int, int, float, float | None, bool]], slots: int, passed: float
+) -> None:
+    """Between two cycles without an event, the expected start moves by 2 s a second at most, and by 1 s more.
+
+    Each expected end moves by no more than that, and never backwards. The start of the request is a maximum of minima
+    of these ends, and such a value moves no more than the end that moves most.
+    """
+    used = [0, 0, 0]
+    running = []
+    for number, (agent, wanted, elapsed, left, is_stopping) in enumerate(works):
+        held = min(wanted, 4 - used[agent])
+        if held:
+            used[agent] += held
+            end = 0.0 if left is None else _NOW + left
+            running.append(
+                Running(
+                    f"{number}.1.1",
+                    f"{number}.1",
+                    str(number),
+                    POOL,
+                    {f"a{agent}": held},
+                    started_at=_NOW - elapsed,
+                    estimated_end_at=end,
+                    is_stopping=is_stopping,
+                )
+            )
+    agents = tuple(AgentRoom(f"a{agent}", POOL, 4, used=busy) for agent, busy in enumerate(used))
+    snapshot = Snapshot((PoolConfig(POOL),), agents, (PendingRequest("99.1", "99", POOL, slots),), tuple(running))
+    before, after = (plan(snapshot, now).reasons.get("99.1") for now in (_NOW, _NOW + passed))
+    assert (before is None) == (after is None)
+    if before is None or after is None or before.eta_at is None or after.eta_at is None:
+        return
+    assert before.code == after.code
+    assert -1e-6 <= after.eta_at - before.eta_at <= 2 * passed + LEAST_OVERRUN_SECONDS + 1e-6

@@ -11,7 +11,7 @@ import pytest
 from gangline.domain import allocation, experiment, explanation, fusion, history, resource, search, task, trace, view
 from gangline.domain.state import ReasonCode, State
 from gangline.protocol import wire
-from gangline.v1 import gateway_pb2, ingest_pb2
+from gangline.v1 import gateway_pb2, ingest_pb2, types_pb2
 
 MODULES = (allocation, experiment, explanation, fusion, history, resource, search, task, trace, view)
 # Groups fields of a TrialView for the HTTP API and crosses no wire.
@@ -84,3 +84,24 @@ def test_an_absent_part_of_a_view_is_none() -> None:
     cluster = wire.from_proto(view.ClusterView, empty)
     assert (cluster.cluster, cluster.leader, cluster.etcd) == (resource.Cluster(0, "", 0.0), None, None)
     assert wire.from_proto(view.TrialView, gateway_pb2.TrialView(trial=wire.to_proto(TRIAL))) == view.TrialView(TRIAL)
+
+
+def test_a_later_code_reaches_old_readers_as_a_general_one() -> None:
+    reason = allocation.Reason(ReasonCode.AGENTS_DISABLED, "a1 is drained")
+    message = wire.to_proto(reason)
+    assert (message.code, message.exact_code) == (
+        types_pb2.REASON_CODE_AGENTS_UNHEALTHY,
+        types_pb2.REASON_CODE_AGENTS_DISABLED,
+    )
+    assert wire.from_proto(allocation.Reason, message) == reason
+    # A reader of this version meets a code of the next one.
+    message.exact_code = 999
+    assert wire.from_proto(allocation.Reason, message).code is ReasonCode.AGENTS_UNHEALTHY
+
+
+@pytest.mark.parametrize("code", ReasonCode)
+def test_the_general_code_is_one_of_the_first_version(code: ReasonCode) -> None:
+    message = wire.to_proto(allocation.Reason(code, "x"))
+    assert message.code in {*range(1, 12), types_pb2.REASON_CODE_RUNS_SHRUNK}
+    assert bool(message.exact_code) == (code.general is not code)
+    assert wire.from_proto(allocation.Reason, message).code is code

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 
 from gangline.cli.output.table import Column
 from gangline.cli.output.text import count, format_age, format_until
-from gangline.domain.explanation import Explanation, TaskExplanation, place_of
-from gangline.domain.state import State
+from gangline.domain.experiment import Experiment
+from gangline.domain.explanation import Blocker, Explanation, TaskExplanation, place_of
+from gangline.domain.id import describe_allocations
+from gangline.domain.state import ReasonCode, State
 from gangline.domain.task import Task
 
 COLUMNS = (
@@ -53,17 +55,22 @@ def explanation_lines(explanation: Explanation, now: float, tell_instant: Callab
     task_reason_codes = {
         explained.task.reason.code for explained in explanation.tasks if explained.task.reason is not None
     }
-    if reason is not None and reason.code not in task_reason_codes:
+    if experiment.state is State.PAUSED and reason is not None:
+        lines = [f"{lines[0]}, {experiment.reason or reason.message}", f"  goes on if: {reason.would_start_if}"]
+    elif reason is not None and reason.code not in task_reason_codes:
         lines += [f"  {reason.code}: {reason.message}", f"  goes on if: {reason.would_start_if}"]
     elif reason is None and experiment.reason:
         lines.append(f"  reason: {experiment.reason}")
     for explained in explanation.tasks[:_MOST_TASKS]:
-        lines += _task_lines(explained, now, tell_instant)
+        lines += _task_lines(explained, experiment, now, tell_instant)
     left = len(explanation.tasks) - _MOST_TASKS
     return [*lines, f"and {left} more trials; gangline job list shows them"] if left > 0 else lines
 
 
-def _task_lines(explained: TaskExplanation, now: float, tell_instant: Callable[[float], str]) -> list[str]:
+def _task_lines(
+    explained: TaskExplanation, experiment: Experiment, now: float, tell_instant: Callable[[float], str]
+) -> list[str]:
+    """Returns the lines of one trial, without reasons that the experiment's lines name already."""
     task, trial = explained.task, explained.task.trial
     if task.allocation is not None:
         lines = [f"trial {trial.id}: {task.allocation.state} on {place_of(task.allocation)}, {_terms(task)}"]
@@ -74,18 +81,30 @@ def _task_lines(explained: TaskExplanation, now: float, tell_instant: Callable[[
             lines += [f"  not before: {tell_instant(task.allocation.grow_at)}"] if task.allocation.grow_at > now else []
         return lines
     if task.request is None:
-        return [f"trial {trial.id}: {trial.outcome or trial.state}" + (f", {trial.reason}" if trial.reason else "")]
+        is_named = not trial.reason or trial.reason in experiment.reason
+        return [f"trial {trial.id}: {trial.outcome or trial.state}" + ("" if is_named else f", {trial.reason}")]
     place = f"place {task.queue_place} of the queue, " if task.queue_place else ""
     lines = [f"trial {trial.id}: {trial.state}, {place}needs {count(task.num_slots, 'slot')}, {_terms(task)}"]
     if task.reason is None:
         return [*lines, "  either it is about to start, or no scheduler leads and nobody can say why it waits"]
-    lines.append(f"  {task.reason.code}: {task.reason.message}")
-    lines += [f"  blocked by {blocker.id}: {blocker.text}" for blocker in explained.blockers]
+    is_paused = task.reason.code is ReasonCode.PAUSED and experiment.state is State.PAUSED
+    lines += [] if is_paused else [f"  {task.reason.code}: {task.reason.message}"]
+    lines += [f"  blocked by {_blocker_name(blocker)}{blocker.text}" for blocker in explained.blockers]
+    if is_paused:
+        return lines
     if task.reason.would_start_if:
         lines.append(f"  starts if: {task.reason.would_start_if}")
     at = task.reason.eta_at
     when = "nobody can tell when" if at is None else f"{tell_instant(at)} ({format_until(at, now)})"
     return [*lines, f"  starts: {when}"]
+
+
+def _blocker_name(blocker: Blocker) -> str:
+    """Returns the id of an agent. The text of a trial names it already; an allocation that is gone is named here."""
+    if blocker.kind in ("allocation", "trial"):
+        return ""
+    name = describe_allocations([blocker.id]) if blocker.id.count(".") > 1 and blocker.kind == "gone" else blocker.id
+    return f"{name}: "
 
 
 def _terms(task: Task) -> str:

@@ -23,6 +23,7 @@ from gangline.cli.output.summary import (
     batches_of,
     current_trial,
     is_search,
+    pause_of,
     place_of,
     progress_ratio,
     restart_line,
@@ -147,11 +148,12 @@ def _text(line: str, style: str = "", *, is_cut: bool = False) -> Text:
 def _panel(view: ExperimentView, now: float, width: int = 80, height: int = 24) -> Group:
     """Returns at most as many lines as the terminal has. width, height: of the terminal, in cells."""
     title, trial = _title(view, now, width), current_trial(view)
+    pause = [_text(f"  {pause_of(view)}", "yellow")] if pause_of(view) else []
     if is_search(view):
-        return Group(title, *_search_details(view, width, height))
+        return Group(title, *pause, *_search_details(view, width, height - len(pause)))
     if trial is None:
-        return Group(title)
-    return Group(title, *_details(trial))
+        return Group(title, *pause)
+    return Group(title, *pause, *_details(trial, is_paused=bool(pause)))
 
 
 def _title(view: ExperimentView, now: float, width: int) -> Text:
@@ -208,9 +210,11 @@ def _row(cells: list[Cell], style: str = "") -> Text:
     return line
 
 
-def _details(trial: TrialView) -> list[Text | Table]:
+def _details(trial: TrialView, *, is_paused: bool) -> list[Text | Table]:
+    """Returns the lines of the only trial. is_paused: a line of the experiment says why it waits."""
     details: list[Text | Table] = []
-    if reason := waiting_for(trial):
+    reason = "" if is_paused else waiting_for(trial, names_failure=False)
+    if reason:
         details.append(_text(f"  waits: {reason}", style="yellow"))
     if place := place_of(trial):
         details.append(_text(f"  on {place}", style="dim"))

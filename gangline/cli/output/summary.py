@@ -123,7 +123,7 @@ def _best_validation(trial: TrialView) -> str:
     return "-" if best is None else f"{best:.4g}"
 
 
-_MOST_LAST_LINES = 12
+_MOST_LAST_LINES = 20
 
 
 def status_word(item: Experiment | Trial) -> str:
@@ -149,14 +149,15 @@ def place_of(trial: TrialView) -> str:
     return "" if trial.allocation is None else explanation.place_of(trial.allocation)
 
 
-def waiting_for(trial: TrialView) -> str:
-    """Returns why it waits, and what would start it."""
+def waiting_for(trial: TrialView, *, names_failure: bool = True) -> str:
+    """Returns why it waits, and what would start it. names_failure: whether a back-off names the failure before it;
+    False where another line does."""
     if trial.reason is None:
         return ""
     words = trial.reason.message
     if trial.reason.would_start_if:
         words += f"; starts if {trial.reason.would_start_if}"
-    if trial.reason.code is ReasonCode.BACKOFF_AFTER_FAILURE and trial.trial.last_failure is not None:
+    if names_failure and trial.reason.code is ReasonCode.BACKOFF_AFTER_FAILURE and trial.trial.last_failure is not None:
         words += f"; failed first: {_blame(trial.trial.last_failure)}"
     return words
 
@@ -176,8 +177,8 @@ def status_line(view: ExperimentView) -> str:
     """Returns one line for the present state. Two views with the same line look the same to the user."""
     trial = current_trial(view)
     words = f"experiment {view.experiment.id} {view.experiment.name}: {status_word(view.experiment)}"
-    if view.experiment.state is State.PAUSED and view.experiment.reason:
-        words += f", {view.experiment.reason}"
+    if pause := pause_of(view):
+        words += f", {pause}"
     if is_search(view) and view.experiment.state is not State.TERMINAL:
         return f"{words}, {search_line(view)}"
     if trial is None or view.experiment.state is State.TERMINAL:
@@ -188,8 +189,17 @@ def status_line(view: ExperimentView) -> str:
         words += f" on {place}"
     if trial.progress is not None:
         words += f", {batches_of(trial)}"
-    details = waiting_for(trial) or training_figures(trial)
+    # The reason of a paused experiment is the reason of its trials too.
+    details = "" if pause else waiting_for(trial) or training_figures(trial)
     return f"{words}, {details}" if details else words
+
+
+def pause_of(view: ExperimentView) -> str:
+    """Returns who paused the experiment and what activates it; empty for an experiment that is not paused."""
+    if view.experiment.state is not State.PAUSED:
+        return ""
+    activated = f"goes on if {view.reason.would_start_if}" if view.reason is not None else ""
+    return "; ".join(part for part in (view.experiment.reason, activated) if part)
 
 
 def batches_of(trial: TrialView) -> str:
@@ -213,12 +223,13 @@ def final_lines(view: ExperimentView) -> list[str]:
         lines += [f"  {line}" for line in [search_line(view), *trial_table(view).splitlines()]]
     else:
         for trial in view.trials:
-            lines += trial_lines(trial)
+            lines += trial_lines(trial, experiment.reason)
     return lines + [f"  next: {command}" for command in _next_commands(view)]
 
 
-def trial_lines(view: TrialView) -> list[str]:
-    """Returns the results of one trial, and its first failure."""
+def trial_lines(view: TrialView, reason: str = "") -> list[str]:
+    """Returns the results of one trial, and its first failure. reason: a line that is shown above; a failure that it
+    names is not named again."""
 
     trial, lines = view.trial, []
     metrics = json.loads(trial.validation_json) if trial.validation_json else {}
@@ -235,9 +246,25 @@ def trial_lines(view: TrialView) -> list[str]:
     if trial.state is not State.TERMINAL and trial.last_failure is not None:
         lines.append(f"  {restart_line(view)}")
     if trial.outcome is Outcome.FAILED and trial.last_failure is not None:
-        lines.append(f"  failed first: {_blame(trial.last_failure)}")
-        lines += [f"    {line}" for line in trial.last_failure.last_lines[-_MOST_LAST_LINES:]]
+        if trial.last_failure.message not in reason:
+            lines.append(f"  failed first: {_blame(trial.last_failure)}")
+        lines += [f"    {line}" for line in output_lines(trial.last_failure)]
     return lines
+
+
+def output_lines(failure: ExitReport) -> list[str]:
+    """Returns the last lines of a failed rank without the error at their end where the failure's message is the same
+    line."""
+    lines = list(failure.last_lines[-_MOST_LAST_LINES:])
+    if lines and _repeats(lines[-1].strip(), failure.message):
+        lines.pop()
+    return lines
+
+
+def _repeats(line: str, message: str) -> bool:
+    # Gangline begins some messages with its own words, as in: cannot import model_def: ValueError: x.
+    is_exit = line.startswith("SystemExit: ") and message.startswith("the code called sys.exit")
+    return is_exit or line in (message, f"gangline.errors.GanglineError: {message}") or message.endswith(f": {line}")
 
 
 def restart_line(view: TrialView) -> str:

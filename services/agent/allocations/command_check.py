@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from gangline.domain.allocation import Allocation
+from gangline.domain.id import describe_allocations
 from services.agent.allocations.journal_record import Record, find_holders
 
 
@@ -39,5 +40,5 @@ def refuse_slots(records: Iterable[Record], allocation_id: str, slot_ids: Collec
     for holder in find_holders(record_by_id.values(), allocation_id, slot_ids):
         if record_by_id[holder].stop is None:
             shared = sorted(set(slot_ids).intersection(record_by_id[holder].slot_ids))
-            return f"slot {', '.join(shared)} is in use by allocation {holder}, which has no order to stop"
+            return f"slot {', '.join(shared)} is in use by {describe_allocations([holder])}, which has no order to stop"
     return ""

@@ -16,6 +16,7 @@ import structlog
 from google.protobuf import json_format
 
 from gangline.domain.allocation import ExitReport
+from gangline.domain.id import describe_allocations
 from gangline.domain.state import ExitKind, State
 from gangline.protocol import wire
 from gangline.v1 import agent_pb2, runner_pb2
@@ -245,7 +246,7 @@ class Roster:
                 return refusal
             left = give_up_at - time.monotonic()
             if left <= 0:
-                return f"its slots are still in use by {', '.join(holders)} after {SLOT_SECONDS:g} s"
+                return f"its slots are still in use by {describe_allocations(holders)} after {SLOT_SECONDS:g} s"
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._changed.wait()

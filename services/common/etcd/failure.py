@@ -12,6 +12,7 @@ from enum import Enum
 import grpc
 
 from gangline.errors import Effect, ErrorKind, GanglineError
+from gangline.protocol import transport_fault
 from services.common.etcd.record import Compacted
 
 _RETRIED_STATUS = {
@@ -62,7 +63,7 @@ def read_failure(error: grpc.RpcError, endpoint: str) -> Exception:
 
 def read_status(status: grpc.StatusCode, details: str, endpoint: str) -> Exception:
     """Classifies a status and its text like `read_failure`; also used for the cancel_reason of a watch."""
-    reason = f"{endpoint}: {status.name}: {details}"
+    reason = f"{endpoint}: {_words_of(status, details)}"
     if any(text in details for text in _TOKEN_TEXTS):
         return TryFailed(Remedy.LOGIN, reason)
     if "required revision has been compacted" in details:
@@ -74,7 +75,18 @@ def read_status(status: grpc.StatusCode, details: str, endpoint: str) -> Excepti
         return TryFailed(Remedy.WAIT, reason)
     if status in _RETRIED_STATUS:
         return TryFailed(Remedy.MOVE, reason)
-    return GanglineError("etcd.refused", f"etcd at {endpoint} answered {status.name}: {details}", ErrorKind.INTERNAL)
+    return GanglineError("etcd.refused", f"etcd at {endpoint}: {_words_of(status, details)}", ErrorKind.INTERNAL)
+
+
+def _words_of(status: grpc.StatusCode, details: str) -> str:
+    """Returns etcd's own sentence, which an operator can look up, or ours in place of grpc's."""
+    if details.startswith(("etcdserver:", "auth:", "mvcc:", "raft:", "lease:")):
+        return details
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return transport_fault.unreachable(details).words
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "it did not answer in time"
+    return transport_fault.refused(status.name, details)
 
 
 def read_cancel_reason(text: str, endpoint: str) -> Exception:

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from gangline.config.mistake import say_mistake
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid, say_effect
 from services.gateway.http.model import Problem
 
@@ -56,7 +57,7 @@ async def _on_validation(_: Request, failure: Exception) -> JSONResponse:
     assert isinstance(failure, RequestValidationError)
     first = failure.errors()[0]
     path = ".".join(str(part) for part in first["loc"])
-    return problem_response(invalid("request.invalid", f"{path}: {first['msg']}"))
+    return problem_response(invalid("request.invalid", f"{path}: {say_mistake(first)}"))
 
 
 async def _on_http(request: Request, failure: Exception) -> JSONResponse:

@@ -6,6 +6,7 @@ would not keep the gateway answering. The number of values is therefore bounded 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -44,4 +45,6 @@ def parse_json(body: bytes) -> Any:
     try:
         return from_json(body)
     except ValueError as failure:
-        raise HTTPException(400, f"the body is no JSON document: {failure}") from failure
+        place = re.search(r"line (\d+) column (\d+)", str(failure))
+        where = f" at line {place[1]}, column {place[2]}" if place is not None else ""
+        raise HTTPException(400, f"the body is no JSON document{where}; check quotes, commas and brackets") from failure

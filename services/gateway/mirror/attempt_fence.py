@@ -7,7 +7,7 @@ token.
 from __future__ import annotations
 
 from gangline.domain.history import LogLine
-from gangline.domain.id import parse_allocation_id, parse_trial_id
+from gangline.domain.id import describe_allocation, parse_allocation_id, parse_trial_id
 from services.common import keys
 from services.gateway.mirror.cluster_state import ClusterState
 from services.gateway.mirror.ingest_record import IngestRecord
@@ -28,7 +28,7 @@ def why_over(state: ClusterState, allocation_id: str) -> str:
         return ""
     if trial.attempts > attempt:
         return f"attempt {trial.attempts} of trial {trial_id} has taken the place of attempt {attempt}"
-    return f"allocation {allocation_id} has ended"
+    return f"{describe_allocation(allocation_id)} has ended"
 
 
 def admitted(state: ClusterState, allocation_id: str, records: tuple[IngestRecord, ...]) -> tuple[IngestRecord, ...]:

@@ -6,7 +6,7 @@ allocation (for its trial runners). Tokens are compared in constant time and nev
 
 from __future__ import annotations
 
-from gangline.domain.id import parse_allocation_id
+from gangline.domain.id import describe_allocation, parse_allocation_id
 from gangline.errors import Effect, ErrorKind, GanglineError, unauthenticated, unavailable
 from services.common.security import check_allocation_token, hash_token, is_allocation_token, is_same_token
 from services.common.server import Principal
@@ -97,6 +97,6 @@ def check_trial(principal: Principal, trial_id: str, allocation_id: str) -> None
     if principal.kind != "cluster" and not is_own:
         raise GanglineError(
             "auth.forbidden",
-            f"{principal.kind} {principal.name} may not deliver for allocation {allocation_id} of trial {trial_id}",
+            f"{principal.kind} {principal.name} may not deliver for {describe_allocation(allocation_id)}",
             ErrorKind.FORBIDDEN,
         )

@@ -30,7 +30,10 @@ from services.scheduler.transition.queue_move import position_of
 from services.scheduler.transition.rules import DEFAULT_PRIORITY
 from services.scheduler.transition.size import is_growing
 
-_SAID = {Availability.DRAINING: "drained by an operator", Availability.DISABLED: "disabled by an operator"}
+_SAID = {
+    Availability.DRAINING: "drained by an administrator",
+    Availability.DISABLED: "disabled by an administrator",
+}
 
 
 def take_snapshot(
@@ -249,6 +252,8 @@ class _Look:
             draining=closed,
             disabled=max(len(agent.slots) - num_open, closed),
             labels=agent.labels,
+            switched_off=agent.availability.lower() if operator_problem and problems == operator_problem else "",
+            switched_off_slots=sum(slot.is_healthy and not slot.is_open for slot in agent.slots),
         )
 
     def _occupy(self, allocation: Allocation) -> dict[str, int]:

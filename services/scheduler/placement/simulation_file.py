@@ -37,7 +37,8 @@ from services.scheduler.placement.simulation_field import Fields, read_list
 
 POOL = "default"
 _HOLDS = {"paused": ReasonCode.PAUSED, "search_waiting": ReasonCode.SEARCH_WAITING}
-_AGENT_STATES = ("enabled", "draining", "disabled", "away")
+_SWITCHED_OFF = ("draining", "disabled")
+_AGENT_STATES = ("enabled", *_SWITCHED_OFF, "away")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,8 @@ def _agent(item: Fields) -> AgentRoom:
         used_zero_slot=item.integer("used_zero_slot", 0, 0),
         draining=item.integer("draining_slots", 0, 0),
         disabled=item.integer("disabled_slots", 0, 0),
+        switched_off=state if state in _SWITCHED_OFF else "",
+        switched_off_slots=item.integer("switched_off_slots", 0, 0),
         labels=item.text_map("labels"),
     )
     item.done()
@@ -344,7 +347,8 @@ def _dump_agent(agent: AgentRoom, held: _Held) -> dict[str, Any]:
         "used_zero_slot": agent.used_zero_slot - held.auxiliary,
         "draining_slots": agent.draining - held.draining,
         "disabled_slots": agent.disabled,
-        "state": "enabled" if agent.is_usable else "away",
+        "switched_off_slots": agent.switched_off_slots,
+        "state": "enabled" if agent.is_usable else agent.switched_off or "away",
         "problem": agent.problem,
         "labels": dict(agent.labels),
     }

@@ -4,6 +4,7 @@ its allocation.
 
 from __future__ import annotations
 
+from gangline.domain.id import describe_allocation
 from gangline.errors import ErrorKind, GanglineError, unauthenticated
 from services.common.security import check_allocation_token, is_allocation_token, is_same_token
 from services.common.server import Authenticate, Principal, current_principal
@@ -36,5 +37,7 @@ def require_allocation(allocation_id: str) -> None:
     caller = current_principal()
     if caller.kind != "allocation" or caller.name != allocation_id:
         raise GanglineError(
-            "security.forbidden", f"this token does not speak for allocation {allocation_id}", ErrorKind.FORBIDDEN
+            "security.forbidden",
+            f"this token does not speak for {describe_allocation(allocation_id)}",
+            ErrorKind.FORBIDDEN,
         )

@@ -12,6 +12,7 @@ import structlog
 
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.fusion import FusionRecord, family_of
+from gangline.domain.id import describe_allocation
 from gangline.domain.resource import Agent
 from gangline.domain.state import ExitKind, State
 from gangline.errors import GanglineError, conflict, invalid
@@ -141,9 +142,11 @@ def _attend(term: Term, hello: runner_pb2.GangHello) -> Attendance:
     """Raises GanglineError `allocation.not_found` or `allocation.stopping` when there is nothing to start."""
     allocation = get(term.state, Allocation, hello.allocation_id)
     if allocation.state is State.STOPPING:
-        raise conflict("allocation.stopping", f"allocation {allocation.id} is stopping: {allocation.stop_reason}")
+        raise conflict(
+            "allocation.stopping", f"{describe_allocation(allocation.id)} is stopping: {allocation.stop_reason}"
+        )
     if not 0 <= hello.node_rank < len(allocation.members):
-        raise invalid("gang.no_member", f"allocation {allocation.id} has no node rank {hello.node_rank}")
+        raise invalid("gang.no_member", f"{describe_allocation(allocation.id)} has no node rank {hello.node_rank}")
     agents = [get(term.state, Agent, member.agent_id) for member in allocation.members]
     return term.coordinator.attend(allocation.id, agents, hello.node_rank, hello.port)
 

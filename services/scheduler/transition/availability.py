@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Experiment
+from gangline.domain.id import describe_allocation
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import Availability, ExitKind, State
 from gangline.errors import GanglineError, not_found
@@ -159,7 +160,7 @@ def _order_for(
 
 
 def _without_slots(allocation: Allocation, agent: Agent, gone: Sequence[str], now: float) -> ExitReport:
-    message = f"no longer has {_slots(gone)}, held by {allocation.id}"
+    message = f"no longer has {_slots(gone)}, held by {describe_allocation(allocation.id)}"
     return ExitReport(agent.id, ExitKind.AGENT_LOST, message, failed_at=now, ended_at=now)
 
 

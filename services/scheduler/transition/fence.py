@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Trial
-from gangline.domain.id import parse_allocation_id
+from gangline.domain.id import describe_allocation, parse_allocation_id
 from gangline.domain.state import State
 from services.scheduler.state.records import Records, StateChange
 from services.scheduler.transition.exit import unended_agents
@@ -26,7 +26,11 @@ def why_over(records: Records, allocation_id: str, node_rank: int) -> str:
     if allocation is not None:
         unended = unended_agents(allocation)
         is_live = any(member.node_rank == node_rank and member.agent_id in unended for member in allocation.members)
-        return "" if is_live else f"the scheduler counts node rank {node_rank} of allocation {allocation_id} as ended"
+        return (
+            ""
+            if is_live
+            else f"the scheduler counts node rank {node_rank} of {describe_allocation(allocation_id)} as ended"
+        )
     trial = records.find(Trial, trial_id)
     if trial is None:
         return f"there is no trial {trial_id}"
@@ -34,7 +38,7 @@ def why_over(records: Records, allocation_id: str, node_rank: int) -> str:
         return f"attempt {trial.attempts} of trial {trial_id} has taken the place of attempt {attempt}"
     if trial.state is State.TERMINAL:
         return f"trial {trial_id} has ended ({trial.outcome})"
-    return f"the scheduler counts allocation {allocation_id} as ended"
+    return f"the scheduler counts {describe_allocation(allocation_id)} as ended"
 
 
 def is_superseded(records: Records, allocation_id: str) -> bool:

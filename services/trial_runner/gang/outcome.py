@@ -81,6 +81,7 @@ class RankEnd:
     is_finished: the rank had reported that its training was over.
     was_out_of_memory: the kernel counted a kill for lack of memory while the rank ran.
     worker_failure: the newest failure reported by a process that the rank had started.
+    last_lines: of its output, as they were printed. report_lines: the same for a user, with tracebacks folded.
     uncaught_lines: the output of the C++ runtime for an uncaught exception.
     """
 
@@ -95,6 +96,7 @@ class RankEnd:
     was_out_of_memory: bool = False
     worker_failure: FailureRecord | None = None
     last_lines: tuple[str, ...] = ()
+    report_lines: tuple[str, ...] = ()
     uncaught_lines: tuple[str, ...] = ()
 
     @property
@@ -295,7 +297,7 @@ def _with_cause(
         exit_code=None if end.was_killed else end.exit_code,
         signal=None if end.was_killed else end.signal,
         failed_at=cause.failed_at,
-        last_lines=end.last_lines,
+        last_lines=end.report_lines or end.last_lines,
     )
 
 

@@ -16,6 +16,8 @@ from contextlib import suppress
 MAX_LINE_BYTES = 64 << 10
 # Number of last lines that are kept for each rank and stream.
 LAST_LINES = 20
+# Number of last lines in which a traceback is looked for. Deep stacks of torch have a few hundred lines.
+TRACE_LINES = 400
 # In characters. The last lines travel in the report of an exit into etcd, and those of a whole gang must fit into half
 # a megabyte.
 MAX_LAST_LINE_LENGTH = 500
@@ -39,11 +41,11 @@ class LogPump:
     async def open_pipe(self, rank: int, stream: str) -> int:
         """Opens a pipe and starts reading it. Returns its writing end, which the caller closes."""
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-        last = self._last.setdefault((rank, stream), deque(maxlen=LAST_LINES))
+        last = self._last.setdefault((rank, stream), deque(maxlen=TRACE_LINES))
         uncaught = self._uncaught.setdefault(rank, deque(maxlen=2))
 
         def take(lines: Sequence[str]) -> None:
-            last.extend(line[:MAX_LAST_LINE_LENGTH] for line in lines[-LAST_LINES:])
+            last.extend(line[:MAX_LAST_LINE_LENGTH] for line in lines[-TRACE_LINES:])
             uncaught.extend(
                 line[:MAX_LAST_LINE_LENGTH] for line in lines if _WHAT in line[:10] or _TERMINATE in line[:200]
             )
@@ -57,6 +59,10 @@ class LogPump:
     def last_lines(self, rank: int) -> tuple[str, ...]:
         """Returns the last lines of standard error, where Python prints why it ends; those of standard output if it is
         empty."""
+        return self.trace_lines(rank)[-LAST_LINES:]
+
+    def trace_lines(self, rank: int) -> tuple[str, ...]:
+        """Returns as many lines as a traceback may have, of the same stream as `last_lines`."""
         return tuple(self._last.get((rank, "stderr")) or self._last.get((rank, "stdout")) or ())
 
     def uncaught_lines(self, rank: int) -> tuple[str, ...]:

@@ -31,8 +31,9 @@ from services.trial_runner.delivery import metrics
 from services.trial_runner.gang.gang_plan import Place
 from services.trial_runner.gang.outcome import FailureRecord, RankEnd, find_cause, first_cause
 from services.trial_runner.ranks.kill_deadline import SETTLE_SECONDS, Orders, RankView, plan_kills
-from services.trial_runner.ranks.log_pump import LogPump
+from services.trial_runner.ranks.log_pump import LAST_LINES, LogPump
 from services.trial_runner.ranks.nursery_client import Nursery
+from services.trial_runner.ranks.traceback_fold import fold_tracebacks
 
 # Wait for a rank to end after SIGKILL. A rank that survives it is stuck in the kernel (a hung GPU, a dead network
 # disk), so a longer wait changes nothing.
@@ -67,6 +68,7 @@ class RankGroup:
     pump: LogPump
     on_failure: Callable[[FailureRecord], None]
     lost: str = ""
+    _directory: str = ""
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _orders: Orders = field(default_factory=Orders)
     _told: FailureRecord | None = None
@@ -89,6 +91,7 @@ class RankGroup:
 
         program: the command that replaces each rank's process; empty for Python. Raises GanglineError `runner.no_rank`.
         """
+        self._directory = directory
         self._up = asyncio.get_running_loop().create_future()
         # The kernel only counts its kills. A higher count after a SIGKILL means that memory ran out.
         self._oom_kills_before = count_oom_kills()
@@ -143,10 +146,16 @@ class RankGroup:
             replace(
                 rank.end,
                 last_lines=self.pump.last_lines(rank.end.rank),
+                report_lines=self._report_lines(rank.end.rank),
                 uncaught_lines=self.pump.uncaught_lines(rank.end.rank),
             )
             for rank in sorted(self._ranks.values(), key=lambda rank: rank.end.rank)
         ]
+
+    def _report_lines(self, rank: int) -> tuple[str, ...]:
+        """Returns the last lines for a user to read, in which tracebacks show the user's code."""
+        folders = (self._directory, os.path.realpath(self._directory))
+        return tuple(fold_tracebacks(self.pump.trace_lines(rank), folders)[-LAST_LINES:])
 
     def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
         """Takes the messages in which a rank reports its own end; ignores all others."""

@@ -225,7 +225,7 @@ async def test_corrupted_record_keeps_the_trial_running(scheduler: StandInSchedu
     scheduler.start_allocation(make_spec("2.1.1", ["a1/0"]))
     refused = await scheduler.wait_status("2.1.1", TERMINAL)
     assert refused.exit.kind == types_pb2.EXIT_KIND_START_FAILED
-    assert "a1/0 is in use by allocation 1.1.1" in refused.exit.message
+    assert "a1/0 is in use by trial 1.1 (attempt 1)" in refused.exit.message
     scheduler.start_allocation(make_spec("3.1.1", ["a1/7"]))
     refused = await scheduler.wait_status("3.1.1", TERMINAL)
     assert "agent a1 has no slot a1/7" in refused.exit.message

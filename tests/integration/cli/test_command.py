@@ -88,7 +88,7 @@ def test_mistake_in_the_input_is_one_line_and_status_2(
 
 def test_file_that_is_not_there(cli: Cli) -> None:
     ran = cli("experiment", "create", "none.yaml")
-    assert (ran.status, ran.err) == (2, "error: cannot read none.yaml: No such file or directory\n")
+    assert (ran.status, ran.err) == (2, "error: cannot read none.yaml: there is no such file; give the YAML file\n")
 
 
 def test_list_and_its_alias(cli: Cli, gateway: StandInGateway) -> None:
@@ -135,7 +135,11 @@ def test_metrics(cli: Cli, gateway: StandInGateway) -> None:
     assert cli("experiment", "metrics", "1").out == "1.1  validation       200 batches  accuracy 0.97, loss 0.25\n"
     assert json.loads(cli("experiment", "metrics", "1", "--json").out)["point"]["metrics"]["loss"] == 0.25
     ran = cli("experiment", "metrics", "1", "--group", "test")
-    assert (ran.status, ran.out, ran.err) == (0, "", "warning: nothing was reported under the group 'test'\n")
+    assert (ran.status, ran.out, ran.err) == (
+        0,
+        "",
+        "warning: nothing was reported under the group 'test'; without --group all groups are shown\n",
+    )
 
 
 def test_wait(cli: Cli, gateway: StandInGateway) -> None:
@@ -207,7 +211,10 @@ def test_agents_and_slots(cli: Cli, gateway: StandInGateway) -> None:
     assert cli("agent", "list").out == "no agents have joined\n"
     gateway.agents = [make_agent_view()]
     assert cli("agent", "list").out.splitlines()[1].split()[:5] == ["a1", "default", "ALIVE", "ENABLED", "ok"]
-    assert [line.split()[-1] for line in cli("slot", "list").out.splitlines()[1:]] == ["1.1.1", "free"]
+    assert [line.rpartition("  ")[2] for line in cli("slot", "list").out.splitlines()[1:]] == [
+        "trial 1.1 (attempt 1)",
+        "free",
+    ]
     assert [slot["allocation_id"] for slot in json.loads(cli("s", "list", "--json").out)] == ["1.1.1", None]
 
 

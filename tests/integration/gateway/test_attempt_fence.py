@@ -114,7 +114,7 @@ async def test_what_was_recorded_before_an_attempt_ended_is_stored_whenever_it_c
     await world.begin(1, placed_at=1000.0)
     await world.end(1)
     answer = await world.deliver(1, metric(1, 1500.0, 1), line(2, 9000.0, "a host whose clock is ahead"))
-    assert (answer.stored_sequence, answer.over_reason) == (2, "allocation 7.1.1 has ended")
+    assert (answer.stored_sequence, answer.over_reason) == (2, "trial 7.1, attempt 1 has ended")
     assert await world.metrics() == [1]
     assert await world.lines() == ["a host whose clock is ahead"]
 
@@ -132,4 +132,4 @@ async def test_the_token_of_an_ended_attempt_fetches_no_code(world: World) -> No
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         [chunk async for chunk in world.client.ingest.FetchCode(code, metadata=world.client.runner_metadata("7.1.1"))]
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert "allocation 7.1.1 has ended" in str(caught.value.details())
+    assert "trial 7.1, attempt 1 has ended" in str(caught.value.details())

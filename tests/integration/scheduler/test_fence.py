@@ -94,7 +94,7 @@ async def test_checkpoint_of_the_newest_attempt_counts_until_the_next_one_begins
     await agent.connect()
     await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.QUEUED)
     late = types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/c1", created_at=1.0)
-    assert "counts allocation 1.1.1 as ended" in (await runner.report(checkpoint=late)).over_reason
+    assert "counts trial 1.1, attempt 1 as ended" in (await runner.report(checkpoint=late)).over_reason
     trial = await bench.trial("1.1")
     assert trial is not None
     assert trial.latest_checkpoint_id == "c1"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.domain.id import describe_allocation
 from gangline.domain.resource import Slot
 from gangline.domain.state import Availability, ExitKind, ExperimentAction, State
 from gangline.errors import ErrorKind, GanglineError
@@ -43,7 +44,7 @@ async def test_drain_then_enable(bench: Bench) -> None:
     await bench.caller.submit(config_json())
     reason = await _reason(bench, "2.1")
     assert reason.code == types_pb2.REASON_CODE_AGENTS_UNHEALTHY
-    assert "a1 (drained by an operator)" in reason.message
+    assert "a1 is being drained by an administrator; enable it with: gangline agent enable a1" in reason.message
     assert json.loads(reason.changes_json) == [{"kind": "enable_agents", "agent_ids": ["a1"]}]
     # What an agent says of itself counts for nothing, and a new leader knows as well.
     await agent.disconnect()
@@ -115,7 +116,7 @@ async def test_an_agent_that_comes_back_with_fewer_slots_than_its_work_holds(ben
     await agent.connect()
     await until(lambda: "1.1.1" in agent.stops, "the end of what lost its slots", SECONDS)
     assert agent.stops["1.1.1"].kind == types_pb2.EXIT_KIND_KILLED
-    assert agent.stops["1.1.1"].reason == "agent a1: no longer has slots a1/2, a1/3, held by 1.1.1"
+    assert agent.stops["1.1.1"].reason == "agent a1: no longer has slots a1/2, a1/3, held by trial 1.1, attempt 1"
     trial = await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.QUEUED, SECONDS)
     assert (trial.restarts, trial.infrastructure_failures) == (0, 1)
     assert trial.last_failure is not None
@@ -134,7 +135,10 @@ async def test_an_agent_that_misses_a_slot_while_it_is_connected(bench: Bench) -
     agent.tell_slots([Slot("a1/0")])
     await until(lambda: held["a1/1"] in agent.stops, "the end of what lost its slot", SECONDS)
     assert held["a1/0"] not in agent.stops
-    assert agent.stops[held["a1/1"]].reason == f"agent a1: no longer has slot a1/1, held by {held['a1/1']}"
+    assert (
+        agent.stops[held["a1/1"]].reason
+        == f"agent a1: no longer has slot a1/1, held by {describe_allocation(held['a1/1'])}"
+    )
 
 
 async def test_moves_and_live_changes(bench: Bench) -> None:

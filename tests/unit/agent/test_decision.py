@@ -83,7 +83,7 @@ def test_start_that_is_not_for_this_agent() -> None:
 
 
 def test_slots_in_use_are_refused_unless_their_holder_is_about_to_go() -> None:
-    refusal = "slot a1/0 is in use by allocation 1.1.1, which has no order to stop"
+    refusal = "slot a1/0 is in use by trial 1.1 (attempt 1), which has no order to stop"
     assert refuse_slots([RUNNING], "2.1.1", ["a1/0"]) == refusal
     assert refuse_slots([mark_stopping(RUNNING, KILLED)], "2.1.1", ["a1/0"]) == ""
     assert refuse_slots([ENDED], "2.1.1", ["a1/0"]) == ""

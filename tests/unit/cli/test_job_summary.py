@@ -88,7 +88,7 @@ def test_waiting_job_in_full() -> None:
         "experiment 8 big: QUEUED",
         "trial 8.1: QUEUED, place 2 of the queue, needs 2 slots, pool 'default', priority 10",
         "  NO_CAPACITY: needs 2 slots; 1 of 4 is free",
-        "  blocked by 7.1.1: trial 7.1 of experiment 7 digits, RUNNING on a1 (1 slot)",
+        "  blocked by trial 7.1 of experiment 7 digits, RUNNING on a1 (1 slot)",
         "  starts if: these end: 7.1.1",
         "  starts: @2240 (in 4 min)",
     ]
@@ -114,10 +114,17 @@ def test_paused_experiment_says_so_once() -> None:
     paused = replace(EXPERIMENT, state=State.PAUSED, reason="paused by alice")
     reason = Reason(ReasonCode.PAUSED, "experiment 8 is paused by alice", "it is activated")
     assert lines(TaskExplanation(Task(Trial("8.1", 8, 1), "big")), reason=reason, experiment=paused) == [
-        "experiment 8 big: PAUSED",
-        "  PAUSED: experiment 8 is paused by alice",
+        "experiment 8 big: PAUSED, paused by alice",
         "  goes on if: it is activated",
         "trial 8.1: QUEUED",
+    ]
+    waits = Reason(ReasonCode.PAUSED, "experiment 8 is paused by alice", "it is activated and these end", ("7.1.1",))
+    blocked = TaskExplanation(replace(WAITING, reason=waits), (Blocker("7.1.1", "allocation", "trial 7.1"),))
+    assert lines(blocked, reason=reason, experiment=paused) == [
+        "experiment 8 big: PAUSED, paused by alice",
+        "  goes on if: it is activated",
+        "trial 8.1: QUEUED, place 2 of the queue, needs 2 slots, pool 'default', priority 10",
+        "  blocked by trial 7.1",
     ]
 
 
@@ -139,5 +146,10 @@ def test_ended_job_and_many_trials() -> None:
         "experiment 8 big: FAILED",
         "  reason: trial 8.1 failed",
         "trial 8.1: FAILED, ValueError: no",
+    ]
+    told = replace(ended, reason="trial 8.1 failed: ValueError: no")
+    assert lines(TaskExplanation(Task(trial, "big")), experiment=told)[1:] == [
+        "  reason: trial 8.1 failed: ValueError: no",
+        "trial 8.1: FAILED",
     ]
     assert lines(*[TaskExplanation(RUNNING)] * 23)[-1] == "and 3 more trials; gangline job list shows them"

@@ -19,7 +19,7 @@ from gangline.cli.output.text import (
 )
 from gangline.client import ExperimentView
 from gangline.domain.allocation import ExitReport, Reason
-from gangline.domain.state import ExitKind, Outcome, ReasonCode
+from gangline.domain.state import ExitKind, Outcome, ReasonCode, State
 from gangline.protocol.wire import from_proto
 from tests.support.view import make_lifecycle
 
@@ -94,6 +94,51 @@ def test_failure_names_the_first_rank_and_its_last_lines() -> None:
         "  next: gangline experiment logs 1",
         "  next: gangline checkpoint download c0ffee",
     ]
+
+
+def test_an_error_is_told_once() -> None:
+    view = failed()
+    trial = view.trials[0]
+    assert trial.trial.last_failure is not None
+
+    def shown(message: str, *last_lines: str) -> list[str]:
+        assert trial.trial.last_failure is not None
+        report = replace(trial.trial.last_failure, message=message, last_lines=last_lines)
+        again = replace(trial, trial=replace(trial.trial, last_failure=report, latest_checkpoint_id=""))
+        reason = f"trial 1.1 failed: rank 3 on agent a2: {message}; not tried again"
+        experiment = replace(view.experiment, reason=reason)
+        return final_lines(ExperimentView(experiment, (again,)))[2:-1]
+
+    frames = ("Traceback (most recent call last):", '  File "model_def.py", line 1, in f', "    g()")
+    indented = [f"    {line}" for line in frames]
+    assert shown("ValueError: bad batch", *frames, "ValueError: bad batch") == indented
+    assert shown("cannot import m: ValueError: x", *frames, "ValueError: x") == indented
+    assert shown("the code called sys.exit(3)", *frames, "SystemExit: 3") == indented
+    assert shown("no hyperparameter 'a'", *frames, "gangline.errors.GanglineError: no hyperparameter 'a'") == indented
+    assert shown("/bin/sh: 1: x: not found", "/bin/sh: 1: x: not found") == []
+    assert shown("ended by signal 9 (SIGKILL)") == []
+    # A second line of the error, and output after it, are not the message and stay.
+    assert shown("ValueError: two", *frames, "ValueError: two", "lines") == [
+        *indented,
+        "    ValueError: two",
+        "    lines",
+    ]
+
+
+def test_a_pause_is_told_once() -> None:
+    trial = replace(WAITING.trials[0], reason=Reason(ReasonCode.PAUSED, "experiment 1 is paused by alice", "it is on"))
+    paused = ExperimentView(
+        replace(WAITING.experiment, state=State.PAUSED, reason="paused by alice"),
+        (trial,),
+        reason=Reason(ReasonCode.PAUSED, "experiment 1 is paused by alice", "it is activated: gangline experiment ..."),
+    )
+    line = "paused by alice; goes on if it is activated: gangline experiment ..."
+    assert status_line(paused) == f"experiment 1 digits: PAUSED, {line}"
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(_panel(paused, 1010.0))
+    drawn = console.export_text()
+    assert drawn.count("pause") == 1
+    assert drawn.splitlines()[1].strip() == line
 
 
 def test_plain_lines_come_on_a_change_of_state_or_every_other_second() -> None:

@@ -115,8 +115,8 @@ def test_a_misspelled_variable_is_refused_and_others_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--lease-seconds=soon", "lease_seconds in the flags cannot be 'soon': input should be a valid number"),
-        ("--log-level=loud", "log_level in the flags cannot be 'loud': input should be 'debug', 'info'"),
+        ("--lease-seconds=soon", "lease_seconds in the flags cannot be 'soon': expected a number"),
+        ("--log-level=loud", "log_level in the flags cannot be 'loud': must be one of debug, info"),
         ("--labels=rack", "--labels 'rack' is not of the form name=value,name=value"),
         ("--etcd-endpoints=", "etcd.endpoints in the flags cannot be"),
         ("--listen", "gangline-example: argument --listen: expected one argument"),

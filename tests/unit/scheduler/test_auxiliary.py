@@ -59,7 +59,7 @@ def test_less_urgent_work_makes_room(config: PoolConfig) -> None:
     assert _stopped(decided) == [("11.1.1", "1.1"), ("10.1.1", "2.1")]
     reason = decided.reasons["1.1"]
     assert (reason.code, reason.blocking_ids) == (ReasonCode.WAITING_FOR_PREEMPTION, ("11.1.1",))
-    assert reason.message == "needs an auxiliary place; waits for 11.1.1 to stop"
+    assert reason.message == "needs an auxiliary place; waits for trial 11.1 (attempt 1) to stop"
     assert decided.reasons["3.1"].code is ReasonCode.NO_CAPACITY
 
 

@@ -48,11 +48,13 @@ def test_draining_lets_work_finish_and_takes_nothing_new() -> None:
     model.change_agent("a1", Availability.DRAINING)
     assert _allocation(model, allocation.id).state is State.STARTING
     room = _room(model, "a1")
-    assert (room.is_usable, room.problem) == (False, "drained by an operator")
+    assert (room.is_usable, room.problem) == (False, "drained by an administrator")
     second = model.submit("second", 1)
     reason = model.cycle().reasons[f"{second}.1"]
-    assert reason.code is ReasonCode.AGENTS_UNHEALTHY
-    assert reason.message == ("needs 1 slot; only a1 (drained by an operator) could hold it")
+    assert reason.code is ReasonCode.AGENTS_DISABLED
+    assert reason.message == (
+        "needs 1 slot; a1 is being drained by an administrator; enable it with: gangline agent enable a1"
+    )
     assert not model.place(Assignment(f"{second}.1", {"a1": 1})), "a plan from before cannot break it either"
     model.exit(allocation.id, "a1", ExitKind.COMPLETED)
     assert not model.cycle().assignments
@@ -184,14 +186,14 @@ def test_an_agent_with_fewer_slots_than_its_work_holds(is_told_on_stream: bool) 
         model.lose_slot("a1", slot_id, is_told_on_stream)
     stopping = _allocation(model, allocation.id)
     assert (stopping.state, stopping.stop_kind) == (State.STOPPING, ExitKind.KILLED)
-    assert stopping.stop_reason == "agent a1: no longer has slot a1/2, held by 1.1.1"
+    assert stopping.stop_reason == "agent a1: no longer has slot a1/2, held by trial 1.1, attempt 1"
     assert stopping.deadline_at == model.now + RULES.kill_grace_seconds + RULES.force_seconds
     room = _room(model, "a1")
     assert (room.slots, room.used, room.draining, room.disabled) == (2, 2, 2, 2)
     model.exit(allocation.id, "a1", ExitKind.KILLED)
     trial = get(model.state, Trial, "1.1")
     assert (trial.state, trial.restarts, trial.infrastructure_failures) == (State.QUEUED, 0, 1)
-    assert trial.reason == "agent a1: no longer has slot a1/2, held by 1.1.1"
+    assert trial.reason == "agent a1: no longer has slot a1/2, held by trial 1.1, attempt 1"
     assert trial.last_failure is not None
     assert trial.last_failure.kind is ExitKind.AGENT_LOST
     model.now += 60
@@ -205,7 +207,7 @@ def test_several_slots_that_are_gone_at_once_stand_in_one_line() -> None:
     _running(model, 4)
     model.connect("a1", 2)
     [allocation] = model.allocations()
-    assert allocation.stop_reason == "agent a1: no longer has slots a1/2, a1/3, held by 1.1.1"
+    assert allocation.stop_reason == "agent a1: no longer has slots a1/2, a1/3, held by trial 1.1, attempt 1"
 
 
 def test_what_does_not_fit_into_one_transaction_is_stopped_in_the_next() -> None:

@@ -98,8 +98,11 @@ def test_a_pace_that_is_none_counts_for_nothing(pace: float) -> None:
 
 
 def test_an_overrun_is_estimated_again() -> None:
-    """It has run 2000 s and should have been done 100 s ago: it is given a quarter of that."""
+    """It should have been done 100 s ago, so it is given as much again, and at most a quarter of its elapsed time."""
     end_at = Progress(10, 10, 3.0, at=2900.0).estimated_end_at
     assert end_at == 2900
     work = Running("1.8.1", "1.8", "g", "default", {"a1": 1}, started_at=1000.0, estimated_end_at=end_at)
-    assert expected_end(work, 3000.0) == 3500
+    assert expected_end(work, 3000.0) == 3100
+    assert expected_end(work, 5000.0) == 5000 + 1000
+    assert expected_end(work, 2899.0) == 2900
+    assert expected_end(work, 2900.0) == 2901

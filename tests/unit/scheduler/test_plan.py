@@ -110,7 +110,7 @@ def test_no_capacity_names_what_would_have_to_end() -> None:
     assert reason.code is ReasonCode.NO_CAPACITY
     assert reason.message == "needs 1 slot; 0 of 2 are free in pool 'default'"
     assert reason.blocking_ids == ("8.1.1",)
-    assert reason.would_start_if == "these end: 8.1.1"
+    assert reason.would_start_if == "these end: trial 8.1 (attempt 1)"
 
 
 def test_fragmented_when_enough_is_free_but_spread() -> None:
@@ -128,6 +128,32 @@ def test_agents_unhealthy_names_them() -> None:
     assert reason.code is ReasonCode.AGENTS_UNHEALTHY
     assert "a2 (not connected)" in reason.message
     assert reason.blocking_ids == ("a2",)
+
+
+def test_agents_that_an_administrator_switched_off_have_a_reason_of_their_own() -> None:
+    drained = _room("a2", 2, is_usable=False, problem="drained", switched_off="draining")
+    reason = _plan([_room("a1", 2), drained], [_request(1, 4)]).reasons["1.1"]
+    assert (reason.code, reason.blocking_ids) == (ReasonCode.AGENTS_DISABLED, ("a2",))
+    assert reason.message == (
+        "needs 4 slots; a2 is being drained by an administrator; enable it with: gangline agent enable a2"
+    )
+    slots = _room("a1", 1, disabled=1, switched_off_slots=1)
+    reason = _plan([slots, drained], [_request(1, 4)]).reasons["1.1"]
+    assert (reason.code, reason.message) == (
+        ReasonCode.AGENTS_DISABLED,
+        "needs 4 slots; a1 has 1 of 2 slots drained or disabled by an administrator, a2 is being drained by an "
+        "administrator; enable them with: gangline agent enable a2, gangline slot enable a1/SLOT",
+    )
+
+
+def test_an_administrators_setting_is_not_blamed_where_enabling_is_not_enough() -> None:
+    drained = _room("a2", 2, is_usable=False, problem="drained by an administrator", switched_off="draining")
+    lost = _room("a3", 2, is_usable=False, problem="not connected")
+    reason = _plan([_room("a1", 2), drained, lost], [_request(1, 6)]).reasons["1.1"]
+    assert reason.code is ReasonCode.AGENTS_UNHEALTHY
+    assert "a2 (drained by an administrator), a3 (not connected)" in reason.message
+    half = _room("a1", 1, disabled=1)
+    assert _plan([half, drained], [_request(1, 4)]).reasons["1.1"].code is ReasonCode.AGENTS_UNHEALTHY
 
 
 def test_backoff_ends_by_itself() -> None:

@@ -67,7 +67,9 @@ def test_paused_request_names_every_change_that_would_start_it() -> None:
     model.leader.commit(lambda records: pause_experiment(records, 1, "paused by ann", RULES, model.now))
     plan, ends = model.plan(), EndWork(("2.1.1",))
     reason = held_reason(model.experiments()[0], plan.reasons["1.1"], (*plan.changes["1.1"], ends))
-    assert reason.would_start_if == "it is activated (gangline experiment activate 1) and these end: 2.1.1"
+    assert (
+        reason.would_start_if == "it is activated (gangline experiment activate 1) and these end: trial 2.1 (attempt 1)"
+    )
     # The planner's words stay where it has no record of a change.
     assert held_reason(model.experiments()[0], plan.reasons["1.1"], ()).would_start_if == "it is activated"
 
@@ -89,7 +91,7 @@ def test_a_drained_agent_that_is_away_says_both() -> None:
     model = _model()
     model.change_agent("a1", Availability.DISABLED)
     model.connected.clear()
-    assert model.snapshot().agents[0].problem == "disabled by an operator and away"
+    assert model.snapshot().agents[0].problem == "disabled by an administrator and away"
 
 
 def test_a_dump_is_planned_alike_when_work_runs_on_an_agent_that_has_left_its_pool() -> None:

@@ -239,8 +239,9 @@ def test_the_head_is_told_when_and_after_whom() -> None:
 
 
 def test_what_overruns_its_estimate_is_estimated_anew() -> None:
-    assert expected_end(_work(1, "a", 1, started_at=0.0, estimated_end_at=900.0), NOW) == NOW + 250.0
-    assert expected_end(_work(1, "a", 1, started_at=990.0, estimated_end_at=995.0), NOW) == NOW + 60.0
+    assert expected_end(_work(1, "a", 1, started_at=0.0, estimated_end_at=100.0), NOW) == NOW + 250.0
+    assert expected_end(_work(1, "a", 1, started_at=900.0, estimated_end_at=905.0), NOW) == NOW + 60.0
+    assert expected_end(_work(1, "a", 1, started_at=990.0, estimated_end_at=995.0), NOW) == NOW + 5.0
     assert expected_end(_work(1, "a", 1, started_at=600.0), NOW) == NOW + 400.0
 
 

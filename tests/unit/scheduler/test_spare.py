@@ -50,7 +50,7 @@ def test_ends_that_are_guessed_alike_may_come_one_by_one() -> None:
     assert _started(decided) == {}
     reason = decided.reasons["2.1"]
     assert (reason.code, reason.blocking_ids) == (ReasonCode.BEHIND_RESERVATION, ("1.1",))
-    assert reason.message == "needs 1 slot; 2 slots (a: 2) are kept for 1.1, which is expected to start in 500 s"
+    assert reason.message == "needs 1 slot; 2 slots (a: 2) are kept for trial 1.1, which is expected to start in 500 s"
 
 
 def test_every_agent_on_which_the_head_may_start_is_kept() -> None:
@@ -60,7 +60,7 @@ def test_every_agent_on_which_the_head_may_start_is_kept() -> None:
     only = _plan(POOL, {"a": 4, "b": 4}, [_request(1, 4), _request(2, 1)], running)
     assert _started(only) == {}
     assert only.reasons["2.1"].message.endswith(
-        "are kept for 1.1, which is expected to start in 100 s, as are all others that would let it start sooner"
+        "are kept for trial 1.1, which is expected to start in 100 s, as are all others that would let it start sooner"
     )
 
 

@@ -16,10 +16,13 @@ from services.scheduler.placement.capacity.exact import find_sizes
 from services.scheduler.placement.capacity.room import Room, Slots
 from services.scheduler.placement.request.snapshot import PendingRequest, Running
 
-# Least time that running work is expected to take still, also when it overruns its estimate or is being stopped.
+# Least time that running work without an estimate is expected to take still, and most time that work being stopped is.
 LEAST_LEFT_SECONDS = 60.0
-# Work that overruns its estimate is expected to take this fraction of its elapsed time in addition.
+# Work that overruns its estimate is expected to take at most this fraction of its elapsed time in addition, or
+# LEAST_LEFT_SECONDS if that is more.
 OVERRUN_RATIO = 0.25
+# Least time that work is expected to take still once it overruns, so that no end is in the past.
+LEAST_OVERRUN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +35,20 @@ class Opening:
 
 
 def expected_end(work: Running, now: float) -> float:
-    """Returns the expected end, which is never in the past. Work that overruns its estimate gets a quarter of its
-    elapsed time more. Work without an estimate is taken to be in the middle of its run, the best guess for run times
-    that spread over magnitudes."""
+    """Returns the expected end, which is never in the past. Work without an estimate is taken to be in the middle of
+    its run, the best guess for run times that spread over magnitudes.
+
+    Work that overruns its estimate is expected to overrun it by as much again, up to a limit. So the end moves by at
+    most 2 s for each second that passes, and by LEAST_OVERRUN_SECONDS more at the estimate itself. It never jumps from
+    one planning cycle to the next.
+    """
     if work.estimated_end_at > now:
         return work.estimated_end_at
     elapsed = max(0.0, now - work.started_at)
-    if work.is_stopping:
-        return now + LEAST_LEFT_SECONDS
-    ratio = OVERRUN_RATIO if work.estimated_end_at else 1.0
-    return now + max(LEAST_LEFT_SECONDS, ratio * elapsed)
+    if not work.estimated_end_at:
+        return now + (LEAST_LEFT_SECONDS if work.is_stopping else max(LEAST_LEFT_SECONDS, elapsed))
+    most = LEAST_LEFT_SECONDS if work.is_stopping else max(LEAST_LEFT_SECONDS, OVERRUN_RATIO * elapsed)
+    return now + max(LEAST_OVERRUN_SECONDS, min(now - work.estimated_end_at, most))
 
 
 def freed_by(work: Running) -> Mapping[str, int]:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from gangline.domain.allocation import Reason
+from gangline.domain.id import describe_allocations, describe_trial
 from gangline.domain.state import ReasonCode
 from services.scheduler.placement.capacity.elastic import SOON_SECONDS
-from services.scheduler.placement.capacity.feasibility import describe_agents, never_fits
+from services.scheduler.placement.capacity.feasibility import can_hold, describe_agents, never_fits
 from services.scheduler.placement.capacity.ledger import Ledger
 from services.scheduler.placement.capacity.promise import Cause, Waiting
 from services.scheduler.placement.capacity.room import Bin
@@ -184,6 +185,13 @@ class PlanExplanation:
     def _unhealthy(self, request: PendingRequest) -> _Sentence:
         agents = self._ledger.view.agents
         allowed, excluded = _allowed(request, agents), dict(request.excluded)
+        switched_off = [agent for agent in allowed if agent.switched_off or agent.switched_off_slots]
+        restored = [
+            agent.slots + agent.switched_off_slots for agent in allowed if agent.is_usable or agent.switched_off
+        ]
+        is_mixed = self._ledger.view.config.allow_heterogeneous_fits
+        if switched_off and can_hold(request.slots, restored, request.is_single_agent, is_mixed):
+            return ReasonCode.AGENTS_DISABLED, f"{_needs_for_good(request)}; {_switched_off_text(switched_off)}"
         usable = [agent.slots for agent in allowed if agent.is_usable]
         away = [f"{agent.id} ({excluded[agent.id]})" for agent in agents if agent.id in excluded]
         away += [_absence(agent) for agent in allowed if not agent.is_usable or agent.disabled]
@@ -200,7 +208,10 @@ class PlanExplanation:
 
     def _claim(self, request: PendingRequest) -> _Sentence:
         stopping = self._ledger.promises.claims[request.trial_id]
-        return ReasonCode.WAITING_FOR_PREEMPTION, f"{_needs(request)}; waits for {', '.join(stopping)} to stop"
+        return (
+            ReasonCode.WAITING_FOR_PREEMPTION,
+            f"{_needs(request)}; waits for {describe_allocations(stopping)} to stop",
+        )
 
     def _behind(self, request: PendingRequest) -> _Sentence:
         reservation = self._reserved.reservation
@@ -208,7 +219,8 @@ class PlanExplanation:
             return ReasonCode.BEHIND_RESERVATION, f"{_needs(request)}; the pool starts nobody before who is ahead of it"
         seconds = reservation.at - self._ledger.now
         slots_text = ", ".join(f"{agent}: {slots}" for agent, slots in sorted(reservation.slots_by_agent.items())[:4])
-        kept = f"{sum(reservation.slots_by_agent.values())} slots ({slots_text}) are kept for {reservation.trial_id}"
+        num_kept = sum(reservation.slots_by_agent.values())
+        kept = f"{num_kept} slots ({slots_text}) are kept for {describe_trial(reservation.trial_id)}"
         others = self._reserved.spare.slots_by_agent.keys() - reservation.slots_by_agent.keys()
         sooner = ", as are all others that would let it start sooner" if others else ""
         what = f"{_needs(request)}; {kept}, which is expected to start in {seconds:.0f} s{sooner}"
@@ -240,6 +252,27 @@ def _absence(agent: AgentRoom) -> str:
     if not agent.is_usable:
         return f"{agent.id} ({agent.problem or 'away'})"
     return f"{agent.id} ({agent.disabled} of {agent.slots + agent.disabled} slots disabled)"
+
+
+_MOST_NAMED = 4
+_WORDS_BY_SETTING = {"draining": "is being drained", "disabled": "is disabled"}
+
+
+def _switched_off_text(agents: Sequence[AgentRoom]) -> str:
+    """Names the agents that an administrator has switched off, and the commands that enable them."""
+    named = agents[:_MOST_NAMED]
+    texts = [_setting_of(agent) for agent in named]
+    more = f" and {len(agents) - len(named)} more agents" if len(agents) > len(named) else ""
+    commands = [f"gangline agent enable {agent.id}" for agent in named if agent.switched_off]
+    commands += [f"gangline slot enable {agent.id}/SLOT" for agent in named if not agent.switched_off]
+    return f"{', '.join(texts)}{more}; enable {'it' if len(agents) == 1 else 'them'} with: {', '.join(commands)}"
+
+
+def _setting_of(agent: AgentRoom) -> str:
+    if agent.switched_off:
+        return f"{agent.id} {_WORDS_BY_SETTING[agent.switched_off]} by an administrator"
+    slots = f"{agent.switched_off_slots} of {agent.slots + agent.disabled} slots"
+    return f"{agent.id} has {slots} drained or disabled by an administrator"
 
 
 def _needs(request: PendingRequest) -> str:

@@ -39,6 +39,8 @@ class AgentRoom:
     is_usable: connected, alive and enabled. An agent that is not usable starts nothing, but still counts for what its
     pool can ever hold. problem: why it is not usable, for reasons.
     max_zero_slot and used_zero_slot: the auxiliary places for work without slots.
+    switched_off: "draining" or "disabled" if an administrator's setting alone keeps the agent from starting work.
+    switched_off_slots: those of the disabled slots that only an administrator's setting closes.
     labels: its location: rack, zone or any other key.
     """
 
@@ -53,6 +55,8 @@ class AgentRoom:
     draining: int = 0
     disabled: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+    switched_off: str = ""
+    switched_off_slots: int = 0
 
     @property
     def free(self) -> int:

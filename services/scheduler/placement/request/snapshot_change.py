@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gangline.domain.id import describe_allocations
 from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Running, Snapshot, default_pool
 
 # Agents that a sentence lists by name before it only counts the rest.
@@ -23,7 +24,7 @@ class EndWork:
     allocation_ids: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"these end: {', '.join(self.allocation_ids)}"
+        return f"these end: {describe_allocations(self.allocation_ids)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,17 @@ def apply_change(snapshot: Snapshot, change: Change) -> Snapshot:
 def enabled(agent: AgentRoom) -> AgentRoom:
     """Returns the agent with all of its slots; its draining slots count as used."""
     slots, used = agent.slots + agent.disabled, agent.used + agent.draining
-    return replace(agent, is_usable=True, problem="", slots=slots, used=used, draining=0, disabled=0)
+    return replace(
+        agent,
+        is_usable=True,
+        problem="",
+        slots=slots,
+        used=used,
+        draining=0,
+        disabled=0,
+        switched_off="",
+        switched_off_slots=0,
+    )
 
 
 def _enable(snapshot: Snapshot, agent_ids: set[str]) -> Snapshot:
