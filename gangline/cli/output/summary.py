@@ -69,8 +69,9 @@ def trial_rows(view: ExperimentView) -> list[tuple[str, ...]]:
     ]
 
 
-def trial_table(view: ExperimentView) -> str:
-    return "\n".join(map(line_of, lay_out(trial_columns(view), trial_rows(view), None)))
+def trial_table(view: ExperimentView, width: int | None) -> list[str]:
+    """Returns a line for the headings and for each trial. width: of the terminal, in cells; None for whole lines."""
+    return [line_of(cells) for cells in lay_out(trial_columns(view), trial_rows(view), width)]
 
 
 def search_line(view: ExperimentView) -> str:
@@ -212,15 +213,17 @@ def batches_of(trial: TrialView) -> str:
     return f"{trial.progress.batches_completed} of {trial.progress.batches_total} batches ({ratio:.0%})"
 
 
-def final_lines(view: ExperimentView) -> list[str]:
-    """Returns how it ended, its results, and the next commands to type."""
+def final_lines(view: ExperimentView, width: int | None = None) -> list[str]:
+    """Returns how it ended, its results, and the next commands to type. width: of the terminal, in cells; None where
+    there is none."""
     experiment = view.experiment
     seconds = format_duration(experiment.ended_at - experiment.created_at)
     lines = [f"experiment {experiment.id} {experiment.name}: {status_word(experiment)} after {seconds}"]
     if experiment.reason and experiment.outcome is not Outcome.COMPLETED:
         lines.append(f"  reason: {experiment.reason}")
     if is_search(view):
-        lines += [f"  {line}" for line in [search_line(view), *trial_table(view).splitlines()]]
+        table = trial_table(view, None if width is None else width - 2)
+        lines += [f"  {line}" for line in [search_line(view), *table]]
     else:
         for trial in view.trials:
             lines += trial_lines(trial, experiment.reason)
@@ -244,6 +247,8 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
     if trial.state is not State.TERMINAL:
         lines += [f"  not on {exclusion.agent_id}: {describe_exclusion(exclusion)}" for exclusion in trial.exclusions]
     if trial.state is not State.TERMINAL and trial.last_failure is not None:
+        lines.append(f"  {restart_line(view)}")
+    if trial.outcome in (Outcome.COMPLETED, Outcome.CANCELED) and trial.last_failure is not None:
         lines.append(f"  {restart_line(view)}")
     if trial.outcome is Outcome.FAILED and trial.last_failure is not None:
         if trial.last_failure.message not in reason:

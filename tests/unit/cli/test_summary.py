@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 
 from rich.console import Console
@@ -94,6 +95,25 @@ def test_failure_names_the_first_rank_and_its_last_lines() -> None:
         "  next: gangline experiment logs 1",
         "  next: gangline checkpoint download c0ffee",
     ]
+
+
+def test_a_completed_trial_says_why_it_was_restarted() -> None:
+    report = ExitReport("a2", ExitKind.USER_ERROR, "ValueError: bad batch", rank=3)
+    trial = replace(COMPLETED.trials[0], trial=replace(COMPLETED.trials[0].trial, restarts=1, last_failure=report))
+    lines = final_lines(replace(COMPLETED, trials=(trial,)))
+    assert "  restart 1: rank 3 on a2: ValueError: bad batch" in lines
+
+
+def test_the_trials_of_an_ended_search_fit_the_terminal() -> None:
+    values = json.dumps({f"learning_rate_{number}": number / 7 for number in range(20)})
+    trials = tuple(
+        replace(COMPLETED.trials[0], trial=replace(COMPLETED.trials[0].trial, hyperparameters_json=values, id=trial_id))
+        for trial_id in ("1.1", "1.2")
+    )
+    view = replace(COMPLETED, trials=trials)
+    table = [line for line in final_lines(view, 80) if line.lstrip().startswith(("TRIAL", "1."))]
+    assert len(table) == 3
+    assert all(len(line) <= 80 for line in table)
 
 
 def test_an_error_is_told_once() -> None:
