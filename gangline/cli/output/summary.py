@@ -41,6 +41,21 @@ def best_trial(view: ExperimentView) -> TrialView | None:
     return best(validated, key=lambda trial: trial.trial.best_validation or 0.0, default=None)
 
 
+def metric_warning(view: ExperimentView) -> str:
+    """Returns a warning where validations do not report the metric that decides which one is best; else empty text."""
+    metric, _ = searched_metric(view.experiment)
+    documents = [trial.trial.validation_json for trial in view.trials if trial.trial.validation_json]
+    reported = {name for document in documents for name in json.loads(document)}
+    if not metric or not reported or metric in reported or best_trial(view) is not None:
+        return ""
+    names = ", ".join(sorted(reported)[:_MOST_METRICS])
+    return f"warning: validations report no searcher.metric {metric!r}, so none is the best; they report: {names}"
+
+
+# Names of metrics in a warning.
+_MOST_METRICS = 8
+
+
 def trial_columns(view: ExperimentView) -> tuple[Column, ...]:
     metric, _ = searched_metric(view.experiment)
     return (
@@ -219,6 +234,8 @@ def final_lines(view: ExperimentView, width: int | None = None) -> list[str]:
     experiment = view.experiment
     seconds = format_duration(experiment.ended_at - experiment.created_at)
     lines = [f"experiment {experiment.id} {experiment.name}: {status_word(experiment)} after {seconds}"]
+    if experiment.outcome is Outcome.COMPLETED and metric_warning(view):
+        lines.append(f"  {metric_warning(view)}")
     if experiment.reason and experiment.outcome is not Outcome.COMPLETED:
         lines.append(f"  reason: {experiment.reason}")
     if is_search(view):

@@ -218,3 +218,16 @@ def test_sizes_times_and_metrics_are_short() -> None:
 def test_json_unfolds_documents_kept_as_text() -> None:
     assert '"config": {}' in to_json(COMPLETED.experiment)
     assert '"outcome": "COMPLETED"' in to_json(COMPLETED)
+
+
+def test_metric_that_no_validation_reports_is_told_once() -> None:
+    experiment = replace(COMPLETED.experiment, config_json='{"searcher": {"name": "single", "metric": "error"}}')
+    trial = replace(COMPLETED.trials[0].trial, validation_json='{"loss": 0.5, "accuracy": 0.9}', best_validation=None)
+    view = replace(COMPLETED, experiment=experiment, trials=(replace(COMPLETED.trials[0], trial=trial),))
+    warning = (
+        "  warning: validations report no searcher.metric 'error', so none is the best; they report: accuracy, loss"
+    )
+    assert final_lines(view)[1:2] == [warning]
+    assert final_lines(view).count(warning) == 1
+    reported = replace(trial, validation_json='{"error": null}')
+    assert warning not in final_lines(replace(view, trials=(replace(view.trials[0], trial=reported),)))
