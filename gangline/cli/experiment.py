@@ -13,7 +13,7 @@ import typer
 
 from gangline.cli import logs
 from gangline.cli.output.table import Column
-from gangline.cli.output.terminal import complain, mention, say, say_json, table_lines
+from gangline.cli.output.terminal import complain, mention, say, say_json, table_lines, terminal_width
 from gangline.cli.output.text import format_age, format_duration, format_metrics
 from gangline.cli.shared import (
     ExperimentId,
@@ -357,7 +357,7 @@ def _show_end(view: ExperimentView, is_json: bool) -> None:
     """Prints how it ended; exits with 1 when the outcome is not COMPLETED."""
     from gangline.cli.output.summary import final_lines  # noqa: PLC0415 - loads the client's records
 
-    show(view, is_json, lambda: final_lines(view))
+    show(view, is_json, lambda: final_lines(view, terminal_width()))
     if view.experiment.outcome != "COMPLETED":
         raise typer.Exit(1)
 
@@ -366,6 +366,7 @@ def _description(view: ExperimentView) -> list[str]:
     from gangline.cli.output.summary import (  # noqa: PLC0415 - loads the client's records
         final_lines,
         is_search,
+        metric_warning,
         size_lines,
         status_line,
         trial_columns,
@@ -373,8 +374,9 @@ def _description(view: ExperimentView) -> list[str]:
     )
     from gangline.config import describe_config  # noqa: PLC0415 - loads pydantic
 
-    lines = final_lines(view) if view.experiment.outcome else [status_line(view)]
+    lines = final_lines(view, terminal_width()) if view.experiment.outcome else [status_line(view)]
     if not view.experiment.outcome:
+        lines += [f"  {warning}" for warning in [metric_warning(view)] if warning]
         lines += [line for trial in view.trials for line in size_lines(trial)]
     if view.reason is not None and view.experiment.state != "PAUSED":
         lines.append(f"  {view.reason.message}; goes on if {view.reason.would_start_if}")

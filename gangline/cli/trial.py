@@ -135,6 +135,6 @@ def _description(view: TrialView) -> list[str]:
     lines.append(f"  hyperparameters: {format_values(flatten(json.loads(trial.hyperparameters_json or '{}')))}")
     if trial.best_validation is not None:
         lines.append(f"  best validation: {trial.best_validation:.4g} (after {trial.best_validation_batches} batches)")
-    if trial.restarts and (trial.outcome or trial.last_failure is None):  # else trial_lines names the last one
+    if trial.restarts and (trial.outcome == "FAILED" or trial.last_failure is None):  # else trial_lines names them
         lines.append(f"  restarts: {trial.restarts}")
     return [*lines, *trial_lines(view, trial.reason)]

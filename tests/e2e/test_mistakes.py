@@ -265,11 +265,15 @@ MISTAKES = {
         "cannot reach the gateway at no.such.host.invalid:8081: its host name cannot be resolved; check the address",
     ),
     "port that is no number": at(
-        "localhost:abc", "cannot reach the gateway at localhost:abc: this is no address; write it as HOST:PORT"
+        "localhost:abc",
+        "GANGLINE_GATEWAY has 'localhost:abc', whose port is no number from 1 to 65535; write host:port, for several "
+        "gateways gpu1:8081,gpu2:8081",
+        2,
     ),
     "no login": Mistake(
         "experiment list",
-        "no cluster is known; start one here with `gangline up`, or set GANGLINE_GATEWAY and GANGLINE_TOKEN",
+        "no cluster is known; start one here with `gangline up`, log in with `gangline login`, or set "
+        "GANGLINE_GATEWAY and GANGLINE_TOKEN",
         environment={HOME_VARIABLE: "nowhere"},
     ),
     "login file that is broken": Mistake(

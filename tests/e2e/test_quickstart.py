@@ -22,7 +22,8 @@ PAGE = (ROOT / "docs" / "quickstart.md").read_text()
 def _commands(heading: str) -> list[str]:
     """Returns the commands of a section's blocks, without those of other languages."""
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return [line for block in re.findall(r"```\n(.*?)```", section, flags=re.DOTALL) for line in block.splitlines()]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE)
+    return [line for language, block in blocks if not language for line in block.splitlines()]
 
 
 class Shell:
@@ -51,10 +52,10 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 @pytest.mark.skipif(not (ROOT / ".venv/bin/activate").exists(), reason="the commands use the environment of make setup")
 def test_commands_work_as_printed(shell: Shell, tmp_path: Path) -> None:
-    start, submit = _commands("Keep a cluster"), _commands("Submit")
-    assert (len(start), len(submit)) == (3, 13), "every command of these sections is run here"
+    start, submit, later = map(_commands, ("Keep a cluster", "Submit", "Follow, list, clear away"))
+    assert (len(start), len(submit), len(later)) == (3, 11, 5), "every command of these sections is run here"
     output = {}
-    for line in [*start, *submit]:
+    for line in [*start, *submit, *later]:
         command = line.partition("#")[0].strip()
         arguments = ""
         if "checkpoint download" in command:

@@ -23,6 +23,7 @@ from gangline.cli.output.summary import (
     batches_of,
     current_trial,
     is_search,
+    metric_warning,
     pause_of,
     place_of,
     progress_ratio,
@@ -148,12 +149,12 @@ def _text(line: str, style: str = "", *, is_cut: bool = False) -> Text:
 def _panel(view: ExperimentView, now: float, width: int = 80, height: int = 24) -> Group:
     """Returns at most as many lines as the terminal has. width, height: of the terminal, in cells."""
     title, trial = _title(view, now, width), current_trial(view)
-    pause = [_text(f"  {pause_of(view)}", "yellow")] if pause_of(view) else []
+    notes = [_text(f"  {text}", "yellow", is_cut=True) for text in (metric_warning(view), pause_of(view)) if text]
     if is_search(view):
-        return Group(title, *pause, *_search_details(view, width, height - len(pause)))
+        return Group(title, *notes, *_search_details(view, width, height - len(notes)))
     if trial is None:
-        return Group(title, *pause)
-    return Group(title, *pause, *_details(trial, is_paused=bool(pause)))
+        return Group(title, *notes)
+    return Group(title, *notes, *_details(trial, is_paused=bool(pause_of(view))))
 
 
 def _title(view: ExperimentView, now: float, width: int) -> Text:

@@ -41,6 +41,21 @@ def best_trial(view: ExperimentView) -> TrialView | None:
     return best(validated, key=lambda trial: trial.trial.best_validation or 0.0, default=None)
 
 
+def metric_warning(view: ExperimentView) -> str:
+    """Returns a warning where validations do not report the metric that decides which one is best; else empty text."""
+    metric, _ = searched_metric(view.experiment)
+    documents = [trial.trial.validation_json for trial in view.trials if trial.trial.validation_json]
+    reported = {name for document in documents for name in json.loads(document)}
+    if not metric or not reported or metric in reported or best_trial(view) is not None:
+        return ""
+    names = ", ".join(sorted(reported)[:_MOST_METRICS])
+    return f"warning: validations report no searcher.metric {metric!r}, so none is the best; they report: {names}"
+
+
+# Names of metrics in a warning.
+_MOST_METRICS = 8
+
+
 def trial_columns(view: ExperimentView) -> tuple[Column, ...]:
     metric, _ = searched_metric(view.experiment)
     return (
@@ -69,8 +84,9 @@ def trial_rows(view: ExperimentView) -> list[tuple[str, ...]]:
     ]
 
 
-def trial_table(view: ExperimentView) -> str:
-    return "\n".join(map(line_of, lay_out(trial_columns(view), trial_rows(view), None)))
+def trial_table(view: ExperimentView, width: int | None) -> list[str]:
+    """Returns a line for the headings and for each trial. width: of the terminal, in cells; None for whole lines."""
+    return [line_of(cells) for cells in lay_out(trial_columns(view), trial_rows(view), width)]
 
 
 def search_line(view: ExperimentView) -> str:
@@ -212,15 +228,19 @@ def batches_of(trial: TrialView) -> str:
     return f"{trial.progress.batches_completed} of {trial.progress.batches_total} batches ({ratio:.0%})"
 
 
-def final_lines(view: ExperimentView) -> list[str]:
-    """Returns how it ended, its results, and the next commands to type."""
+def final_lines(view: ExperimentView, width: int | None = None) -> list[str]:
+    """Returns how it ended, its results, and the next commands to type. width: of the terminal, in cells; None where
+    there is none."""
     experiment = view.experiment
     seconds = format_duration(experiment.ended_at - experiment.created_at)
     lines = [f"experiment {experiment.id} {experiment.name}: {status_word(experiment)} after {seconds}"]
+    if experiment.outcome is Outcome.COMPLETED and metric_warning(view):
+        lines.append(f"  {metric_warning(view)}")
     if experiment.reason and experiment.outcome is not Outcome.COMPLETED:
         lines.append(f"  reason: {experiment.reason}")
     if is_search(view):
-        lines += [f"  {line}" for line in [search_line(view), *trial_table(view).splitlines()]]
+        table = trial_table(view, None if width is None else width - 2)
+        lines += [f"  {line}" for line in [search_line(view), *table]]
     else:
         for trial in view.trials:
             lines += trial_lines(trial, experiment.reason)
@@ -244,6 +264,8 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
     if trial.state is not State.TERMINAL:
         lines += [f"  not on {exclusion.agent_id}: {describe_exclusion(exclusion)}" for exclusion in trial.exclusions]
     if trial.state is not State.TERMINAL and trial.last_failure is not None:
+        lines.append(f"  {restart_line(view)}")
+    if trial.outcome in (Outcome.COMPLETED, Outcome.CANCELED) and trial.last_failure is not None:
         lines.append(f"  {restart_line(view)}")
     if trial.outcome is Outcome.FAILED and trial.last_failure is not None:
         if trial.last_failure.message not in reason:

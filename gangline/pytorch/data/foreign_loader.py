@@ -37,6 +37,9 @@ class ForeignLoader:
             raise invalid("pytorch.dataset_too_short", "the training loader has no batch for this rank; use more data")
         return steps
 
+    def describe_shortage(self, num_replicas: int) -> None:
+        """Describes nothing: the trial divides its data itself."""
+
     def describe_last_step(self, num_replicas: int) -> None:
         """Returns None, because the records of a foreign loader are unknown."""
 

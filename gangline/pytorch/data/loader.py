@@ -306,6 +306,19 @@ class DataLoader:
             )
         return steps
 
+    def describe_shortage(self, num_replicas: int) -> str | None:
+        """Describes an epoch that does not fill a single step on so many slots; None where it does."""
+        row = self._row()
+        full_step = row.batch_size * num_replicas
+        if row.length >= full_step:
+            return None
+        what = "batches" if self._has_batches else "records"
+        return (
+            f"the training data has {row.length} {what}, and one step takes {full_step} ({row.batch_size} for each of "
+            f"{num_replicas} slots); every step trains on {row.length} {what} and is an epoch; use a smaller "
+            "global_batch_size or more data"
+        )
+
     def describe_last_step(self, num_replicas: int) -> str | None:
         """Describes the last step of each epoch on so many slots; None where it is like all others."""
         row, shard = self._row(), Shard(0, num_replicas)

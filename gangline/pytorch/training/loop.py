@@ -91,7 +91,10 @@ class TrainingLoop:
         # Replicas of the full gang. Positions and batches are counted as the full gang would make them.
         self._full_size = self._replica.count * self._rounds
         self._steps_per_epoch = loader.steps_per_epoch(self._replica.count, self._rounds)
-        note = loader.describe_last_step(self._full_size)
+        shortage = loader.describe_shortage(self._full_size)
+        if shortage is not None and self._distributed.is_chief:
+            _log.warning("%s", shortage)
+        note = loader.describe_last_step(self._full_size) if shortage is None else None
         if note is not None and self._distributed.is_chief:
             _log.info("training data: %s", note)
         self._position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._full_size)

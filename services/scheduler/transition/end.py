@@ -40,6 +40,16 @@ def kill_experiment(records: Records, experiment_id: int, reason: str, rules: Ru
     return _wish(records, wished, rules, now)
 
 
+def fail_experiment(draft: Draft, experiment_id: int, reason: str, rules: Rules, now: float) -> None:
+    """Ends the experiment at once as FAILED, because its configuration does not suit its trials. An experiment that is
+    being ended stays as it is."""
+    experiment = get(draft, Experiment, experiment_id)
+    if experiment.state not in (State.TERMINAL, State.STOPPING):
+        wished = replace(experiment, state=State.STOPPING, stop_kind=ExitKind.CONFIGURATION_ERROR, reason=reason)
+        draft.put(wished)
+        _bring_in_line(draft, wished, rules, now)
+
+
 def cancel_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> StateChange:
     """Cancels waiting trials at once, and live ones after their checkpoint. An experiment that is being ended is not
     changed."""

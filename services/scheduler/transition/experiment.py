@@ -8,7 +8,7 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.search import Search
-from gangline.domain.state import Outcome, State
+from gangline.domain.state import ExitKind, Outcome, State
 from gangline.errors import GanglineError, conflict
 from services.scheduler.state.records import Draft, get
 
@@ -54,7 +54,8 @@ def _outcome(experiment: Experiment, trials: Sequence[Trial], is_found: bool) ->
     canceled = [trial for trial in trials if trial.outcome is Outcome.CANCELED]
     num_completed = len(trials) - len(failed) - len(canceled)
     if experiment.state is State.STOPPING and (failed or canceled or not is_found):
-        return Outcome.CANCELED, experiment.reason
+        is_refused = experiment.stop_kind is ExitKind.CONFIGURATION_ERROR
+        return Outcome.FAILED if is_refused else Outcome.CANCELED, experiment.reason
     if not failed and not canceled:
         return Outcome.COMPLETED, "its trial completed" if len(trials) == 1 else f"all {len(trials)} trials completed"
     first = (failed or canceled)[0]

@@ -6,8 +6,10 @@ attempt begins (fence.py), because a checkpoint is durable training state.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
@@ -17,12 +19,15 @@ from services.scheduler.state.estimate import Progress
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.transition.checkpoint import age_of, mark_superfluous
+from services.scheduler.transition.end import fail_experiment
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import tell
 
 # Keeps the trial's record well below the limit of an etcd transaction.
 MAX_VALIDATION_BYTES = 16 << 10
+# Names of metrics in a message.
+_MOST_NAMES = 8
 
 
 def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules, now: float) -> StateChange:
@@ -64,9 +69,34 @@ def validated(
         trial = replace(trial, best_validation=metric, best_validation_batches=batches_completed)
     draft = Draft(records)
     draft.put(trial)
-    if draft.change:
-        _tell(draft, trial, SearchEvent(SearchEventKind.VALIDATED, trial.number, batches_completed, metric), rules, now)
+    if not draft.change:
+        return draft.change
+    if _lacks_metric(draft, trial, metrics, facts.searcher.metric):
+        reason = _say_missing(trial.id, facts.searcher.metric, metrics)
+        fail_experiment(draft, trial.experiment_id, reason, rules, now)
+        return draft.change
+    _tell(draft, trial, SearchEvent(SearchEventKind.VALIDATED, trial.number, batches_completed, metric), rules, now)
     return draft.change
+
+
+def _lacks_metric(draft: Draft, trial: Trial, metrics: Mapping[str, object], metric: str) -> bool:
+    """Returns whether a search has never got the metric by which it compares trials. A metric that is no number was
+    reported all the same, and a trial may report other metrics besides."""
+    search = draft.find(Search, trial.experiment_id)
+    if not metric or metric in metrics or search is None or search.num_planned < 2:
+        return False
+    return all(each.best_validation is None for each in draft.trials_of(trial.experiment_id))
+
+
+def _say_missing(trial_id: str, metric: str, metrics: Mapping[str, object]) -> str:
+    names = sorted(metrics)
+    similar = difflib.get_close_matches(metric, names, n=1)
+    advice = f"did you mean {similar[0]!r}?" if similar else "set searcher.metric to one of them"
+    reported = ", ".join(names[:_MOST_NAMES]) + (" and others" if len(names) > _MOST_NAMES else "")
+    return (
+        f"the validation of trial {trial_id} has no metric {metric!r}, by which searcher.metric compares trials; "
+        f"it reports {reported or 'nothing'}; {advice}"
+    )
 
 
 def checkpointed(records: Records, checkpoint: Checkpoint) -> StateChange:

@@ -13,7 +13,7 @@ from gangline.domain.experiment import Trial
 from gangline.domain.state import ExitKind, ExperimentAction, Outcome, State
 from gangline.errors import GanglineError
 from gangline.protocol import wire
-from gangline.v1 import types_pb2
+from gangline.v1 import runner_pb2, types_pb2
 from services.common import keys
 from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import config_json
@@ -196,3 +196,20 @@ async def test_a_large_search_is_made_and_ended_in_several_transactions(bench: B
     ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
     assert ended.outcome is Outcome.CANCELED
     assert {trial.outcome for trial in await _trials(bench)} == {Outcome.CANCELED}
+
+
+async def test_a_search_without_its_metric_fails_at_the_first_validation(bench: Bench) -> None:
+    first = await bench.scheduler()
+    agent = await bench.agent("a1", slots=2)
+    await bench.caller.submit(config_json(hyperparameters=RATE, searcher={**RANDOM, "metric": "error"}, max_restarts=3))
+    [spec, _] = await agent.started(2)
+    runner = ScriptedRunner(spec, first.address)
+    await runner.report(running=runner_pb2.RunningReport(timeline=types_pb2.Timeline(ranks_up_at=1.0)))
+    await runner.report(validation=runner_pb2.ValidationReport(batches_completed=10, metrics={"loss": 0.5}))
+    ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
+    assert (ended.outcome, ended.reason) == (
+        Outcome.FAILED,
+        "the validation of trial 1.1 has no metric 'error', by which searcher.metric compares trials; it reports loss; "
+        "set searcher.metric to one of them",
+    )
+    assert [(trial.outcome, trial.restarts) for trial in await _trials(bench)] == [(Outcome.CANCELED, 0)] * 2

@@ -135,6 +135,17 @@ def test_last_step_with_few_records_is_told(tmp_path: Path) -> None:
     assert [line in running.output(rank) for rank in range(4)] == [True, False, False, False]
 
 
+def test_batch_larger_than_the_data_is_told_before_training(tmp_path: Path) -> None:
+    """Without any configuration of logging."""
+    code = LINEAR.replace("Points(100)", "Points(10)").replace("drop_last=True", "drop_last=False")
+    running = _run(tmp_path, _trial(code, 2, 2))
+    line = (
+        "the training data has 10 records, and one step takes 16 (8 for each of 2 slots); every step trains on 10 "
+        "records and is an epoch; use a smaller global_batch_size or more data"
+    )
+    assert [line in running.output(rank) for rank in range(2)] == [True, False]
+
+
 _AUGMENTED = LINEAR.replace(
     "return self.inputs[index], self.targets[index], index",
     "return self.inputs[index] + 0.01 * (noise := torch.rand(())), self.targets[index], noise",

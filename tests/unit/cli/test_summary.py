@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 
 from rich.console import Console
@@ -94,6 +95,25 @@ def test_failure_names_the_first_rank_and_its_last_lines() -> None:
         "  next: gangline experiment logs 1",
         "  next: gangline checkpoint download c0ffee",
     ]
+
+
+def test_a_completed_trial_says_why_it_was_restarted() -> None:
+    report = ExitReport("a2", ExitKind.USER_ERROR, "ValueError: bad batch", rank=3)
+    trial = replace(COMPLETED.trials[0], trial=replace(COMPLETED.trials[0].trial, restarts=1, last_failure=report))
+    lines = final_lines(replace(COMPLETED, trials=(trial,)))
+    assert "  restart 1: rank 3 on a2: ValueError: bad batch" in lines
+
+
+def test_the_trials_of_an_ended_search_fit_the_terminal() -> None:
+    values = json.dumps({f"learning_rate_{number}": number / 7 for number in range(20)})
+    trials = tuple(
+        replace(COMPLETED.trials[0], trial=replace(COMPLETED.trials[0].trial, hyperparameters_json=values, id=trial_id))
+        for trial_id in ("1.1", "1.2")
+    )
+    view = replace(COMPLETED, trials=trials)
+    table = [line for line in final_lines(view, 80) if line.lstrip().startswith(("TRIAL", "1."))]
+    assert len(table) == 3
+    assert all(len(line) <= 80 for line in table)
 
 
 def test_an_error_is_told_once() -> None:
@@ -198,3 +218,16 @@ def test_sizes_times_and_metrics_are_short() -> None:
 def test_json_unfolds_documents_kept_as_text() -> None:
     assert '"config": {}' in to_json(COMPLETED.experiment)
     assert '"outcome": "COMPLETED"' in to_json(COMPLETED)
+
+
+def test_metric_that_no_validation_reports_is_told_once() -> None:
+    experiment = replace(COMPLETED.experiment, config_json='{"searcher": {"name": "single", "metric": "error"}}')
+    trial = replace(COMPLETED.trials[0].trial, validation_json='{"loss": 0.5, "accuracy": 0.9}', best_validation=None)
+    view = replace(COMPLETED, experiment=experiment, trials=(replace(COMPLETED.trials[0], trial=trial),))
+    warning = (
+        "  warning: validations report no searcher.metric 'error', so none is the best; they report: accuracy, loss"
+    )
+    assert final_lines(view)[1:2] == [warning]
+    assert final_lines(view).count(warning) == 1
+    reported = replace(trial, validation_json='{"error": null}')
+    assert warning not in final_lines(replace(view, trials=(replace(view.trials[0], trial=reported),)))

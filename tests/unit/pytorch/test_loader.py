@@ -213,3 +213,12 @@ def test_tensor_dataset_is_read_by_batches(options: dict[str, Any], monkeypatch:
     monkeypatch.setattr(TensorDataset, "__getitem__", fail)
     loader = DataLoader(Subset(TensorDataset(torch.arange(8)), range(2, 8)), batch_size=3, **options)
     assert [batch[0].tolist() for batch in loader] == [[2, 3, 4], [5, 6, 7]]
+
+
+def test_a_batch_larger_than_the_data_is_described() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=16)
+    assert loader.describe_shortage(2) == (
+        "the training data has 10 records, and one step takes 32 (16 for each of 2 slots); every step trains on 10 "
+        "records and is an epoch; use a smaller global_batch_size or more data"
+    )
+    assert DataLoader(TensorDataset(torch.arange(32)), batch_size=16).describe_shortage(2) is None

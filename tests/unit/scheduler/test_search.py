@@ -429,3 +429,57 @@ def test_pursuing_what_is_settled_changes_nothing() -> None:
     world = _world()
     assert not continue_change(world.records, 1, RULES, world.now)
     assert not continue_change(world.records, 9, RULES, world.now)
+
+
+def _validate(world: SearchWorld, trial_id: str, metrics: str) -> None:
+    world.apply(validated(world.records, trial_id, 5, metrics, rules=RULES, now=world.now))
+
+
+def test_a_search_whose_metric_no_validation_reports_ends_at_the_first_one() -> None:
+    world = SearchWorld(
+        config_of({"name": "random", "max_trials": 4, "max_concurrent_trials": 3, "metric": "val_loss"})
+    )
+    world.place()
+    world.run("1.1")
+    _validate(world, "1.1", '{"loss": 0.5, "valid_loss": 0.4}')
+    assert world.experiment.state is State.STOPPING
+    assert world.experiment.reason == (
+        "the validation of trial 1.1 has no metric 'val_loss', by which searcher.metric compares trials; it reports "
+        "loss, valid_loss; did you mean 'valid_loss'?"
+    )
+    assert world.live("1.1").stop_kind is ExitKind.KILLED
+    # Late and repeated reports, and another leader, change nothing.
+    world.change_leader()
+    _validate(world, "1.1", '{"loss": 0.5}')
+    for trial_id in world.live_trial_ids:
+        world.exit(trial_id, ExitKind.KILLED)
+    world.continue_change()
+    assert (world.experiment.state, world.experiment.outcome) == (State.TERMINAL, Outcome.FAILED)
+    assert world.experiment.reason.startswith("the validation of trial 1.1 has no metric 'val_loss'")
+    assert [trial.restarts for trial in world.trials] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("metrics", ['{"val_loss": NaN}', '{"val_loss": 0.5, "other": 1}'])
+def test_a_metric_that_is_reported_is_none_that_is_missing(metrics: str) -> None:
+    world = SearchWorld(config_of({"name": "random", "max_trials": 2, "metric": "val_loss"}))
+    world.place()
+    world.run("1.1")
+    _validate(world, "1.1", metrics)
+    assert world.experiment.state is not State.STOPPING
+
+
+def test_other_metrics_may_follow_the_one_that_decides() -> None:
+    world = SearchWorld(config_of({"name": "random", "max_trials": 2, "metric": "val_loss"}))
+    world.place()
+    world.run("1.1")
+    _validate(world, "1.1", '{"val_loss": 0.5}')
+    _validate(world, "1.1", '{"time": 3}')
+    assert world.experiment.state is not State.STOPPING
+
+
+def test_a_single_trial_goes_on_without_its_metric() -> None:
+    world = SearchWorld(config_of({"name": "single", "metric": "val_loss"}))
+    world.place()
+    world.run("1.1")
+    _validate(world, "1.1", '{"loss": 0.5}')
+    assert world.experiment.state is State.RUNNING
