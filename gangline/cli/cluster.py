@@ -1,18 +1,19 @@
-"""`gangline up`, `down` and `status`: a cluster on this machine, and the state of any cluster."""
+"""`gangline up`, `down`, `login` and `status`: a cluster on this machine, the login, and the state of any cluster."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gangline.cli.output.table import Column
-from gangline.cli.output.terminal import mention, say, say_document, say_json, table_lines
+from gangline.cli.output.table_layout import Column
+from gangline.cli.output.terminal import can_ask, mention, say, say_document, say_json, table_lines
 from gangline.cli.output.text import count, format_duration
-from gangline.cli.shared import Json, connect, show
+from gangline.cli.shared import Json, connect, show, warn
 from gangline.errors import ErrorKind, GanglineError, invalid
 
 if TYPE_CHECKING:
@@ -105,6 +106,31 @@ def status(
         say([*local_lines, *([""] if local_lines and cluster_lines else []), *cluster_lines])
     if problem:
         raise GanglineError(problem["code"], problem["message"], ErrorKind.UNAVAILABLE)
+
+
+def login(
+    addresses: Annotated[
+        str, typer.Argument(metavar="ADDRESSES", help="The gateways, as gpu1:8081,gpu2:8081; default port: 8081.")
+    ],
+) -> None:
+    """Log in to a cluster: later commands use one of these gateways, and another one when that one is away.
+
+    The token comes from GANGLINE_TOKEN, from a question, or from the standard input. It is stored only after a gateway
+    has accepted it.
+    """
+    with connect(address=addresses, token=_read_token()) as client:
+        # This follows `connect`, which must run before the first import of grpc.
+        from gangline.client.login import load_login, save_login  # noqa: PLC0415
+
+        client.get_cluster()
+        before, path = load_login(), save_login(client.login)
+        gateways = ", ".join(client.login.addresses)
+    if before is not None and before.data_directory:
+        stop = f"gangline down --data-dir {before.data_directory}"
+        warn(f"commands no longer use the local cluster in {before.data_directory}; stop it with: {stop}")
+    if os.environ.get("GANGLINE_GATEWAY"):
+        warn("GANGLINE_GATEWAY is set in this shell, and commands use it instead of the login; unset it")
+    say([f"logged in to {gateways}; the login is in {path}"])
 
 
 def _show_snapshot(pool: str, output: Path | None) -> None:
@@ -208,3 +234,18 @@ def _etcd_text(etcd: EtcdHealth) -> str:
         return f"{etcd.num_answering} of {count(etcd.num_members, 'member')} answer" if etcd.num_members else "answers"
     since = f", for {format_duration(max(0.0, time.time() - etcd.since))}" if etcd.since else ""
     return f"{etcd.problem}{since}"
+
+
+def _read_token() -> str:
+    """Reads the token. It is no argument, because other users of the machine can read arguments. Raises GanglineError
+    `login.no_token`."""
+    token = os.environ.get("GANGLINE_TOKEN", "")
+    try:
+        if not token:
+            token = typer.prompt("Token", hide_input=True, err=True) if can_ask() else sys.stdin.readline()
+    except UnicodeDecodeError:
+        token = ""
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable():
+        raise invalid("login.no_token", "there is no token; set GANGLINE_TOKEN, or give it on the standard input")
+    return token

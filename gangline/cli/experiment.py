@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from gangline.cli import logs
-from gangline.cli.output.table import Column
+from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import complain, mention, say, say_json, table_lines, terminal_width
 from gangline.cli.output.text import format_age, format_duration, format_metrics
 from gangline.cli.shared import (
@@ -77,8 +77,8 @@ def create(
     text = read_text(config)
     with connect(retry_seconds) as client:
         # These follow `connect`, which must run before the first import of grpc.
+        from gangline.cli.creation.submit import submit  # noqa: PLC0415
         from gangline.cli.output.progress import Bars  # noqa: PLC0415
-        from gangline.cli.submit import submit  # noqa: PLC0415
         from gangline.client import prepare_submission  # noqa: PLC0415
 
         with Bars() as bars:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gangline.cli.output.table import Column
+from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age, format_bytes
 from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
 from gangline.errors import invalid, not_found

@@ -23,7 +23,6 @@ from gangline.cli import (
     experiment_set,
     fusion,
     job,
-    login,
     search,
     simulate,
     task,
@@ -32,7 +31,7 @@ from gangline.cli import (
     trial,
     usage,
 )
-from gangline.cli.argument_mistake import UsageError, is_help, read_usage
+from gangline.cli.output.argument_mistake import UsageError, is_help, read_usage
 from gangline.cli.output.terminal import clean_output, complain, say
 from gangline.errors import Effect, ErrorKind, GanglineError
 
@@ -51,9 +50,9 @@ app = typer.Typer(
 app.command()(cluster.up)
 app.command()(cluster.down)
 app.command()(cluster.status)
+app.command()(cluster.login)
 app.command()(top.top)
 app.command()(tensorboard.tensorboard)
-app.command()(login.login)
 app.command()(usage.usage)
 app.command("preview-search")(search.preview_search)
 # Its options are those of the program that it runs, including --help.

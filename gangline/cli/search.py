@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gangline.cli.output.table import Column
+from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import table_lines
 from gangline.cli.shared import Json, Seed, connect, read_text, show
 

@@ -15,7 +15,7 @@ from gangline.cli.output.terminal import complain, say, say_json, say_table
 from gangline.errors import GanglineError, invalid
 
 if TYPE_CHECKING:
-    from gangline.cli.output.table import Column
+    from gangline.cli.output.table_layout import Column
     from gangline.client import Client
 
 # The largest id that the wire carries.

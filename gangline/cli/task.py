@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from gangline.cli.output.table import Column
+from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
 from gangline.cli.shared import Json, Wide, connect, new_group, show_table
 

@@ -14,7 +14,7 @@ from gangline.cli.shared import Json, connect, show
 from gangline.errors import GanglineError, invalid
 
 if TYPE_CHECKING:
-    from gangline.cli.output.top import Glance, Screen
+    from gangline.cli.output.top_screen import Glance, Screen
     from gangline.client import Client
 
 # How long a key may take to show its effect.
@@ -32,7 +32,7 @@ def top(
 
     Keys: q quits, s changes the order, r reverses it, / filters (Enter ends the filter, Esc removes it), arrows scroll.
     """
-    from gangline.cli.output.top import SORTS, Screen, selected  # noqa: PLC0415 - loads rich
+    from gangline.cli.output.top_screen import SORTS, Screen, selected  # noqa: PLC0415 - loads rich
 
     if sort not in SORTS:
         raise invalid("top.sort", f"--sort {sort} is no order; choose one of {', '.join(SORTS)}")
@@ -47,15 +47,15 @@ def top(
 
 
 def _look(client: Client) -> Glance:
-    from gangline.cli.output.top import Glance  # noqa: PLC0415
+    from gangline.cli.output.top_screen import Glance  # noqa: PLC0415
 
     tasks, agents = client.list_tasks(), client.list_agents()
     return Glance(tuple(tasks), tuple(agents), time.time())
 
 
 def _plain_lines(glance: Glance, screen: Screen) -> list[str]:
-    from gangline.cli.output.table import lay_out, line_of  # noqa: PLC0415 - together with the screen
-    from gangline.cli.output.top import COLUMNS, rows_of, selected, summary_lines  # noqa: PLC0415
+    from gangline.cli.output.table_layout import lay_out, line_of  # noqa: PLC0415 - together with the screen
+    from gangline.cli.output.top_screen import COLUMNS, rows_of, selected, summary_lines  # noqa: PLC0415
 
     tasks = selected(glance.tasks, screen)
     if not tasks:
@@ -88,7 +88,7 @@ class _Refresh:
 def _watch(client: Client, screen: Screen, seconds: float) -> None:
     from gangline.cli.output.keyboard import Keyboard  # noqa: PLC0415 - only a terminal needs it
     from gangline.cli.output.live import full_screen  # noqa: PLC0415 - loads rich
-    from gangline.cli.output.top import draw, press  # noqa: PLC0415
+    from gangline.cli.output.top_screen import draw, press  # noqa: PLC0415
 
     refresh = _Refresh(client, seconds)
     try:

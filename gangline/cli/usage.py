@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gangline.cli.output.table import Column
+from gangline.cli.output.table_layout import Column
 from gangline.cli.shared import Json, Wide, connect, show_table
 
 _COLUMNS = (Column("GPU SLOT-HOURS", 3), Column("CPU SLOT-HOURS", 2), Column("ALLOCATIONS", 1))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from gangline.client.login import Login, say_gateways
-from gangline.client.retry import Retry
+from gangline.client.retry_rule import Retry
 from gangline.errors import Effect, ErrorKind, GanglineError, say_effect
 from gangline.protocol import rpc
 from gangline.v1 import gateway_pb2, gateway_pb2_grpc

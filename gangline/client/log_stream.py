@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from gangline.client.record import LogEntry
-from gangline.domain.log_filter import LogFilter, check_filter, levels_from, parse_level
+from gangline.domain.history import LogFilter, check_filter, levels_from, parse_level
 from gangline.domain.state import LogLevel
 from gangline.errors import invalid
 from gangline.protocol.wire import enum_member

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from gangline.client.address import parse_addresses
+from gangline.client.gateway_address import parse_addresses
 from gangline.errors import ErrorKind, GanglineError
 
 ADDRESS_VARIABLE = "GANGLINE_GATEWAY"

@@ -1,11 +1,17 @@
-"""PURE: the SDK's records that no message of the gateway has in this shape: a log line, and a created experiment."""
+"""PURE: the SDK's records that no message of the gateway has in this shape: a log line, and a created experiment; and
+how the SDK reports the progress of work that may take long."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gangline.domain.experiment import Experiment
 from gangline.domain.state import LogLevel
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with the name of the work, the bytes that are done, and all bytes; 0 where these are not known. Calls may come
+from another thread, and the last one of a work has all bytes done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +35,7 @@ class LogEntry:
     agent_id: str = ""
     stream: str = "stdout"
     level: LogLevel = LogLevel.INFO
+
+
+def ignore_progress(work: str, num_bytes: int, total_bytes: int) -> None:
+    """Reports nothing."""

@@ -21,15 +21,13 @@ from gangline.client.download import append_files, check_target, list_sizes, wri
 from gangline.client.log_stream import log_entry, log_filter
 from gangline.client.login import Login, find_login, find_retry_seconds
 from gangline.client.packing import CodeArchive
-from gangline.client.progress import OnProgress, ignore_progress
-from gangline.client.record import Created, LogEntry
+from gangline.client.record import Created, LogEntry, OnProgress, ignore_progress
 from gangline.client.submission import Submission, parse_with_seed, prepare_submission
 from gangline.domain.experiment import Checkpoint, Experiment, ResourceChange, Trial
 from gangline.domain.explanation import Explanation
 from gangline.domain.fusion import FusionRecord
-from gangline.domain.history import StoredMetrics
+from gangline.domain.history import NO_FILTER, StoredMetrics
 from gangline.domain.id import parse_job_id
-from gangline.domain.log_filter import NO_FILTER
 from gangline.domain.resource import Agent
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, ExperimentAction, LogLevel, State, UsageGroup

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.client.packing import CodeArchive, pack_code
-from gangline.client.progress import OnProgress, ignore_progress
+from gangline.client.record import OnProgress, ignore_progress
 from gangline.errors import invalid
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from gangline.config.mistake import say_expectation
+from gangline.config.complaint import say_expectation
 from gangline.errors import GanglineError, invalid
 
 Path = Sequence[int | str]

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from rich.cells import cell_len
 
 from gangline.cli import agent, checkpoint, experiment, fusion, task
-from gangline.cli.output import job_summary, top
-from gangline.cli.output.table import Column, lay_out, line_of
+from gangline.cli.output import job_summary, top_screen
+from gangline.cli.output.table_layout import Column, lay_out, line_of
 from gangline.printable import to_line
 
 LISTS = {
     "experiment": experiment._COLUMNS, "task": task._COLUMNS, "job": job_summary.COLUMNS,
     "agent": agent._AGENT_COLUMNS, "slot": agent._SLOT_COLUMNS, "checkpoint": checkpoint._COLUMNS,
-    "fusion": fusion._COLUMNS, "top": top.COLUMNS,
+    "fusion": fusion._COLUMNS, "top": top_screen.COLUMNS,
 }  # fmt: skip
 IDS = st.text("abcdefghijklmnop0123456789.-/", min_size=1, max_size=40)
 CELLS = st.one_of(

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from gangline.domain.state import ExitKind
+from gangline.errors import not_found
 from gangline.protocol.rpc import SERVER_OPTIONS, find_token, status_of
 from gangline.protocol.wire import enum_number
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc, runner_pb2, runner_pb2_grpc
@@ -84,7 +85,7 @@ class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
     ) -> AsyncIterator[Any]:
         assert find_token(context.invocation_metadata()) == self.token
         if request.code_sha256 not in self.archives:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no code {request.code_sha256[:12]}")
+            await context.abort(*status_of(not_found("code.not_found", f"no code {request.code_sha256[:12]}")))
         content = self.archives[request.code_sha256]
         for start in range(0, len(content), 1 << 16):
             yield ingest_pb2.FetchCodeResponse(chunk=content[start : start + (1 << 16)])

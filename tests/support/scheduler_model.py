@@ -18,8 +18,14 @@ from services.scheduler.placement import Assignment, Plan, PoolConfig, Snapshot,
 from services.scheduler.placement.request.order import by_priority
 from services.scheduler.state.codec import operations_of, record_of
 from services.scheduler.state.records import Draft, Record, Records, SchedulerState, StateChange
-from services.scheduler.transition.agent import lost, registered, slots_changed, unended_on
-from services.scheduler.transition.availability import clear, update_availability
+from services.scheduler.transition.availability import (
+    clear,
+    lost,
+    registered,
+    slots_changed,
+    unended_on,
+    update_availability,
+)
 from services.scheduler.transition.deadline import expired, overdue
 from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited

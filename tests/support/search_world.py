@@ -17,7 +17,7 @@ from services.scheduler.placement import Assignment, Plan, plan
 from services.scheduler.state.codec import operations_of, record_of
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SchedulerState, StateChange, get
-from services.scheduler.transition.agent import registered
+from services.scheduler.transition.availability import registered
 from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import came_up, place

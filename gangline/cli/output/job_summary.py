@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gangline.cli.output.table import Column
+from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import count, format_age, format_until
 from gangline.domain.experiment import Experiment
 from gangline.domain.explanation import Blocker, Explanation, TaskExplanation, place_of

@@ -17,7 +17,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from gangline.cli.output.color import color_of
 from gangline.cli.output.search_summary import best_line, counts, ended_line, search_ratio, shown_indexes
 from gangline.cli.output.summary import (
     batches_of,
@@ -35,10 +34,10 @@ from gangline.cli.output.summary import (
     trial_rows,
     waiting_for,
 )
-from gangline.cli.output.table import GAP, Cell, lay_out, shorten
+from gangline.cli.output.table_layout import GAP, Cell, color_of, lay_out, shorten
 from gangline.cli.output.terminal import can_draw, mention, raw_output, say
 from gangline.cli.output.text import format_duration, format_metrics
-from gangline.cli.output.top import Line
+from gangline.cli.output.top_screen import Line
 from gangline.domain.state import State
 from gangline.domain.view import ExperimentView, TrialView
 from gangline.printable import to_line, to_printable

@@ -20,7 +20,8 @@ _DELAY_SECONDS = 0.3
 
 
 class Bars:
-    """Receives the client's progress inside of its context, see `gangline.client.progress`. Any thread may call it."""
+    """Receives the client's progress inside of its context; see `OnProgress` in `gangline.client.record`. Any thread
+    may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

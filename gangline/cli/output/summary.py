@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gangline.cli.output.table import Column, lay_out, line_of
+from gangline.cli.output.table_layout import Column, lay_out, line_of
 from gangline.cli.output.text import count, format_duration, format_metrics
 from gangline.domain import explanation
 from gangline.domain.allocation import ExitReport, shrunk_reason

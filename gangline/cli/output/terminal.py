@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from gangline.cli.output.color import painted
-from gangline.cli.output.table import ELLIPSIS, GAP, Cell, Column, lay_out, line_of
+from gangline.cli.output.table_layout import ELLIPSIS, GAP, Cell, Column, lay_out, line_of, painted
 from gangline.cli.output.text import to_json
 from gangline.printable import to_line, to_printable
 

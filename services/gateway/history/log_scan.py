@@ -15,8 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from gangline.domain.history import LogLine, StoredLog
-from gangline.domain.log_filter import NO_FILTER, LogFilter
+from gangline.domain.history import NO_FILTER, LogFilter, LogLine, StoredLog
 from gangline.domain.state import LogLevel
 from gangline.printable import without_style
 from services.gateway.history import table

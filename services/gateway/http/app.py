@@ -22,7 +22,6 @@ from services.gateway.http import (
     model,
     operation,
     queue,
-    removal,
     trace,
     usage,
 )
@@ -43,7 +42,7 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
     )  # fmt: skip
     app.state.usecases = usecases
     add_problem_handlers(app)
-    for part in (experiment, removal, history, queue, agent, cluster, usage, fusion, operation, trace):
+    for part in (experiment, history, queue, agent, cluster, usage, fusion, operation, trace):
         app.include_router(part.router)
     app.add_middleware(Admission, authenticator=authenticator)
     app.add_middleware(Measure)

@@ -188,3 +188,29 @@ def _sha256(archive: bytes) -> str:
 async def _chunks(archive: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(archive), CHUNK_BYTES):
         yield archive[start : start + CHUNK_BYTES]
+
+
+class DeletionAnswer(model.Answer):
+    experiment: model.Experiment | None
+
+
+@router.delete("/experiments/{experiment_id}", tags=["experiments"])
+async def delete_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> DeletionAnswer:
+    """Deletes an ended experiment with its checkpoints, TensorBoard files, logs, metrics, and its code where no other
+    experiment has the same. `experiment` is null once it has been deleted. A second call changes nothing."""
+    experiment = await cases.removals.delete(caller, str(uuid.uuid4()), experiment_id)
+    return DeletionAnswer.model_validate({"experiment": experiment})
+
+
+@router.post("/experiments/{experiment_id}/archive", tags=["experiments"])
+async def archive_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
+    """Takes an ended experiment out of listings; nothing else changes."""
+    experiment = await cases.removals.archive(caller, str(uuid.uuid4()), experiment_id)
+    return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment))
+
+
+@router.post("/experiments/{experiment_id}/unarchive", tags=["experiments"])
+async def unarchive_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.ExperimentAnswer:
+    """Shows an archived experiment in listings again."""
+    experiment = await cases.removals.unarchive(caller, str(uuid.uuid4()), experiment_id)
+    return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment))

@@ -13,7 +13,7 @@ import re2
 from fastapi import Depends, Query
 from pydantic import AwareDatetime, Field
 
-from gangline.domain.log_filter import LogFilter, levels_from, parse_level
+from gangline.domain.history import LogFilter, levels_from, parse_level
 from gangline.domain.state import LogLevel
 from gangline.errors import invalid
 from services.gateway.http.model import INT64_MAX, Answer, Instant

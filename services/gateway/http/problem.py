@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from gangline.config.mistake import say_mistake
+from gangline.config.complaint import say_mistake
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid, say_effect
 from services.gateway.http.model import Problem
 

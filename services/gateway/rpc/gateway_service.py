@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gangline.domain.log_filter import LogFilter
+from gangline.domain.history import LogFilter
 from gangline.domain.state import Availability, UsageGroup
 from gangline.errors import invalid
 from gangline.protocol import wire

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gangline.domain.document import read_document
-from gangline.domain.history import StoredMetrics
-from gangline.domain.log_filter import NO_FILTER, LogFilter, check_filter, check_ranks_exist
+from gangline.domain.history import NO_FILTER, LogFilter, StoredMetrics, check_filter, check_ranks_exist
 from gangline.domain.state import State
 from gangline.errors import invalid
 from gangline.pattern import BadPattern, compile_pattern

@@ -25,7 +25,7 @@ from services.scheduler.agents.lease_table import STOP_MARGIN_SECONDS, AttemptLe
 from services.scheduler.state import metrics
 from services.scheduler.state.records import SchedulerState, StateChange, get
 from services.scheduler.state.state_store import Store
-from services.scheduler.transition.agent import lost, unended_on
+from services.scheduler.transition.availability import lost, unended_on
 from services.scheduler.transition.deadline import expired, next_deadline, overdue, to_readmit
 from services.scheduler.transition.exclusion import readmitted
 from services.scheduler.transition.exit import unended_agents

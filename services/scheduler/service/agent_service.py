@@ -26,7 +26,7 @@ from services.scheduler.agents.reconcile import Difference, Reported, compare
 from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.leader.term import Term
 from services.scheduler.service.access import require_cluster
-from services.scheduler.transition.agent import registered, slots_changed, unended_on
+from services.scheduler.transition.availability import registered, slots_changed, unended_on
 from services.scheduler.transition.exit import unended_agents
 
 _log = structlog.get_logger(__name__)

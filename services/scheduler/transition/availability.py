@@ -1,4 +1,5 @@
-"""PURE: an operator's decision on an agent or on some of its slots, and the work that must leave because of it.
+"""PURE: agents join, are lost and come back; and an operator's decision on an agent or on some of its slots, with the
+work that must leave because of it.
 
 The leader owns availability and quarantine; an agent's own report of them is ignored. Enabling an agent ends its
 quarantine and the exclusions that trials hold against it. A disabled agent or slot is drained: its work checkpoints,
@@ -16,7 +17,7 @@ from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Experiment
 from gangline.domain.id import describe_allocation
 from gangline.domain.resource import Agent, Slot
-from gangline.domain.state import Availability, ExitKind, State
+from gangline.domain.state import AgentState, Availability, ExitKind, State
 from gangline.errors import GanglineError, not_found
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
@@ -171,3 +172,56 @@ def _slots(slot_ids: Sequence[str]) -> str:
 def _no_slot(agent: Agent, slot_id: str) -> GanglineError:
     suggestion = describe_known("slot", slot_id, [slot.id for slot in agent.known_slots])
     return not_found("slot.not_found", f"agent {agent.id} has no slot {slot_id!r}; {suggestion}")
+
+
+def registered(records: Records, agent: Agent, rules: Rules, now: float) -> StateChange:
+    """Records an agent that has registered with its present slots. Nothing is written when all of it is on record
+    already."""
+    previous_agent = records.find(Agent, agent.id)
+    registered_at = previous_agent.registered_at if previous_agent else now
+    agent = keep_availability(agent, previous_agent)
+    agent = replace(agent, state=AgentState.ALIVE, registered_at=registered_at, lost_at=0.0)
+    agent = _checked(agent, previous_agent, now)
+    return _known(records, agent, rules, now)
+
+
+def slots_changed(
+    records: Records, agent_id: str, slots: Sequence[Slot], rules: Rules, now: float, *, problem: str = ""
+) -> StateChange:
+    """Records all slots of a connected agent again, and its own problem. An agent that counts as lost must register
+    first."""
+    previous_agent = records.find(Agent, agent_id)
+    if previous_agent is None or previous_agent.state is AgentState.LOST:
+        return StateChange()
+    agent = keep_availability(replace(previous_agent, slots=tuple(slots), problem=problem), previous_agent)
+    return _known(records, _checked(agent, previous_agent, now), rules, now)
+
+
+def _checked(agent: Agent, previous_agent: Agent | None, now: float) -> Agent:
+    """Trusts an agent again whose own check has become good."""
+    return (
+        trusted_again(agent, now)
+        if previous_agent is not None and previous_agent.problem and not agent.problem
+        else agent
+    )
+
+
+def lost(records: Records, agent_id: str, now: float) -> StateChange:
+    """Marks an agent as lost because its lease has run out. Its work ends by `member_exited` with AGENT_LOST, one
+    allocation at a time."""
+    agent = records.find(Agent, agent_id)
+    if agent is None or agent.state is AgentState.LOST:
+        return StateChange()
+    return StateChange(puts=(replace(agent, state=AgentState.LOST, lost_at=now),))
+
+
+def _known(records: Records, agent: Agent, rules: Rules, now: float) -> StateChange:
+    draft = Draft(records)
+    draft.put(agent)
+    clear_agent(draft, agent, rules, now)
+    return draft.change
+
+
+def unended_on(records: Records, agent_id: str) -> list[Allocation]:
+    """Returns allocations that still wait for the end of their member on this agent."""
+    return [allocation for allocation in records.allocations_on(agent_id) if agent_id in unended_agents(allocation)]

@@ -75,7 +75,7 @@ async def test_slots_that_never_become_free(
     await recorded.accept("2.1.1", {})
     report = await recorded.final("2.1.1")
     assert report.kind == types_pb2.EXIT_KIND_START_FAILED
-    assert report.message == "its slots are still in use by 1.1.1 after 0.3 s"
+    assert report.message == "its slots are still in use by trial 1.1 (attempt 1) after 0.3 s"
 
 
 async def test_stop_before_the_start(recorded: Recorded, journal: Journal) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gangline.domain.log_filter import LogFilter
+from gangline.domain.history import LogFilter
 from gangline.domain.state import LogLevel
 from gangline.errors import invalid
 from gangline.protocol.wire import from_proto

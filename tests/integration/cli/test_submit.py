@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.repetition import CREATED_SECONDS
+from gangline.cli.creation.repetition import CREATED_SECONDS
 from gangline.errors import Effect, invalid, unavailable
 from gangline.v1 import types_pb2
 from tests.integration.cli.conftest import Cli, Ran

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gangline.client import Client
-from gangline.domain.log_filter import LogFilter
+from gangline.domain.history import LogFilter
 from gangline.domain.state import LogLevel, Outcome, State
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid, unavailable
 from gangline.protocol.wire import from_proto

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangline.cli.repetition import (
+from gangline.cli.creation.repetition import (
     CREATED_SECONDS,
     MAX_ENTRIES,
     OPEN_SECONDS,

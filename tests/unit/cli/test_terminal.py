@@ -12,7 +12,7 @@ import pytest
 
 import gangline.cli
 from gangline.cli.output import live
-from gangline.cli.output.table import Column, lay_out, line_of
+from gangline.cli.output.table_layout import Column, lay_out, line_of
 from gangline.cli.output.terminal import clean_output, complain, say, say_log
 from gangline.cli.output.text import to_json
 from gangline.domain.experiment import Experiment, Trial

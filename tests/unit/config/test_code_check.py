@@ -88,7 +88,7 @@ def test_package_is_found(tmp_path: Path) -> None:
             "model_def:Digits",
             "class Digits(\n",
             "code.syntax",
-            "model_def.py line 1: '(' was never closed",
+            "model_def.py line 1 is no valid Python: '(' was never closed",
         ),
         (
             "python3 train.py",

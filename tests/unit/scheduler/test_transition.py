@@ -15,7 +15,7 @@ from services.scheduler.state.estimate import Progress
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SchedulerState as Records
 from services.scheduler.state.records import StateChange, get
-from services.scheduler.transition.agent import lost, registered
+from services.scheduler.transition.availability import lost, registered
 from services.scheduler.transition.deadline import expired, next_deadline, overdue
 from services.scheduler.transition.end import kill_experiment
 from services.scheduler.transition.exit import member_exited

@@ -9,7 +9,7 @@ from hypothesis import given
 from rich.cells import cell_len
 
 from gangline.cli.output.keyboard import name_keys
-from gangline.cli.output.top import SORTS, Glance, Screen, draw, press, rows_of, selected
+from gangline.cli.output.top_screen import SORTS, Glance, Screen, draw, press, rows_of, selected
 from gangline.domain.allocation import Allocation, Member, Reason, Request
 from gangline.domain.experiment import Trial
 from gangline.domain.history import ProgressPoint

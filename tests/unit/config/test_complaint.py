@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_core.core_schema import ErrorType
 
-from gangline.config.mistake import say_expectation, say_mistake
+from gangline.config.complaint import say_expectation, say_mistake
 
 _FOREIGN = ("Input should", "should ", "Extra inputs", "Field required", "Value error", "validation", "JSON input")
 

@@ -1,7 +1,7 @@
 """PURE: lays a table out for a terminal. Columns are shortened or left out, so that no line is wider than the terminal.
 
-Every list has one table of `Column`s, which states what each column is worth. Output that is no terminal gets the whole
-table, because other programs read it.
+Every list has one table of `Column`s, which states what each column is worth. One mapping has the colours of states,
+for all lists and for the live view. Output that is no terminal gets the whole table, because other programs read it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from gangline.domain.state import AgentState, Availability, CheckpointState, Outcome, State
 from gangline.printable import to_line
 
 GAP = "  "
@@ -118,3 +119,33 @@ def _shrunk(natural: dict[int, int], columns: Sequence[Column], room: int) -> di
 def _sized(text: str, width: int, ellipsis: str) -> str:
     text = shorten(text, width, ellipsis)
     return text + " " * (width - cell_width(text))
+
+
+# The names are those of rich's colours. A word without an entry has the terminal's own colour.
+_COLOR_BY_STATE: dict[str, str] = {
+    State.QUEUED: "yellow",
+    State.STARTING: "cyan",
+    State.RUNNING: "green",
+    State.STOPPING: "magenta",
+    State.PAUSED: "yellow",
+    Outcome.COMPLETED: "blue",
+    Outcome.FAILED: "red",
+    Outcome.CANCELED: "bright_black",
+    AgentState.ALIVE: "green",
+    AgentState.LOST: "red",
+    Availability.DRAINING: "yellow",
+    Availability.DISABLED: "bright_black",
+    CheckpointState.DELETING: "magenta",
+}
+_CODE_BY_COLOR = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36, "bright_black": 90}
+
+
+def color_of(state: str) -> str:
+    """Returns the colour of a state or an outcome, as rich names it; "default" for other words."""
+    return _COLOR_BY_STATE.get(state, "default")
+
+
+def painted(text: str, state: str) -> str:
+    """Returns the text between the escape sequences of the state's colour. The text must be printable already."""
+    code = _CODE_BY_COLOR.get(color_of(state))
+    return text if code is None else f"\x1b[{code}m{text}\x1b[0m"

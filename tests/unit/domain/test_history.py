@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.domain.log_filter import LogFilter, check_filter, check_ranks_exist, levels_from, parse_level
+from gangline.domain.history import LogFilter, check_filter, check_ranks_exist, levels_from, parse_level
 from gangline.domain.state import LogLevel
 from gangline.errors import GanglineError
 from gangline.protocol import wire

@@ -72,7 +72,7 @@ def _value_words(error: Any) -> str:
         if path is None:
             return _sentence(text)
         return f"{path[1]} is a {'file; give a folder' if path[2] == 'file' else 'folder; give a file'}"
-    from gangline.config.mistake import say_expectation  # noqa: PLC0415 - loads pydantic's models, only for a mistake
+    from gangline.config.complaint import say_expectation  # noqa: PLC0415 - loads pydantic's models, only for a mistake
 
     entry = cause.errors()[0]
     # Each argument arrives as a text. Quotes show one that is no number.

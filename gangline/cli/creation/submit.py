@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gangline.cli.output.terminal import can_ask, mention
-from gangline.cli.repetition import Entry, age_of
-from gangline.cli.shared import warn
-from gangline.cli.submit_memory import SubmitMemory, read_clock
+from gangline.cli.creation.repetition import Entry, age_of
+from gangline.cli.creation.submit_memory import SubmitMemory, read_clock
+from gangline.cli.output.terminal import can_ask, complain, mention
 from gangline.client.change import new_request_id
 from gangline.client.connection import say_create
 from gangline.errors import Effect, ErrorKind, GanglineError, conflict
@@ -44,7 +43,9 @@ def submit(
                 raise typer.Exit(1)
             allowed = entry.experiment_id
     except OSError as failure:
-        warn(f"the request id cannot be kept ({failure}), so a repeated command would not know of this one")
+        complain(
+            "warning", f"the request id cannot be kept ({failure}), so a repeated command would not know of this one"
+        )
         return _send(client, submission, own_id, f"repeat it with --request-id {own_id}", is_open=False)
     is_open = entry.num_commands > 1
     if is_open:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gangline.cli.output.job_summary import in_queue_order
-from gangline.cli.output.table import Column, lay_out, line_of, shorten
+from gangline.cli.output.table_layout import Column, lay_out, line_of, shorten
 from gangline.cli.output.text import format_duration
 from gangline.domain.explanation import clock_time
 from gangline.domain.state import State

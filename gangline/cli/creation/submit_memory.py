@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from gangline.cli.repetition import Clock, Entry, begun, created, failed, find_earlier, living
+from gangline.cli.creation.repetition import Clock, Entry, begun, created, failed, find_earlier, living
 from gangline.client.login import home, write_private
 
 

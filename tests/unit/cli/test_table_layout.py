@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from gangline.cli.output.table import Column, cell_width, lay_out, line_of, shorten
+from gangline.cli.output.table_layout import Column, cell_width, lay_out, line_of, shorten
 
 COLUMNS = (Column("ID"), Column("NAME", 2, least=8), Column("STATE", 3, is_state=True), Column("AGE", 1))
 LONG = "resnet-50-with-a-very-long-name"
