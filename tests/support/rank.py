@@ -22,6 +22,8 @@ from gangline.v1 import rank_pb2, types_pb2
 
 _PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch", "gangline.rank.entrypoint"]
 _SECONDS = 60.0
+# Of a connection that belongs to no rank.
+_NO_RANK = -2
 
 
 class StandInRunner:
@@ -34,6 +36,7 @@ class StandInRunner:
         self.messages: dict[int, list[rank_pb2.RankMessage]] = {}
         self._connections: list[socket.socket] = []
         self._changed = threading.Condition()
+        self._num_reading = 0
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen()
@@ -42,6 +45,18 @@ class StandInRunner:
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         with self._changed:
             assert self._changed.wait_for(condition, _SECONDS), f"{what} did not happen within {_SECONDS:g} s"
+
+    def drain(self) -> None:
+        """Returns once all messages of ranks that have ended are read. Connections are accepted in their order, so
+        every earlier one was accepted when the last one is."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as last:
+            try:
+                last.connect(self.path)
+                _say(last, rank_pb2.RankMessage(hello=rank_pb2.RankHello(rank=_NO_RANK)))
+            except OSError:
+                return  # it was closed
+        self.wait_for(lambda: _NO_RANK in self.messages and not self._num_reading, "the end of all connections")
+        del self.messages[_NO_RANK]
 
     def preempt(self, reason: str) -> None:
         """Asks all ranks to stop after a checkpoint."""
@@ -75,9 +90,19 @@ class StandInRunner:
             except OSError:
                 return
             self._connections.append(connection)
+            with self._changed:
+                self._num_reading += 1
             threading.Thread(target=self._read, args=(connection,), daemon=True).start()
 
     def _read(self, connection: socket.socket) -> None:
+        try:
+            self._take(connection)
+        finally:
+            with self._changed:
+                self._num_reading -= 1
+                self._changed.notify_all()
+
+    def _take(self, connection: socket.socket) -> None:
         rank = -1
         for message in _messages(connection):
             if message.HasField("fusion_query"):
@@ -90,7 +115,7 @@ class StandInRunner:
                 self._changed.notify_all()
 
 
-def _say(connection: socket.socket, message: rank_pb2.RunnerMessage) -> None:
+def _say(connection: socket.socket, message: rank_pb2.RunnerMessage | rank_pb2.RankMessage) -> None:
     payload = message.SerializeToString()
     connection.sendall(struct.pack(">I", len(payload)) + payload)
 
@@ -131,6 +156,7 @@ class RunningTrial:
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
             assert process.exitcode is not None, f"{process.name} still runs after {_SECONDS:g} s"
+        self.runner.drain()
         return [process.exitcode for process in self._processes]
 
     def kill(self) -> None:

@@ -122,6 +122,11 @@ async def test_a_leader_that_is_deposed_in_the_middle_of_a_group_answers_none_of
         submitting = asyncio.create_task(Caller(first).submit_group(*group))
         if is_written:
             await until(lambda: proxy.is_holding_answers, "the transaction being sent")
+
+            async def is_stored() -> bool:
+                return len(await _stored(bench)) == len(group)
+
+            await until_async(is_stored, "the transaction being applied")
         else:
             await until(lambda: keys.EXPERIMENTS.encode() in b"".join(proxy.held), "the transaction being sent")
         await bench.etcd.commit([Delete(keys.LEADER)])
