@@ -20,7 +20,7 @@ RECORDS = [
     record
     for module in MODULES
     for _, record in inspect.getmembers(module, is_dataclass)
-    if record.__module__ == module.__name__ and record not in WITHOUT_MESSAGE
+    if isinstance(record, type) and record.__module__ == module.__name__ and record not in WITHOUT_MESSAGE
 ]
 
 EXPERIMENT = experiment.Experiment(7, "n", "alice", "{}", "ab", State.RUNNING)
