@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gangline.cli.experiment import change_each, do_each
+from gangline.cli.experiment import app, change_each, do_each
 from gangline.cli.output.terminal import can_ask, mention
 from gangline.cli.shared import ExperimentIds, Json, connect
 from gangline.errors import invalid
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")]
 
 
+@app.command()
 def delete(experiment_ids: ExperimentIds, is_yes: Yes = False, is_json: Json = False) -> None:
     """Delete ended experiments for good: checkpoints, TensorBoard files, logs, metrics, and code that no other uses.
 
@@ -28,12 +29,14 @@ def delete(experiment_ids: ExperimentIds, is_yes: Yes = False, is_json: Json = F
         do_each(experiment_ids, lambda number: _delete_one(client, number), is_json, _deletion_line)
 
 
+@app.command()
 def archive(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
     """Take ended experiments out of `experiment list`; nothing else changes."""
     with connect() as client:
         change_each(experiment_ids, client.archive_experiment, is_json)
 
 
+@app.command()
 def unarchive(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
     """Show archived experiments in `experiment list` again."""
     with connect() as client:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gangline.cli import experiment
 from gangline.cli.shared import ExperimentId, Json, connect, new_group, show
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 WhenFree = Annotated[bool, typer.Option("--when-free", help="Stop no trial for it: wait until trials end.")]
 
 app = new_group("Change the resources of an experiment that waits or runs.")
+experiment.app.add_typer(app, name="set")
 
 
 @app.command()

@@ -11,7 +11,7 @@ import pytest
 import typer.main
 from google.protobuf.message import Message
 
-from gangline.cli.main import app
+from gangline.cli.main import assemble
 from gangline.errors import conflict
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, types_pb2
@@ -56,7 +56,7 @@ def _leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def test_every_command_is_walked_through() -> None:
-    assert set(_leaves(typer.main.get_command(app))) == {*_COMMANDS, *_OWN}
+    assert set(_leaves(typer.main.get_command(assemble()))) == {*_COMMANDS, *_OWN}
 
 
 def _poison(message: Message) -> Any:
