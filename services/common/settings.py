@@ -8,6 +8,7 @@ keys, with the nearest known one. A service derives its own class from ServiceSe
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -98,6 +99,26 @@ def check_own_storage(url: str) -> None:
         raise ValueError(error.message) from error
 
 
+# By the beginning of the messages of tomllib.
+_TOML_FAULTS = {
+    "Invalid value": "this is no value; text needs quotation marks",
+    "Invalid statement": "expected a key, = and a value",
+    "Invalid initial character": "expected a key, = and a value",
+    "Expected '='": "expected = and a value after the key",
+    "Expected newline": "expected the end of the line after the value",
+    "Expected ']": "the name of the section lacks its closing bracket",
+    'Expected "': "the text lacks its closing quotation mark",
+    "Cannot overwrite": "this key is set twice",
+    "Cannot mutate": "this key is set twice",
+    "Cannot declare": "this section is declared twice",
+    "Duplicate": "this key is set twice",
+    "Unclosed": "the list or table is not closed",
+    "Unterminated": "the text lacks its closing quotation mark",
+    "Illegal character": "the text lacks its closing quotation mark",
+    "Unescaped": "write two backslashes for one, or put the text into single quotation marks",
+}
+
+
 def _read_environment(model: type[BaseSettings], environment: Mapping[str, str]) -> Layer:
     """Reads the variables. Variables that set nothing here belong to other programs; one that looks like a misspelling
     is refused."""
@@ -123,8 +144,17 @@ def _read_file(file: Path | None, default: Path) -> Layer:
         return Layer(str(path), tomllib.loads(path.read_text()))
     except OSError as error:
         raise invalid("settings.unreadable_file", f"cannot read the settings file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise invalid("settings.bad_file", f"{path} is not TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise invalid("settings.bad_file", f"{path} is not TOML: byte {error.start} is not UTF-8 text") from error
+    except tomllib.TOMLDecodeError as error:
+        raise invalid("settings.bad_file", f"{path} is not TOML: {_describe_toml_error(str(error))}") from error
+
+
+def _describe_toml_error(text: str) -> str:
+    """Says in our words what the parser's message means, and where. Messages of later parsers get only the place."""
+    fault = next((words for beginning, words in _TOML_FAULTS.items() if text.startswith(beginning)), "cannot be read")
+    place = re.search(r"\(at (line \d+, column \d+)\)$", text)
+    return f"{place[1] if place else 'the end of the file'}: {fault}"
 
 
 def _merge(target: dict[str, Any], values: Mapping[str, Any]) -> None:

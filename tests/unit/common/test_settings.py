@@ -145,6 +145,28 @@ def test_a_file_that_was_named_must_be_there_and_be_toml(file: Path) -> None:
     assert failing(file=file)[0] == "settings.unreadable_file"
     file.write_text("listen = ")
     assert failing(file=file)[0] == "settings.bad_file"
+    file.write_bytes(b"listen = \xff")
+    assert failing(file=file)[1] == f"{file} is not TOML: byte 9 is not UTF-8 text"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a = 1\nb = c\n", "line 2, column 5: this is no value; text needs quotation marks"),
+        ("a", "the end of the file: expected = and a value after the key"),
+        ("a = 1 2", "line 1, column 7: expected the end of the line after the value"),
+        ("[a\n", "line 1, column 3: the name of the section lacks its closing bracket"),
+        ("a = 1\na = 2\n", "line 2, column 6: this key is set twice"),
+        ("[a]\n[a]\n", "line 2, column 3: this section is declared twice"),
+        ("a = 'x", "the end of the file: the text lacks its closing quotation mark"),
+        ('a = "x', "the end of the file: the text lacks its closing quotation mark"),
+        ("a = [1", "the end of the file: the list or table is not closed"),
+        (r'a = "C:\q"', "write two backslashes for one, or put the text into single quotation marks"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said_in_our_words(file: Path, text: str, words: str) -> None:
+    file.write_text(text)
+    assert failing(file=file)[1].removeprefix(f"{file} is not TOML: ").endswith(words)
 
 
 def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
