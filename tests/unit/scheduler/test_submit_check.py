@@ -85,6 +85,32 @@ def test_preview_draws_and_counts() -> None:
     assert all(1e-4 <= point["lr"] <= 1e-1 for point in points)
 
 
+def test_preview_of_successive_halving_counts_trials_and_lengths() -> None:
+    document = {
+        "entrypoint": "python3 t.py",
+        "searcher": {
+            "name": "adaptive_asha", "metric": "loss", "max_trials": 16, "max_length": {"epochs": 64}, "divisor": 4,
+        },
+        "hyperparameters": {"lr": {"type": "log", "minval": -4, "maxval": -1}},
+    }  # fmt: skip
+    shown = preview(json.dumps(document), 2, random.Random(1))
+    assert (shown.num_trials, shown.max_concurrent_trials, shown.unit) == (16, 12, "epochs")
+    assert [(bracket.num_trials, bracket.max_concurrent_trials) for bracket in shown.brackets] == [(12, 8), (4, 4)]
+    rungs = [[(rung.length, rung.min_trials, rung.max_trials) for rung in each.rungs] for each in shown.brackets]
+    assert rungs == [[(4, 12, 12), (16, 1, 12), (64, 1, 12)], [(16, 4, 4), (64, 1, 4)]]
+    # 12 * 4 + 12 + 48 and 4 * 16 + 48; all 16 trials to the end.
+    assert (shown.min_total, shown.max_total) == (220, 16 * 64)
+    assert shown.min_total < shown.expected_total < shown.max_total
+    assert len(shown.hyperparameters_json) == 2
+
+
+def test_preview_of_other_searchers_counts_the_length_of_all_trials() -> None:
+    searcher = {"name": "random", "metric": "loss", "max_trials": 5, "max_length": {"batches": 30}}
+    document = {"entrypoint": "python3 t.py", "searcher": searcher}
+    shown = preview(json.dumps(document), 0, random.Random(1))
+    assert (shown.unit, shown.min_total, shown.expected_total, shown.max_total) == ("batches", 150, 150, 150)
+
+
 def test_refusals() -> None:
     assert _code(request_id="") == "request.no_id"
     assert _code(resources={"resource_pool": "none"}) == "pool.not_found"
