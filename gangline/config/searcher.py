@@ -96,8 +96,10 @@ SEARCHER_ROWS: dict[str, SearcherRow] = {
     )
 }
 BUILT_SEARCHERS = tuple(row.name for row in SEARCHER_ROWS.values() if row.is_built)
-# The limit of Determined. A larger search is usually a mistake.
-MAX_TRIALS = 2000
+# A larger search is usually a mistake.
+MAX_TRIALS = 10_000
+# Trials whose hyperparameters a preview shows. Each one takes a millisecond to draw.
+MAX_PREVIEWED = 2000
 # More rungs than any length can be divided into.
 MAX_RUNGS = 64
 

@@ -209,9 +209,7 @@ class RunnerLink:
     ) -> None:
         self.batches_completed = max(self.batches_completed, batches_completed)
         self._send(
-            metrics=rank_pb2.RankMetrics(
-                group=group, batches_completed=batches_completed, metrics=metrics, units=units
-            )
+            metrics=rank_pb2.RankMetrics(group=group, batches_completed=batches_completed, metrics=metrics, units=units)
         )
 
     def send_progress(

@@ -6,6 +6,7 @@ each rung. The searcher in services.scheduler.searcher decides by the same rungs
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -131,9 +132,7 @@ def divide_search(
     )
 
 
-def make_bracket(
-    lengths: Sequence[int], divisor: float, num_trials: int, max_concurrent_trials: int
-) -> SearchBracket:
+def make_bracket(lengths: Sequence[int], divisor: float, num_trials: int, max_concurrent_trials: int) -> SearchBracket:
     """Returns a bracket with the numbers of trials that reach each rung, if no trial fails. max_concurrent_trials: 0
     for as many as let one trial reach the last rung."""
     at_once = max_concurrent_trials or max(1, int(divisor ** (len(lengths) - 1)))
@@ -156,7 +155,7 @@ def trial_lengths(brackets: Iterable[SearchBracket]) -> tuple[tuple[int, int], .
     pairs: list[tuple[int, int]] = []
     for bracket in brackets:
         reached = [*(rung.expected_trials for rung in bracket.rungs), 0]
-        ended = (here - further for here, further in zip(reached, reached[1:], strict=False))
+        ended = (here - further for here, further in itertools.pairwise(reached))
         pairs += [(count, rung.length) for count, rung in zip(ended, bracket.rungs, strict=True) if count]
     return tuple(pairs)
 

@@ -19,7 +19,20 @@ from services.scheduler.transition.report import validated
 from tests.support.search_world import RULES, SearchWorld, config_of
 
 ENDS = [ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.USER_ERROR, ExitKind.OUT_OF_MEMORY, ExitKind.RUNNER_LOST]
-STEPS = ["place", "place", "exit", "exit", "exit", "validate", "validate", "pause", "activate", "kill", "time", "pursue"]
+STEPS = [
+    "place",
+    "place",
+    "exit",
+    "exit",
+    "exit",
+    "validate",
+    "validate",
+    "pause",
+    "activate",
+    "kill",
+    "time",
+    "pursue",
+]
 HALVING = ("async_halving", "adaptive_asha")
 
 

@@ -65,6 +65,15 @@ class Searcher(Protocol):
         ...
 
 
+class SearcherType(Protocol):
+    """A class of searchers. Which events they receive is known without making one."""
+
+    @property
+    def listens(self) -> frozenset[SearchEventKind]: ...
+
+    def __call__(self, brief: Brief) -> Searcher: ...
+
+
 def most_replaced(num_planned: int) -> int:
     """Returns how many trials with invalid hyperparameters (InvalidHP) a search may replace, so that it ends even if
     all points are invalid."""

@@ -14,7 +14,7 @@ from gangline.domain.search import SearchEvent
 from gangline.domain.state import SearchEventKind
 from services.scheduler.searcher.draw import draw
 from services.scheduler.searcher.halving import SuccessiveHalving
-from services.scheduler.searcher.interface import Brief, CreateTrial, Operation, Searcher, ShutDown, most_replaced
+from services.scheduler.searcher.interface import Brief, CreateTrial, Operation, SearcherType, ShutDown, most_replaced
 
 
 class InTurn:
@@ -87,7 +87,7 @@ class Single(InTurn):
         return draw(self._brief.hyperparameters, self._brief.seed, number)
 
 
-SEARCHERS: dict[str, type[Searcher]] = {
+SEARCHERS: dict[str, SearcherType] = {
     "single": Single,
     "grid": Grid,
     "random": Random,

@@ -49,11 +49,7 @@ def take_searcher(records: Records, search: Search, facts: Facts) -> Searcher:
     The caller owns the searcher and may pass it events. It gives the searcher back with `keep_searcher`.
     """
     kept = _kept.pop(search.experiment_id, None)
-    if (
-        kept is not None
-        and kept.num_events == search.num_events
-        and _newest_page(records, search) is kept.newest_page
-    ):
+    if kept is not None and kept.num_events == search.num_events and _newest_page(records, search) is kept.newest_page:
         return kept.searcher
     return replay(records, search, facts)
 

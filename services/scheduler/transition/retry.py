@@ -3,9 +3,9 @@
 Owns the classification of exits and the rules of retries; no other module decides what is retried. A failure inside the
 trial uses up one of its restarts; a failure of the machines around it does not, but is bounded too. A failure that
 would recur is not retried: memory, imports, configuration, invalid hyperparameters, a loss that is no number, the same
-error at the same batch as before, or a match of a log policy. A damaged checkpoint costs no restart as long as the trial has an older one to
-continue from. The back-off before the next attempt grows with the failures in a row; an attempt that made progress
-before it failed begins a new row.
+error at the same batch as before, or a match of a log policy. A damaged checkpoint costs no restart as long as the
+trial has an older one to continue from. The back-off before the next attempt grows with the failures in a row; an
+attempt that made progress before it failed begins a new row.
 """
 
 from __future__ import annotations

@@ -56,7 +56,10 @@ ASHA = "adaptive_asha, max_trials: 8"
         (f"name: {ASHA}, max_length: 8, num_rungs: 3", "searcher.num_rungs .*has no meaning"),
         ("name: async_halving, max_trials: 8, max_length: 8", "searcher.num_rungs .*required"),
         ("name: async_halving, max_trials: 8, num_rungs: 2, max_length: 8, mode: standard", None),
-        ("name: async_halving, max_trials: 8, num_rungs: 2, max_length: 8, mode: aggressive", "searcher.mode .*no meaning"),
+        (
+            "name: async_halving, max_trials: 8, num_rungs: 2, max_length: 8, mode: aggressive",
+            "searcher.mode .*no meaning",
+        ),
         (f"name: {ASHA}, time_metric: epochs, max_time: 8", None),
     ],
 )
@@ -72,7 +75,7 @@ def test_keys_of_successive_halving(keys: str, message: str | None) -> None:
 def test_a_trial_class_may_have_its_length_from_a_time_metric_that_is_a_unit() -> None:
     text = "entrypoint: model:Trial\nsearcher: {{metric: loss, name: {}, time_metric: {}, max_time: 8}}\n"
     parse_config(text.format(ASHA, "epochs"))
-    with pytest.raises(GanglineError, match="searcher.max_length .*: required for a trial class, but missing"):
+    with pytest.raises(GanglineError, match=r"searcher\.max_length .*: required for a trial class, but missing"):
         parse_config(text.format(ASHA, "tokens"))
 
 

@@ -137,7 +137,9 @@ def test_a_stream_by_hand() -> None:
         _validated(1, 8, 0.9),
         _validated(6, 9, 0.05),
     ]
-    closes = [[operation.number for operation in search.tell(event) if isinstance(operation, CloseTrial)] for event in told]
+    closes = []
+    for event in told:
+        closes.append([operation.number for operation in search.tell(event) if isinstance(operation, CloseTrial)])
     assert closes == [[], [2], [], [], [5], [], [], [3], [], [1], [6]]
 
 

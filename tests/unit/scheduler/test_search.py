@@ -537,8 +537,8 @@ def test_a_search_that_cannot_measure_its_trials_ends_at_the_first_validation() 
     world.place()
     _report(world, "1.1", 10, loss=0.5, token=3)
     assert world.experiment.reason == (
-        "the validation of trial 1.1 has no number 'tokens', by which searcher.time_metric measures how far a trial is; "
-        "it reports loss, token; report 'tokens' with each validation, or call report_progress of the searcher's "
+        "the validation of trial 1.1 has no number 'tokens', by which searcher.time_metric measures how far a trial "
+        "is; it reports loss, token; report 'tokens' with each validation, or call report_progress of the searcher's "
         "operation before it"
     )
     for trial_id in world.live_trial_ids:
