@@ -14,11 +14,15 @@ from hypothesis import given, settings
 
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.state import ExitKind, Outcome, State
+from services.scheduler.searcher.interface import most_replaced
 from services.scheduler.transition.end import activate_experiment, kill_trial, pause_experiment
 from services.scheduler.transition.report import validated
 from tests.support.search_world import RULES, SearchWorld, config_of
 
-ENDS = [ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.USER_ERROR, ExitKind.OUT_OF_MEMORY, ExitKind.RUNNER_LOST]
+ENDS = [
+    *(ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.USER_ERROR),
+    *(ExitKind.OUT_OF_MEMORY, ExitKind.RUNNER_LOST, ExitKind.INVALID_HP),
+]
 STEPS = [
     "place",
     "place",
@@ -106,7 +110,8 @@ def take(world: SearchWorld, step: str, choice: int, end: ExitKind) -> None:
 def check(world: SearchWorld, limits: Limits) -> None:
     going_on = [trial for trial in world.trials if trial.state is not State.TERMINAL]
     assert [trial.number for trial in world.trials] == list(range(1, len(world.trials) + 1))
-    assert len(world.trials) <= limits.num_trials
+    num_most = limits.num_trials + num_replaced(world, limits)
+    assert len(world.trials) <= num_most
     assert len(going_on) <= limits.most_at_once
     allocations = list(world.records.all_of(Allocation))
     used = sum(allocation.num_slots for allocation in allocations)
@@ -116,7 +121,19 @@ def check(world: SearchWorld, limits: Limits) -> None:
     assert len(waiting) + len(allocations) == len(going_on)
     if world.experiment.state is State.TERMINAL:
         assert not going_on
-        assert len(world.trials) == limits.num_trials, "the experiment ends when the search is done, and not before"
+        assert len(world.trials) == num_most, "the experiment ends when the search is done, and not before"
+
+
+def num_replaced(world: SearchWorld, limits: Limits) -> int:
+    """Trials with invalid hyperparameters for which another one is made."""
+    invalid = [
+        trial
+        for trial in world.trials
+        if trial.outcome is Outcome.FAILED
+        and trial.last_failure is not None
+        and trial.last_failure.kind is ExitKind.INVALID_HP
+    ]
+    return 0 if limits.searcher == "grid" else min(len(invalid), most_replaced(limits.num_trials))
 
 
 def finish(world: SearchWorld) -> None:

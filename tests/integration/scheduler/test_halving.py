@@ -67,8 +67,10 @@ async def _play(bench: Bench, agent: ScriptedAgent, experiment_id: int, disturba
     await bench.caller.submit(config_json(searcher=SEARCHER, **fields))
     num_validations = 0
     while True:
-        trial = await until_async(lambda: _first_running(bench, agent, experiment_id), "a trial that runs", SECONDS)
-        if isinstance(trial, bool):
+        trial: Trial | bool = await until_async(
+            lambda: _first_running(bench, agent, experiment_id), "a trial that runs", SECONDS
+        )
+        if not isinstance(trial, Trial):
             return await _story(bench, experiment_id)
         spec = agent.specs[f"{trial.id}.{trial.attempts}"]
         length = next(length for length in LENGTHS if length > (trial.validated_batches or 0))
@@ -221,8 +223,13 @@ def _records(config: str, num_ended: int) -> list[Record]:
     ]
     trials = [
         Trial(
-            *(f"1.{number}", 1, number),
-            *('{"lr": 0.01}', number, State.TERMINAL, Outcome.COMPLETED, "its searcher stopped it"),
+            id=f"1.{number}",
+            experiment_id=1,
+            number=number,
+            hyperparameters_json='{"lr": 0.01}',
+            state=State.TERMINAL,
+            outcome=Outcome.COMPLETED,
+            reason="its searcher stopped it",
             validated_batches=4,
             best_validation=number / 10_000,
         )
