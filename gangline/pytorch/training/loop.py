@@ -238,6 +238,9 @@ class TrainingLoop:
             self._reports.begin(position.batches, may_wait=self._pace.distance > 1)
         if self._schedule.has_validation(position) and not self._schedule.is_over(position):
             self._validate()
+            if self._schedule.has_rung(position):
+                # The searcher may stop this trial now.
+                self._pace.hurry(position.batches, is_asked=self._question is not None)
         if self._schedule.has_checkpoint(position) and not self._schedule.is_over(position):
             self._save()
 

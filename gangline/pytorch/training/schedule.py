@@ -120,11 +120,13 @@ _MOST_BATCHES = 10_000
 
 @dataclass(slots=True)
 class Pace:
-    """Distance between checks. seconds: wanted time between two checks. next_look: the batch count of the next one."""
+    """Distance between checks. seconds: wanted time between two checks. next_look: the batch count of the next one.
+    is_hurried: the next agreement gives the least distance, whatever the ranks suggest."""
 
     seconds: float = 0.5
     distance: int = 1
     next_look: int = 1
+    is_hurried: bool = False
 
     def suggest(self, batches: int, elapsed_seconds: float) -> int:
         """Returns the distance that this rank would choose after `batches` took so long. At most twice the present one,
@@ -136,5 +138,13 @@ class Pace:
 
     def agree(self, now: int, distance: int) -> None:
         """Sets the distance and the next check. All ranks call it with the same numbers."""
-        self.distance = distance
-        self.next_look = now + distance
+        self.distance = 1 if self.is_hurried else distance
+        self.is_hurried = False
+        self.next_look = now + self.distance
+
+    def hurry(self, now: int, *, is_asked: bool) -> None:
+        """Checks after the next batch, and from then on at doubling distances. Called where an order is likely, which
+        takes some milliseconds to arrive. All ranks call it at the same batch. is_asked: whether a check is under way,
+        whose suggestions are from before."""
+        self.agree(now, 1)
+        self.is_hurried = is_asked

@@ -80,6 +80,21 @@ def test_ranks_look_seldom_when_batches_are_short() -> None:
     assert looks[-1] - looks[-2] == 250
 
 
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_ranks_look_soon_after_a_rung(is_asked: bool) -> None:
+    pace = Pace(seconds=0.5, distance=500, next_look=1500)
+    pace.hurry(1100, is_asked=is_asked)
+    looks = []
+    for batch in range(1101, 1200):
+        if batch >= pace.next_look:
+            looks.append(batch)
+            # The answer to a check of before the rung has the suggestions of then.
+            pace.agree(
+                batch, 500 if is_asked and len(looks) == 1 else pace.suggest(pace.distance, pace.distance * 0.001)
+            )
+    assert looks == ([1101, 1102, 1104, 1108, 1116, 1132, 1164] if is_asked else [1101, 1103, 1107, 1115, 1131, 1163])
+
+
 def test_ranks_look_after_every_batch_when_batches_are_long() -> None:
     pace = Pace(seconds=0.25, distance=64)
     assert pace.suggest(64, 64 * 2.0) == 1
