@@ -36,6 +36,7 @@ def _lines(preview: SearchPreview, config: Path) -> list[str]:
     is_limited = 0 < preview.max_concurrent_trials < preview.num_trials
     at_once = f", at most {preview.max_concurrent_trials} at a time" if is_limited else ""
     lines = [f"{preview.searcher}: {count(preview.num_trials, 'trial')}{at_once}, seed {preview.seed}"]
+    lines += _bracket_lines(preview)
     points = [flatten(json.loads(document)) for document in preview.hyperparameters_json]
     names = differing(points)
     rows = [
@@ -47,3 +48,34 @@ def _lines(preview: SearchPreview, config: Path) -> list[str]:
     if len(rows) < preview.num_trials:
         lines.append(f"and {preview.num_trials - len(rows)} more; --limit shows them")
     return [*lines, f"to create them: gangline experiment create --seed {preview.seed} {config}"]
+
+
+def _bracket_lines(preview: SearchPreview) -> list[str]:
+    """Returns how many trials of each bracket reach each rung, and the length of all trials together."""
+    rows = [
+        (
+            number if index == 0 else "",
+            bracket.num_trials if index == 0 else "",
+            bracket.max_concurrent_trials if index == 0 else "",
+            f"{rung.length} {preview.unit}",
+            rung.min_trials,
+            rung.expected_trials,
+            rung.max_trials,
+        )
+        for number, bracket in enumerate(preview.brackets, 1)
+        for index, rung in enumerate(bracket.rungs)
+    ]
+    lines: list[str] = []
+    if rows:
+        columns = (
+            *(Column("BRACKET"), Column("TRIALS", 2), Column("AT ONCE", 1), Column("RUNG")),
+            *(Column("AT LEAST", 3), Column("ABOUT"), Column("AT MOST", 4)),
+        )
+        lines += table_lines(columns, rows)
+        lines.append(
+            f"all trials: about {preview.expected_total} {preview.unit}, at least {preview.min_total}, at most "
+            f"{preview.max_total}"
+        )
+    elif preview.max_total:
+        lines.append(f"all trials: {preview.max_total} {preview.unit}")
+    return lines

@@ -30,6 +30,7 @@ def _names(config: ExperimentConfig) -> Iterator[tuple[Path, str]]:
     yield ("workspace",), config.workspace
     yield ("project",), config.project
     yield ("searcher", "metric"), config.searcher.metric
+    yield ("searcher", "time_metric"), config.searcher.time_metric or ""
     yield ("resources", "resource_pool"), config.resources.resource_pool or ""
     for position, label in enumerate(config.labels):
         yield ("labels", position), label

@@ -19,7 +19,7 @@ from gangline.config.hyperparameter import Grid, check_hyperparameters, find_unc
 from gangline.config.optimization import Optimizations, compression_conflict
 from gangline.config.parallelism import STRATEGIES, Parallelism
 from gangline.config.resource import Profiling, Reproducibility, Resources
-from gangline.config.searcher import MAX_TRIALS, Length, Searcher
+from gangline.config.searcher import MAX_TRIALS, UNITS, Length, Searcher
 from gangline.config.section import Section, fault, wrong_type
 from gangline.config.storage import CheckpointStorage
 from gangline.domain.entrypoint import TrialClass, parse_entrypoint
@@ -97,7 +97,9 @@ class ExperimentConfig(Section):
 
     @model_validator(mode="after")
     def _knows_its_length(self) -> Self:
-        if isinstance(parse_entrypoint(self.entrypoint), TrialClass) and self.searcher.max_length is None:
+        searcher = self.searcher
+        is_known = searcher.max_length is not None or (searcher.max_time is not None and searcher.unit_name in UNITS)
+        if isinstance(parse_entrypoint(self.entrypoint), TrialClass) and not is_known:
             raise fault("missing_key", "required for a trial class, but missing", "searcher", "max_length")
         return self
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, model_serializer, model_validator
 
 from gangline.config.section import WRITTEN, Section, fault, unknown_key
+from gangline.domain.search import SearchBracket, count_rungs, divide_search, make_bracket, rung_lengths
 
 Unit = Literal["batches", "records", "epochs"]
 UNITS: tuple[Unit, ...] = ("batches", "records", "epochs")
@@ -78,6 +79,8 @@ class SearcherRow:
 
 _COMMON = ("name", "metric", "smaller_is_better", "max_length", "source_trial_id", "source_checkpoint_uuid")
 _COUNTED = ("max_trials", "max_concurrent_trials")
+# Their trials are stopped by their validations.
+HALVING_NAMES = ("async_halving", "adaptive_asha")
 _HALVING = (*_COUNTED, "divisor", "stop_once", "time_metric", "max_time")
 _ASHA = (*_HALVING, "max_rungs", "mode", "bracket_rungs")
 
@@ -87,21 +90,29 @@ SEARCHER_ROWS: dict[str, SearcherRow] = {
         SearcherRow("single"),
         SearcherRow("grid", ("max_concurrent_trials",)),
         SearcherRow("random", _COUNTED, required=("max_trials",)),
-        SearcherRow("async_halving", (*_HALVING, "num_rungs"), required=("max_trials",), is_built=False),
-        SearcherRow("adaptive_asha", _ASHA, required=("max_trials",), is_built=False),
+        SearcherRow("async_halving", (*_HALVING, "num_rungs"), required=("max_trials", "num_rungs")),
+        SearcherRow("adaptive_asha", _ASHA, required=("max_trials",)),
         SearcherRow("custom", ("unit",), is_built=False),
     )
 }
 BUILT_SEARCHERS = tuple(row.name for row in SEARCHER_ROWS.values() if row.is_built)
-# The limit of Determined. A larger search is usually a mistake.
-MAX_TRIALS = 2000
+# A larger search is usually a mistake.
+MAX_TRIALS = 10_000
+# Trials whose hyperparameters a preview shows. Each one takes a millisecond to draw.
+MAX_PREVIEWED = 2000
+# More rungs than any length can be divided into.
+MAX_RUNGS = 64
 
 
 class Searcher(Section):
     """metric: the validation metric that decides which trial and which checkpoint is best.
 
     max_concurrent_trials: the most trials that have not ended at a time; 0 for no limit.
-    max_length may be absent only where a script with the Core API decides by itself when it is done.
+    max_length may be absent only where a script with the Core API decides by itself when it is done, or where max_time
+    gives the length: a value of time_metric, which is a validation metric or one of batches, records and epochs.
+
+    mode, divisor, max_rungs, num_rungs, bracket_rungs: of a search by successive halving, see gangline.domain.search.
+    stop_once: accepted for files of Determined; a stopped trial never continues, whatever its value is.
     """
 
     name: SearcherName
@@ -113,14 +124,45 @@ class Searcher(Section):
     source_trial_id: int | None = None
     source_checkpoint_uuid: str | None = None
     mode: Literal["aggressive", "standard", "conservative"] = "standard"
-    divisor: float = Field(default=4, gt=1)
-    max_rungs: int = Field(default=5, ge=1)
-    num_rungs: int | None = Field(default=None, ge=1)
+    divisor: float = Field(default=4, gt=1, le=1000)
+    max_rungs: int = Field(default=5, ge=1, le=MAX_RUNGS)
+    num_rungs: int | None = Field(default=None, ge=1, le=MAX_RUNGS)
     bracket_rungs: list[int] = Field(default_factory=list)
     stop_once: bool = False
     time_metric: str | None = None
     max_time: int | None = Field(default=None, ge=1)
     unit: Literal["batches", "records", "epochs"] | None = None
+
+    @property
+    def unit_name(self) -> str:
+        """Returns the name of the unit in which the searcher measures trials: time_metric, or the unit of max_length.
+        Without both it is batches."""
+        if self.time_metric is not None:
+            return self.time_metric
+        return self.max_length.unit if self.max_length is not None else "batches"
+
+    @property
+    def length(self) -> int | None:
+        """Returns the whole length of a trial in the unit of `unit_name`; None where a script decides."""
+        if self.max_time is not None:
+            return self.max_time
+        return self.max_length.units if self.max_length is not None else None
+
+    @property
+    def is_halving(self) -> bool:
+        return self.name in HALVING_NAMES
+
+    @property
+    def brackets(self) -> tuple[SearchBracket, ...]:
+        """Returns the brackets of a search by successive halving; none for other searchers."""
+        length, max_trials = self.length, self.max_trials
+        if not self.is_halving or length is None or max_trials is None:
+            return ()
+        if self.name == "async_halving":
+            rungs = rung_lengths(length, self.divisor, self.num_rungs or 1)
+            return (make_bracket(rungs, self.divisor, max_trials, self.max_concurrent_trials),)
+        numbers = self.bracket_rungs or count_rungs(self.mode, self.max_rungs, self.divisor, length, max_trials)
+        return divide_search(numbers, length, self.divisor, max_trials, self.max_concurrent_trials)
 
     @model_validator(mode="before")
     @classmethod
@@ -142,4 +184,18 @@ class Searcher(Section):
                 raise fault("missing_key", f"required by the searcher {self.name!r}, but missing", key)
         if self.max_length is not None and self.max_length.units == 0:
             raise fault("invalid_value", "must be at least 1, found 0", "max_length", self.max_length.unit)
+        self._check_time()
+        for number in self.bracket_rungs:
+            if not 1 <= number <= MAX_RUNGS:
+                text = f"has {number}; a bracket has 1 to {MAX_RUNGS} rungs"
+                raise fault("invalid_value", text, "bracket_rungs")
         return self
+
+    def _check_time(self) -> None:
+        """Refuses a length of successive halving that is missing or only half given."""
+        for key, other in (("time_metric", "max_time"), ("max_time", "time_metric")):
+            if getattr(self, key) is None and getattr(self, other) is not None:
+                raise fault("missing_key", f"required beside {other}, but missing", key)
+        if self.is_halving and self.length is None:
+            text = f"required by the searcher {self.name!r}, but missing; time_metric and max_time may take its place"
+            raise fault("missing_key", text, "max_length")

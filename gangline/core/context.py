@@ -19,7 +19,7 @@ from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link, LocalLink, connect
 from gangline.core.preempt import PreemptContext, PreemptMode
 from gangline.core.profiler import ProfilerContext
-from gangline.core.searcher import SearcherContext
+from gangline.core.searcher import SearcherContext, length_of
 from gangline.core.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder, TensorboardMode
 from gangline.core.train import TrainContext
@@ -140,7 +140,7 @@ def _assemble(
     trial_id = cluster.trial.trial_id if cluster else ""
     tensorboard = TensorboardFolder(storage_url, trial_id, distributed.rank, tensorboard_mode)
     train = TrainContext(distributed, link, cluster, tensorboard, beat)
-    max_length = (cluster.trial.config.get("searcher") or {}).get("max_length") if cluster else None
+    max_length = length_of((cluster.trial.config.get("searcher") or {}) if cluster else {})
     return Context(
         distributed=distributed,
         train=train,

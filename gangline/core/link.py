@@ -58,7 +58,11 @@ class Link(Protocol):
         than the chief."""
         ...
 
-    def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None: ...
+    def send_metrics(
+        self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
+    ) -> None:
+        """Sends metrics. units: of a validation, the length trained in the searcher's unit; None where unknown."""
+        ...
 
     def send_progress(
         self, batches_completed: int, batches_total: int, samples_per_second: float, seconds_per_batch: float
@@ -122,7 +126,9 @@ class LocalLink:
     def take_trace(self) -> int:
         return 0
 
-    def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
+    def send_metrics(
+        self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
+    ) -> None:
         self.batches_completed = max(self.batches_completed, batches_completed)
 
     def send_progress(
@@ -198,9 +204,13 @@ class RunnerLink:
             batches, self._trace = self._trace, 0
         return batches
 
-    def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
+    def send_metrics(
+        self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
+    ) -> None:
         self.batches_completed = max(self.batches_completed, batches_completed)
-        self._send(metrics=rank_pb2.RankMetrics(group=group, batches_completed=batches_completed, metrics=metrics))
+        self._send(
+            metrics=rank_pb2.RankMetrics(group=group, batches_completed=batches_completed, metrics=metrics, units=units)
+        )
 
     def send_progress(
         self, batches_completed: int, batches_total: int, samples_per_second: float, seconds_per_batch: float

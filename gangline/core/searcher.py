@@ -1,7 +1,8 @@
 """Gives a script the length of its training: the searcher part of the Core API.
 
 The search itself runs in the scheduler, which stops a trial by preempting it. So there is one operation: train up to
-searcher.max_length. Owns that operation and the rule of which rank may report on it.
+searcher.max_length, or up to searcher.max_time where that gives the length. Owns that operation and the rule of which
+rank may report on it.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ class SearcherOperation:
         self.is_completed = False
 
     def report_progress(self, length: float) -> None:
-        """Reports how far training is. Chief only. length: in the unit of the operation's length."""
+        """Reports how far training is. Chief only. length: in the unit of the operation's length. The validations that
+        follow count as made at this length."""
         self._check("report_progress")
+        self._train.note_units(length)
         self._train.report_progress(min(1.0, max(0.0, length / self.length)))
 
     def report_completed(self, searcher_metric: Any = None) -> None:
@@ -61,7 +64,8 @@ class SearcherOperation:
 
 class SearcherContext:
     """Yields the searcher's operation. max_length: the experiment's, as a bare number of batches or as a mapping like
-    {epochs: n}. It is None for a script that sets its own length."""
+    {epochs: n}. A key that is no unit names a searcher.time_metric. It is None for a script that sets its own
+    length."""
 
     def __init__(self, distributed: DistributedContext, train: TrainContext, max_length: Any, is_local: bool) -> None:
         self._distributed = distributed
@@ -94,19 +98,27 @@ class SearcherContext:
         """Does nothing: a trial ends when its script does."""
 
     def get_configured_units(self) -> Unit | None:
-        """Returns the unit in which lengths count; None off the cluster."""
+        """Returns the unit in which lengths count; None off the cluster, and where searcher.time_metric is a metric of
+        the script."""
         return None if self._is_local else self._length()[0]
 
-    def _length(self) -> tuple[Unit, int]:
+    def _length(self) -> tuple[Unit | None, int]:
         value = self._max_length
         if isinstance(value, int) and value > 0:
             return Unit.BATCHES, value
         given = {key: number for key, number in value.items() if number} if isinstance(value, Mapping) else {}
         for key, number in given.items():
-            return Unit[key.upper()], int(number)
+            return Unit.__members__.get(key.upper()), int(number)
         if self._is_local:
             return Unit.BATCHES, 1
         raise invalid(
             "core.searcher",
             "searcher.operations() needs a length: set searcher.max_length, as in max_length: {batches: 100}",
         )
+
+
+def length_of(section: Mapping[str, Any]) -> Any:
+    """Returns the length of a trial by the section `searcher`: max_length, or else {time_metric: max_time}; None where
+    a script sets its own."""
+    time_metric, max_time = section.get("time_metric"), section.get("max_time")
+    return section.get("max_length") or ({time_metric: max_time} if time_metric and max_time else None)

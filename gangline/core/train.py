@@ -59,6 +59,12 @@ class TrainContext(Lacking):
         self._nonfinite: set[str] = set()
         self._has_warned_of_batch_metrics = False
         self._validations: tuple[tuple[int, dict[str, float]], ...] = ()
+        self._units: float | None = None
+
+    def note_units(self, units: float | None) -> None:
+        """Keeps the length trained so far, in the searcher's unit. The next validations carry it, so the searcher knows
+        which rungs they have reached. None: it is not known."""
+        self._units = units
 
     def report_training_metrics(
         self,
@@ -88,7 +94,7 @@ class TrainContext(Lacking):
         numbers = self._numbers_of(metrics)
         self._beat.report(steps_completed)
         self._link.send_first_step()
-        self._link.send_metrics(group, steps_completed, numbers)
+        self._link.send_metrics(group, steps_completed, numbers, self._units if group == VALIDATION else None)
         if group == VALIDATION:
             finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
             self._validations = (*self._validations[1 - _MOST_VALIDATIONS :], (steps_completed, finite))

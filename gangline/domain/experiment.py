@@ -92,6 +92,7 @@ class Trial:
     resized_at: float = 0.0
     size_changes: tuple[SizeChange, ...] = ()
     attempt_usages: tuple[AttemptUsage, ...] = ()
+    validated_batches: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,14 @@
-"""PURE: the state of an experiment's search, and the events that its searcher received. See types.proto."""
+"""PURE: the state of an experiment's search, the events that its searcher received, and its preview. See types.proto.
+
+Owns the arithmetic of asynchronous successive halving that needs no events: brackets, rungs, and how many trials reach
+each rung. The searcher in services.scheduler.searcher decides by the same rungs.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gangline.domain.state import Outcome, SearchEventKind
@@ -24,6 +31,8 @@ class SearchEvent:
     batches_completed: int = 0
     metric: float | None = None
     outcome: Outcome | None = None
+    units: float | None = None
+    is_invalid_hp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +49,132 @@ class SearchLog:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchRung:
+    """One rung. length: after which it decides, in the searcher's unit. The others: how many trials reach the rung if
+    each trial is better than all before it (max), worse (min), or if trials come in random order (expected)."""
+
+    length: int
+    min_trials: int
+    expected_trials: int
+    max_trials: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchBracket:
+    """One bracket of a search by successive halving. rungs: ascending; the last one is the whole length."""
+
+    num_trials: int
+    max_concurrent_trials: int
+    rungs: tuple[SearchRung, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SearchPreview:
-    """The trials that a search would make. hyperparameters_json: of the first trials, in their order."""
+    """The trials that a search would make. hyperparameters_json: of the first trials, in their order. unit: of all
+    lengths; empty where the configuration names none. brackets: of a search by successive halving. The totals: the
+    lengths of all trials together, 0 where they are unknown."""
 
     searcher: str
     seed: int
     num_trials: int
     max_concurrent_trials: int
     hyperparameters_json: tuple[str, ...] = ()
+    unit: str = ""
+    brackets: tuple[SearchBracket, ...] = ()
+    min_total: int = 0
+    expected_total: int = 0
+    max_total: int = 0
 
 
 def search_log_id(experiment_id: int, page: int) -> str:
     """Returns the id of a page. page counts from 0."""
     return f"{experiment_id}/{page:06d}"
+
+
+def rung_lengths(length: int, divisor: float, num_rungs: int) -> tuple[int, ...]:
+    """Returns the rungs of a bracket: length / divisor ** k, rounded down, at least 1; the last one is the length."""
+    return tuple(max(int(length / divisor ** (num_rungs - 1 - rung)), 1) for rung in range(num_rungs))
+
+
+def count_rungs(mode: str, max_rungs: int, divisor: float, length: int, max_trials: int) -> list[int]:
+    """Returns the number of rungs of each bracket, as the mode selects them.
+
+    A bracket has at most max_rungs rungs, and no more than length and max_trials can be divided. `aggressive` has one
+    bracket with all rungs. `conservative` has one bracket for each number of rungs. `standard` has the upper half.
+    """
+    # The logarithms are rounded as Determined rounds them, so that the same file has the same brackets.
+    most = min(max_rungs, *(int(math.log(number) / math.log(divisor)) + 1 for number in (length, max_trials)))
+    first = {"aggressive": most, "standard": (most - 1) // 2 + 1, "conservative": 1}[mode]
+    return list(range(first, most + 1))
+
+
+def divide_search(
+    numbers_of_rungs: Sequence[int], length: int, divisor: float, max_trials: int, max_concurrent_trials: int
+) -> tuple[SearchBracket, ...]:
+    """Divides a search into brackets, the one that stops trials most eagerly first.
+
+    Each bracket gets about the same share of the training: its weight is divisor ** (rungs - 1) / rungs. Every bracket
+    has at least 1 trial, and the first one gets the rest of max_trials. max_concurrent_trials is divided evenly, the
+    rest to the first brackets; every bracket has at least 1. Without a limit each bracket runs as many at a time as the
+    last bracket has trials, and at least `divisor`.
+    """
+    rungs = sorted(numbers_of_rungs, reverse=True)
+    weights = [divisor ** (number - 1) / number for number in rungs]
+    counts = [max(int(weight / sum(weights) * max_trials), 1) for weight in weights]
+    counts[0] += max(max_trials - sum(counts), 0)
+    if max_concurrent_trials:
+        share, rest = divmod(max(max_concurrent_trials, len(rungs)), len(rungs))
+    else:
+        share, rest = max(counts[-1], int(divisor)), 0
+    return tuple(
+        make_bracket(rung_lengths(length, divisor, number), divisor, count, share + (index < rest))
+        for index, (number, count) in enumerate(zip(rungs, counts, strict=True))
+    )
+
+
+def make_bracket(lengths: Sequence[int], divisor: float, num_trials: int, max_concurrent_trials: int) -> SearchBracket:
+    """Returns a bracket with the numbers of trials that reach each rung, if no trial fails. max_concurrent_trials: 0
+    for as many as let one trial reach the last rung."""
+    at_once = max_concurrent_trials or max(1, int(divisor ** (len(lengths) - 1)))
+    rungs: list[SearchRung] = []
+    expected = num_trials
+    for length in lengths:
+        rungs.append(SearchRung(length, 1 if rungs else num_trials, expected, num_trials))
+        expected = round(sum(num_continuing(count, divisor) / count for count in range(1, expected + 1)))
+    return SearchBracket(num_trials, min(at_once, num_trials), tuple(rungs))
+
+
+def num_continuing(num_results: int, divisor: float) -> int:
+    """Returns how many of the best results of a rung train on: 1 / divisor of them, rounded down, at least 1."""
+    return max(int(num_results / divisor), 1)
+
+
+def trial_lengths(brackets: Iterable[SearchBracket]) -> tuple[tuple[int, int], ...]:
+    """Returns how many trials a search by successive halving is expected to train for which length, as pairs
+    (num_trials, length)."""
+    pairs: list[tuple[int, int]] = []
+    for bracket in brackets:
+        reached = [*(rung.expected_trials for rung in bracket.rungs), 0]
+        ended = (here - further for here, further in itertools.pairwise(reached))
+        pairs += [(count, rung.length) for count, rung in zip(ended, bracket.rungs, strict=True) if count]
+    return tuple(pairs)
+
+
+def expected_lengths(preview: SearchPreview) -> tuple[tuple[int, int], ...]:
+    """Returns how many trials of any search are expected to train for which length, as pairs (num_trials, length) in
+    the preview's unit. Returns nothing where the configuration names no length."""
+    if preview.brackets:
+        return trial_lengths(preview.brackets)
+    return ((preview.num_trials, preview.max_total // preview.num_trials),) if preview.max_total else ()
+
+
+def total_lengths(brackets: Iterable[SearchBracket]) -> tuple[int, int, int]:
+    """Returns the lengths of all trials together: at least, expected and at most."""
+    totals = [0, 0, 0]
+    for bracket in brackets:
+        before = 0
+        for rung in bracket.rungs:
+            counts = (rung.min_trials, rung.expected_trials, rung.max_trials)
+            totals = [total + count * (rung.length - before) for total, count in zip(totals, counts, strict=True)]
+            before = rung.length
+    return totals[0], totals[1], totals[2]

@@ -14,7 +14,7 @@ from types import TracebackType
 import gangline
 from gangline.domain.failure import LATEST_CORRUPT
 from gangline.domain.state import ExitKind
-from gangline.errors import ErrorKind, GanglineError
+from gangline.errors import ErrorKind, GanglineError, InvalidHP
 
 _OWN_FOLDER = str(Path(gangline.__file__).parent)
 # Beginnings of file names whose frames belong to Python's own start of the user's code.
@@ -60,6 +60,8 @@ def _kind_of_own(error: GanglineError) -> ExitKind:
         return ExitKind.UNAVAILABLE
     if error.code == LATEST_CORRUPT:
         return ExitKind.CHECKPOINT_CORRUPT
+    if isinstance(error, InvalidHP):
+        return ExitKind.INVALID_HP
     is_nonfinite = error.code.startswith("training.nonfinite_")
     return ExitKind.NONFINITE_METRIC if is_nonfinite else ExitKind.CONFIGURATION_ERROR
 

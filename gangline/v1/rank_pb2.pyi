@@ -162,9 +162,12 @@ class RankMetrics(google.protobuf.message.Message):
     GROUP_FIELD_NUMBER: builtins.int
     BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
+    UNITS_FIELD_NUMBER: builtins.int
     group: builtins.str
     """"training" or "validation"."""
     batches_completed: builtins.int
+    units: builtins.float
+    """Of a validation: see ValidationReport."""
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     def __init__(
@@ -173,8 +176,11 @@ class RankMetrics(google.protobuf.message.Message):
         group: builtins.str = ...,
         batches_completed: builtins.int = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        units: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "group", b"group", "metrics", b"metrics"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_units", b"_units", "units", b"units"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_units", b"_units", "batches_completed", b"batches_completed", "group", b"group", "metrics", b"metrics", "units", b"units"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_units", b"_units"]) -> typing.Literal["units"] | None: ...
 
 Global___RankMetrics: typing_extensions.TypeAlias = RankMetrics
 

@@ -504,7 +504,12 @@ class ValidationReport(google.protobuf.message.Message):
 
     BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
+    UNITS_FIELD_NUMBER: builtins.int
     batches_completed: builtins.int
+    units: builtins.float
+    """Length trained, in the unit of searcher.time_metric or else searcher.max_length; absent where the rank does not
+    know it.
+    """
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     def __init__(
@@ -512,8 +517,11 @@ class ValidationReport(google.protobuf.message.Message):
         *,
         batches_completed: builtins.int = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        units: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "metrics", b"metrics"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_units", b"_units", "units", b"units"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_units", b"_units", "batches_completed", b"batches_completed", "metrics", b"metrics", "units", b"units"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_units", b"_units"]) -> typing.Literal["units"] | None: ...
 
 Global___ValidationReport: typing_extensions.TypeAlias = ValidationReport
 

@@ -168,6 +168,8 @@ class _ExitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """The checkpoint from which this attempt was to go on is not what was saved."""
     EXIT_KIND_AGENT_DISK: _ExitKind.ValueType  # 19
     """The agent's state directory takes no writes: it is full, read-only or broken."""
+    EXIT_KIND_INVALID_HP: _ExitKind.ValueType  # 20
+    """The trial raised InvalidHP: its hyperparameters cannot be trained with."""
 
 class ExitKind(_ExitKind, metaclass=_ExitKindEnumTypeWrapper):
     """Why one member of an allocation ended. The scheduler decides from it whether the trial runs again."""
@@ -209,6 +211,8 @@ EXIT_KIND_CHECKPOINT_CORRUPT: ExitKind.ValueType  # 18
 """The checkpoint from which this attempt was to go on is not what was saved."""
 EXIT_KIND_AGENT_DISK: ExitKind.ValueType  # 19
 """The agent's state directory takes no writes: it is full, read-only or broken."""
+EXIT_KIND_INVALID_HP: ExitKind.ValueType  # 20
+"""The trial raised InvalidHP: its hyperparameters cannot be trained with."""
 Global___ExitKind: typing_extensions.TypeAlias = ExitKind
 
 class _LogAction:
@@ -1156,6 +1160,7 @@ class Trial(google.protobuf.message.Message):
     RESIZED_AT_FIELD_NUMBER: builtins.int
     SIZE_CHANGES_FIELD_NUMBER: builtins.int
     ATTEMPT_USAGES_FIELD_NUMBER: builtins.int
+    VALIDATED_BATCHES_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<experiment id>.<number>", as in "7.1"."""
     experiment_id: builtins.int
@@ -1195,6 +1200,10 @@ class Trial(google.protobuf.message.Message):
     """Slots of the newest attempt; 0 when unknown."""
     resized_at: builtins.float
     """When the newest attempt got another size than the one before it, or was stopped in order to get one; 0 for never."""
+    validated_batches: builtins.int
+    """The most batches after which a validation with the searcher's metric counted; absent before the first one. A
+    validation after fewer or equally many batches is a repetition, and the searcher does not receive it.
+    """
     @property
     def timeline(self) -> Global___Timeline:
         """Of the newest attempt."""
@@ -1253,10 +1262,14 @@ class Trial(google.protobuf.message.Message):
         resized_at: builtins.float = ...,
         size_changes: collections.abc.Iterable[Global___SizeChange] | None = ...,
         attempt_usages: collections.abc.Iterable[Global___AttemptUsage] | None = ...,
+        validated_batches: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "last_failure", b"last_failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "timeline", b"timeline", "validation_json", b"validation_json"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_validated_batches", b"_validated_batches", "best_validation", b"best_validation", "last_failure", b"last_failure", "timeline", b"timeline", "validated_batches", b"validated_batches"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_validated_batches", b"_validated_batches", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "timeline", b"timeline", "validated_batches", b"validated_batches", "validation_json", b"validation_json"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_validated_batches", b"_validated_batches"]) -> typing.Literal["validated_batches"] | None: ...
 
 Global___Trial: typing_extensions.TypeAlias = Trial
 
@@ -1390,14 +1403,20 @@ class SearchEvent(google.protobuf.message.Message):
     BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
     METRIC_FIELD_NUMBER: builtins.int
     OUTCOME_FIELD_NUMBER: builtins.int
+    UNITS_FIELD_NUMBER: builtins.int
+    IS_INVALID_HP_FIELD_NUMBER: builtins.int
     kind: Global___SearchEventKind.ValueType
     trial_number: builtins.int
     """0 for what concerns no trial."""
     batches_completed: builtins.int
     metric: builtins.float
-    """The searcher's metric; absent in events other than VALIDATED, and where the trial did not report it."""
+    """VALIDATED: the searcher's metric, NaN where the trial reported no finite number. TRIAL_CLOSED: the best value."""
     outcome: Global___Outcome.ValueType
     """Of a trial that is closed."""
+    units: builtins.float
+    """VALIDATED: length trained, in the unit of searcher.time_metric or else searcher.max_length; absent where unknown."""
+    is_invalid_hp: builtins.bool
+    """Of a trial that is closed: it raised InvalidHP, so another point takes its place."""
     def __init__(
         self,
         *,
@@ -1406,10 +1425,15 @@ class SearchEvent(google.protobuf.message.Message):
         batches_completed: builtins.int = ...,
         metric: builtins.float | None = ...,
         outcome: Global___Outcome.ValueType = ...,
+        units: builtins.float | None = ...,
+        is_invalid_hp: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_metric", b"_metric", "metric", b"metric"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_metric", b"_metric", "batches_completed", b"batches_completed", "kind", b"kind", "metric", b"metric", "outcome", b"outcome", "trial_number", b"trial_number"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_metric", b"_metric", "_units", b"_units", "metric", b"metric", "units", b"units"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_metric", b"_metric", "_units", b"_units", "batches_completed", b"batches_completed", "is_invalid_hp", b"is_invalid_hp", "kind", b"kind", "metric", b"metric", "outcome", b"outcome", "trial_number", b"trial_number", "units", b"units"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_metric", b"_metric"]) -> typing.Literal["metric"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_units", b"_units"]) -> typing.Literal["units"] | None: ...
 
 Global___SearchEvent: typing_extensions.TypeAlias = SearchEvent
 
@@ -1448,14 +1472,29 @@ class SearchPreview(google.protobuf.message.Message):
     NUM_TRIALS_FIELD_NUMBER: builtins.int
     MAX_CONCURRENT_TRIALS_FIELD_NUMBER: builtins.int
     HYPERPARAMETERS_JSON_FIELD_NUMBER: builtins.int
+    UNIT_FIELD_NUMBER: builtins.int
+    BRACKETS_FIELD_NUMBER: builtins.int
+    MIN_TOTAL_FIELD_NUMBER: builtins.int
+    EXPECTED_TOTAL_FIELD_NUMBER: builtins.int
+    MAX_TOTAL_FIELD_NUMBER: builtins.int
     searcher: builtins.str
     seed: builtins.int
     num_trials: builtins.int
     max_concurrent_trials: builtins.int
     """0 for no limit."""
+    unit: builtins.str
+    """Of all lengths; empty where the configuration names none."""
+    min_total: builtins.int
+    """The lengths of all trials together, if no trial fails; 0 where they are unknown."""
+    expected_total: builtins.int
+    max_total: builtins.int
     @property
     def hyperparameters_json(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Of the first trials, in their order."""
+
+    @property
+    def brackets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SearchBracket]:
+        """Of a search by successive halving."""
 
     def __init__(
         self,
@@ -1465,10 +1504,67 @@ class SearchPreview(google.protobuf.message.Message):
         num_trials: builtins.int = ...,
         max_concurrent_trials: builtins.int = ...,
         hyperparameters_json: collections.abc.Iterable[builtins.str] | None = ...,
+        unit: builtins.str = ...,
+        brackets: collections.abc.Iterable[Global___SearchBracket] | None = ...,
+        min_total: builtins.int = ...,
+        expected_total: builtins.int = ...,
+        max_total: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["hyperparameters_json", b"hyperparameters_json", "max_concurrent_trials", b"max_concurrent_trials", "num_trials", b"num_trials", "searcher", b"searcher", "seed", b"seed"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["brackets", b"brackets", "expected_total", b"expected_total", "hyperparameters_json", b"hyperparameters_json", "max_concurrent_trials", b"max_concurrent_trials", "max_total", b"max_total", "min_total", b"min_total", "num_trials", b"num_trials", "searcher", b"searcher", "seed", b"seed", "unit", b"unit"]) -> None: ...
 
 Global___SearchPreview: typing_extensions.TypeAlias = SearchPreview
+
+@typing.final
+class SearchBracket(google.protobuf.message.Message):
+    """One bracket of a search by successive halving."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_TRIALS_FIELD_NUMBER: builtins.int
+    MAX_CONCURRENT_TRIALS_FIELD_NUMBER: builtins.int
+    RUNGS_FIELD_NUMBER: builtins.int
+    num_trials: builtins.int
+    max_concurrent_trials: builtins.int
+    @property
+    def rungs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SearchRung]:
+        """Ascending; the last one is the whole length."""
+
+    def __init__(
+        self,
+        *,
+        num_trials: builtins.int = ...,
+        max_concurrent_trials: builtins.int = ...,
+        rungs: collections.abc.Iterable[Global___SearchRung] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_concurrent_trials", b"max_concurrent_trials", "num_trials", b"num_trials", "rungs", b"rungs"]) -> None: ...
+
+Global___SearchBracket: typing_extensions.TypeAlias = SearchBracket
+
+@typing.final
+class SearchRung(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LENGTH_FIELD_NUMBER: builtins.int
+    MIN_TRIALS_FIELD_NUMBER: builtins.int
+    EXPECTED_TRIALS_FIELD_NUMBER: builtins.int
+    MAX_TRIALS_FIELD_NUMBER: builtins.int
+    length: builtins.int
+    """After which it decides, in the searcher's unit."""
+    min_trials: builtins.int
+    """How many trials reach the rung, if each trial is worse than all before it, in random order, or better."""
+    expected_trials: builtins.int
+    max_trials: builtins.int
+    def __init__(
+        self,
+        *,
+        length: builtins.int = ...,
+        min_trials: builtins.int = ...,
+        expected_trials: builtins.int = ...,
+        max_trials: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["expected_trials", b"expected_trials", "length", b"length", "max_trials", b"max_trials", "min_trials", b"min_trials"]) -> None: ...
+
+Global___SearchRung: typing_extensions.TypeAlias = SearchRung
 
 @typing.final
 class Checkpoint(google.protobuf.message.Message):

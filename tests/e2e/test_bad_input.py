@@ -220,7 +220,7 @@ def test_grid_of_a_billion_is_refused_with_its_size(cluster: Cluster, tmp_path: 
     done = cluster.run(*command, config, *folder, check=False, seconds=30)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: hyperparameters (line 4): has 1000000000 points, and a search has at most 2000 trials; lower a count\n"
+        "error: hyperparameters (line 4): has 1000000000 points, and a search has at most 10000 trials; lower a count\n"
     )
 
 

@@ -6,6 +6,7 @@ the old one would have made.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
@@ -13,11 +14,30 @@ from hypothesis import given, settings
 
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.state import ExitKind, Outcome, State
+from services.scheduler.searcher.interface import most_replaced
 from services.scheduler.transition.end import activate_experiment, kill_trial, pause_experiment
+from services.scheduler.transition.report import validated
 from tests.support.search_world import RULES, SearchWorld, config_of
 
-ENDS = [ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.USER_ERROR, ExitKind.OUT_OF_MEMORY, ExitKind.RUNNER_LOST]
-STEPS = ["place", "place", "exit", "exit", "exit", "pause", "activate", "kill", "time", "pursue"]
+ENDS = [
+    *(ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.USER_ERROR),
+    *(ExitKind.OUT_OF_MEMORY, ExitKind.RUNNER_LOST, ExitKind.INVALID_HP),
+]
+STEPS = [
+    "place",
+    "place",
+    "exit",
+    "exit",
+    "exit",
+    "validate",
+    "validate",
+    "pause",
+    "activate",
+    "kill",
+    "time",
+    "pursue",
+]
+HALVING = ("async_halving", "adaptive_asha")
 
 
 @dataclass(frozen=True)
@@ -32,10 +52,20 @@ class Limits:
     def config(self) -> str:
         searcher: dict[str, object] = {"name": self.searcher, "max_concurrent_trials": self.at_once}
         points = {"x": {"type": "double", "minval": 0, "maxval": 1, "count": self.num_trials}}
-        if self.searcher == "random":
+        if self.searcher != "grid":
             searcher["max_trials"] = self.num_trials
+        if self.searcher in HALVING:
+            searcher |= {"divisor": 2, "max_length": {"batches": 8}}
+        if self.searcher == "async_halving":
+            searcher["num_rungs"] = 3
         resources = {"slots_per_trial": self.slots, "max_slots": self.max_slots}
         return config_of(searcher, hyperparameters=points, resources=resources, max_restarts=1)
+
+    @property
+    def most_at_once(self) -> int:
+        """adaptive_asha has at least one trial at a time in each bracket, and at most 5 rungs and so 5 brackets."""
+        least = 5 if self.searcher == "adaptive_asha" else 1
+        return max(self.at_once, least) if self.at_once else self.num_trials
 
 
 @st.composite
@@ -43,7 +73,8 @@ def limits(draw: st.DrawFn) -> Limits:
     slots = draw(st.integers(1, 3))
     max_slots = draw(st.none() | st.integers(slots, 3 * slots + 1))
     num_trials = draw(st.integers(1, 6) | st.just(80))
-    return Limits(num_trials, draw(st.integers(0, 4)), max_slots, slots, draw(st.sampled_from(["grid", "random"])))
+    searcher = draw(st.sampled_from(["grid", "random", *HALVING]))
+    return Limits(num_trials, draw(st.integers(0, 4)), max_slots, slots, searcher)
 
 
 steps = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 99), st.sampled_from(ENDS)), max_size=40)
@@ -57,6 +88,12 @@ def take(world: SearchWorld, step: str, choice: int, end: ExitKind) -> None:
             assert not (world.place() and was_paused)
         case "exit" if world.live_trial_ids:
             world.exit(world.live_trial_ids[choice % len(world.live_trial_ids)], end)
+        case "validate" if world.trials:
+            trial = world.trials[choice % len(world.trials)]
+            metrics = json.dumps({"loss": choice % 7})
+            batches = 1 + choice % 9
+            change = validated(world.records, trial.id, batches, metrics, rules=RULES, now=world.now)
+            world.apply(change)
         case "pause" if not is_over:
             world.apply(pause_experiment(world.records, 1, "paused by ann", RULES, world.now))
         case "activate" if not is_over:
@@ -73,8 +110,9 @@ def take(world: SearchWorld, step: str, choice: int, end: ExitKind) -> None:
 def check(world: SearchWorld, limits: Limits) -> None:
     going_on = [trial for trial in world.trials if trial.state is not State.TERMINAL]
     assert [trial.number for trial in world.trials] == list(range(1, len(world.trials) + 1))
-    assert len(world.trials) <= limits.num_trials
-    assert len(going_on) <= (limits.at_once or limits.num_trials)
+    num_most = limits.num_trials + num_replaced(world, limits)
+    assert len(world.trials) <= num_most
+    assert len(going_on) <= limits.most_at_once
     allocations = list(world.records.all_of(Allocation))
     used = sum(allocation.num_slots for allocation in allocations)
     assert limits.max_slots is None or used <= limits.max_slots
@@ -83,7 +121,19 @@ def check(world: SearchWorld, limits: Limits) -> None:
     assert len(waiting) + len(allocations) == len(going_on)
     if world.experiment.state is State.TERMINAL:
         assert not going_on
-        assert len(world.trials) == limits.num_trials, "the experiment ends when the search is done, and not before"
+        assert len(world.trials) == num_most, "the experiment ends when the search is done, and not before"
+
+
+def num_replaced(world: SearchWorld, limits: Limits) -> int:
+    """Trials with invalid hyperparameters for which another one is made."""
+    invalid = [
+        trial
+        for trial in world.trials
+        if trial.outcome is Outcome.FAILED
+        and trial.last_failure is not None
+        and trial.last_failure.kind is ExitKind.INVALID_HP
+    ]
+    return 0 if limits.searcher == "grid" else min(len(invalid), most_replaced(limits.num_trials))
 
 
 def finish(world: SearchWorld) -> None:

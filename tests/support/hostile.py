@@ -133,7 +133,7 @@ CONFIGS: dict[str, tuple[str, str, str]] = {
     "grid of a billion": (
         grid(1_000_000_000),
         "config.invalid_value",
-        "has 1000000000 points, and a search has at most 2000 trials; lower a count",
+        "has 1000000000 points, and a search has at most 10000 trials; lower a count",
     ),
     "grid beyond any number": (
         GRID

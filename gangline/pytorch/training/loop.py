@@ -238,6 +238,9 @@ class TrainingLoop:
             self._reports.begin(position.batches, may_wait=self._pace.distance > 1)
         if self._schedule.has_validation(position) and not self._schedule.is_over(position):
             self._validate()
+            if self._schedule.has_rung(position):
+                # The searcher may stop this trial now.
+                self._pace.hurry(position.batches, is_asked=self._question is not None)
         if self._schedule.has_checkpoint(position) and not self._schedule.is_over(position):
             self._save()
 
@@ -367,6 +370,7 @@ class TrainingLoop:
         metrics = self._evaluation.run()
         self._newest_validation, self._newest_metrics = self._position.batches, metrics
         if self._distributed.is_chief:
+            self._context.core.train.note_units(self._position.count_by(self._context.setting.searcher_unit))
             self._context.core.train.report_validation_metrics(self._position.batches, metrics)
             self._context.log_to_tensorboard("validation", self._position.batches, metrics)
         self._warn_of_metric(metrics)

@@ -11,9 +11,29 @@ from gangline.pytorch.trial.unit import Position, TrainUnit
 
 
 @dataclass(frozen=True, slots=True)
+class Rungs:
+    """Lengths, each of which is due once: at the first batch that completes it."""
+
+    units: tuple[TrainUnit, ...] = ()
+
+    def is_due(self, position: Position) -> bool:
+        before = position.before(1)
+        return any(unit.total_batches(before) == position.batches for unit in self.units)
+
+    def next_due(self, position: Position) -> int:
+        """Returns the batches at which the next length is due; without one a count that is never reached."""
+        ahead = (unit.total_batches(position) for unit in self.units)
+        return min((batches for batches in ahead if batches > position.batches), default=_NEVER)
+
+
+_NEVER = 1 << 62
+NO_RUNGS = Rungs()
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
-    """Periods of one training. A period of None means: only at the end. aggregation_frequency: batches of one optimizer
-    step.
+    """Periods of one training. A period of None means: only at the end. rungs: lengths at which a searcher compares
+    trials, so each one is validated. aggregation_frequency: batches of one optimizer step.
 
     A validation, a checkpoint or a stop that is due between two steps waits for the later step, because no checkpoint
     has aggregated gradients. Reports and the end of training do not wait.
@@ -25,12 +45,16 @@ class Schedule:
     checkpoint_period: TrainUnit | None = None
     checkpoint_policy: str = "best"
     aggregation_frequency: int = 1
+    rungs: Rungs = NO_RUNGS
 
     def has_report(self, position: Position) -> bool:
         return self.reporting_period.is_due(position)
 
     def has_validation(self, position: Position) -> bool:
-        return self._is_due_by_step(self.validation_period, position)
+        return self._is_due_by_step(self.validation_period, position) or self.has_rung(position)
+
+    def has_rung(self, position: Position) -> bool:
+        return bool(self.rungs.units) and self._is_due_by_step(self.rungs, position)
 
     def has_checkpoint(self, position: Position) -> bool:
         return self._is_due_by_step(self.checkpoint_period, position)
@@ -50,9 +74,8 @@ class Schedule:
         """Returns a count of batches, above the position's, before which nothing is due and training is not over."""
         # Counted from the newest step, because events that were due since then still wait.
         step = position.before(position.batches % self.aggregation_frequency)
-        waiting = [
-            period.next_due(step) for period in (self.validation_period, self.checkpoint_period) if period is not None
-        ]
+        periods = (self.validation_period, self.checkpoint_period, self.rungs if self.rungs.units else None)
+        waiting = [period.next_due(step) for period in periods if period is not None]
         frequency = self.aggregation_frequency
         nearest = min(
             [self.reporting_period.next_due(position), *(-(-due // frequency) * frequency for due in waiting)]
@@ -62,7 +85,7 @@ class Schedule:
     def total_batches(self, position: Position) -> int:
         return self.max_length.total_batches(position)
 
-    def _is_due_by_step(self, period: TrainUnit | None, position: Position) -> bool:
+    def _is_due_by_step(self, period: TrainUnit | Rungs | None, position: Position) -> bool:
         """Returns whether a period was due at any batch of the step that has just ended."""
         if period is None or not self.ends_step(position):
             return False
@@ -97,11 +120,13 @@ _MOST_BATCHES = 10_000
 
 @dataclass(slots=True)
 class Pace:
-    """Distance between checks. seconds: wanted time between two checks. next_look: the batch count of the next one."""
+    """Distance between checks. seconds: wanted time between two checks. next_look: the batch count of the next one.
+    is_hurried: the next agreement gives the least distance, whatever the ranks suggest."""
 
     seconds: float = 0.5
     distance: int = 1
     next_look: int = 1
+    is_hurried: bool = False
 
     def suggest(self, batches: int, elapsed_seconds: float) -> int:
         """Returns the distance that this rank would choose after `batches` took so long. At most twice the present one,
@@ -113,5 +138,13 @@ class Pace:
 
     def agree(self, now: int, distance: int) -> None:
         """Sets the distance and the next check. All ranks call it with the same numbers."""
-        self.distance = distance
-        self.next_look = now + distance
+        self.distance = 1 if self.is_hurried else distance
+        self.is_hurried = False
+        self.next_look = now + self.distance
+
+    def hurry(self, now: int, *, is_asked: bool) -> None:
+        """Checks after the next batch, and from then on at doubling distances. Called where an order is likely, which
+        takes some milliseconds to arrive. All ranks call it at the same batch. is_asked: whether a check is under way,
+        whose suggestions are from before."""
+        self.agree(now, 1)
+        self.is_hurried = is_asked

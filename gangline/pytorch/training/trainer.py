@@ -20,7 +20,7 @@ from gangline.pytorch.profile.profile import ProfileSetting, open_profile
 from gangline.pytorch.profile.traffic import Traffic
 from gangline.pytorch.training.evaluation import Evaluation
 from gangline.pytorch.training.loop import TrainingLoop
-from gangline.pytorch.training.schedule import Schedule
+from gangline.pytorch.training.schedule import NO_RUNGS, Rungs, Schedule
 from gangline.pytorch.trial.callback import PyTorchCallback, trial_open
 from gangline.pytorch.trial.context import PyTorchTrialContext
 from gangline.pytorch.trial.setting import check_policy, check_unit
@@ -67,6 +67,7 @@ class Trainer:
             validation_period=check_unit(validation_period, "validation_period") or setting.validation_period,
             checkpoint_period=check_unit(checkpoint_period, "checkpoint_period") or setting.checkpoint_period,
             checkpoint_policy=check_policy(checkpoint_policy or setting.checkpoint_policy),
+            rungs=NO_RUNGS if test_mode else Rungs(setting.rungs),
             aggregation_frequency=setting.optimizations.aggregation_frequency,
         )
         self._train(schedule, latest_checkpoint, step_zero_validation or setting.has_initial_validation, test_mode)

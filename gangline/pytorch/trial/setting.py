@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from gangline.config.optimization import Optimizations, parse_optimizations
+from gangline.config.searcher import HALVING_NAMES, UNITS, Searcher
 from gangline.errors import invalid
 from gangline.pytorch.trial.unit import Batch, TrainUnit, parse_unit
 
@@ -33,7 +36,40 @@ class TrialSetting:
 
     @property
     def max_length(self) -> TrainUnit | None:
-        return parse_unit(self._searcher.get("max_length"), "searcher.max_length")
+        """Length of the trial: searcher.max_length, or else searcher.max_time where time_metric is a unit."""
+        length = parse_unit(self._searcher.get("max_length"), "searcher.max_length")
+        return length or self._as_unit(self._searcher.get("max_time"))
+
+    @property
+    def searcher_unit(self) -> str:
+        """Name of the unit in which the searcher measures trials: batches, epochs, records or a validation metric."""
+        section = self._section
+        return section.unit_name if section is not None else "batches"
+
+    @property
+    def rungs(self) -> tuple[TrainUnit, ...]:
+        """Lengths at which the searcher decides whether a trial trains on; none where time_metric is a validation
+        metric, whose values are known only after a validation. A trial does not know its bracket, so these are the
+        rungs of all brackets."""
+        section = self._section
+        lengths = {rung.length for bracket in section.brackets for rung in bracket.rungs} if section else ()
+        units = (self._as_unit(length) for length in sorted(lengths))
+        return tuple(unit for unit in units if unit is not None)
+
+    @property
+    def _section(self) -> Searcher | None:
+        """The section `searcher` of a search by successive halving; None for other searchers."""
+        if self._searcher.get("name") not in HALVING_NAMES:
+            return None
+        try:
+            return Searcher.model_validate(self._searcher)
+        except ValidationError:
+            # Off the cluster a script may pass parts of a configuration, and no searcher stops its trial.
+            return None
+
+    def _as_unit(self, length: int | None) -> TrainUnit | None:
+        name = self._searcher.get("time_metric") or self.searcher_unit
+        return parse_unit({name: length}, "searcher.max_time") if length and name in UNITS else None
 
     @property
     def validation_period(self) -> TrainUnit | None:

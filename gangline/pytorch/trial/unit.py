@@ -42,6 +42,18 @@ class Position:
         """Returns whether the running batch is the last of its epoch."""
         return self.offset == self.epoch_length - 1
 
+    def count_by(self, unit_name: str) -> float | None:
+        """Returns how many batches, epochs or records are completed; None for another unit, or where it is not known
+        how many records a batch has. An epoch under way counts as a fraction."""
+        match unit_name:
+            case "batches":
+                return self.batches
+            case "epochs":
+                return self.epoch + self.offset / self.epoch_length
+            case "records" if self.records_per_batch:
+                return self.batches * self.records_per_batch
+        return None
+
     def go_on(self, epoch: int, offset: int, shift: int) -> None:
         """Continues at a place. An offset of a whole epoch or more is in a later epoch."""
         epochs, self.offset = divmod(offset, self.epoch_length)

@@ -243,14 +243,35 @@ class TrialAnswer(Answer):
     trial: Trial
 
 
+class SearchRung(Answer):
+    """A rung of a bracket. length: in the preview's unit. The others: how many trials reach the rung."""
+
+    length: int
+    min_trials: int
+    expected_trials: int
+    max_trials: int
+
+
+class SearchBracket(Answer):
+    num_trials: int
+    max_concurrent_trials: int
+    rungs: list[SearchRung]
+
+
 class SearchPreview(Answer):
-    """Previews a search. hparams: of the first trials. max_concurrent_trials: 0 for no limit."""
+    """Previews a search. hparams: of the first trials. max_concurrent_trials: 0 for no limit. brackets: of a search by
+    successive halving. The totals: the lengths of all trials together in `unit`, 0 where they are unknown."""
 
     searcher: str
     seed: int
     num_trials: int
     max_concurrent_trials: int
     hparams: list[Document] = Field(validation_alias="hyperparameters_json")
+    unit: str
+    brackets: list[SearchBracket]
+    min_total: int
+    expected_total: int
+    max_total: int
 
 
 class TrialList(Answer):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from gangline.config import check_config, check_resource_change
-from gangline.config.searcher import MAX_TRIALS
+from gangline.config.searcher import MAX_PREVIEWED
 from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Trial
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, State
@@ -126,8 +126,8 @@ class Experiments:
         included."""
         check_user(principal)
         await off_loop(check_config, config_json)
-        if not 0 <= limit <= MAX_TRIALS:
-            raise invalid("request.limit", f"limit is {limit}; give 0 to {MAX_TRIALS}")
+        if not 0 <= limit <= MAX_PREVIEWED:
+            raise invalid("request.limit", f"limit is {limit}; give 0 to {MAX_PREVIEWED}")
         request = scheduler_pb2.PreviewSearchRequest(config_json=config_json, limit=limit)
         return wire.from_proto(
             SearchPreview, (await self._leader.call(lambda scheduler: scheduler.PreviewSearch, request)).preview

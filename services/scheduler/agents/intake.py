@@ -203,10 +203,17 @@ class Intake:
     async def _validated(self, allocation_id: str, report: runner_pb2.ValidationReport) -> None:
         trial_id = parse_allocation_id(allocation_id)[0]
         validation = json.dumps(dict(report.metrics), sort_keys=True)
+        units = report.units if report.HasField("units") else None
         await self._commit(
             allocation_id,
             lambda records: validated(
-                records, trial_id, report.batches_completed, validation, rules=self._rules, now=time.time()
+                records,
+                trial_id,
+                report.batches_completed,
+                validation,
+                units=units,
+                rules=self._rules,
+                now=time.time(),
             ),
         )
 

@@ -31,6 +31,7 @@ _COUNTS = {
 }
 _AMOUNTS = {
     "progress": ("seconds_per_batch",),
+    "validation": ("units",),
     "fusion": ("default_step_seconds", "tuned_step_seconds", "alpha_seconds", "bytes_per_second"),
 }
 _TIMES = {"fusion": ("created_at",)}

@@ -159,7 +159,7 @@ class _Look:
         for experiment_id in changed:
             self.memory.forget(experiment_id)
         for experiment_id in reversed(changed):
-            trials = self.state.trials_of(experiment_id)
+            trials = self.state.unended_trials_of(experiment_id)
             requests = [request for trial in trials if (request := self.state.find(Request, trial.id))]
             if requests:
                 self._remember(requests, self._experiment(experiment_id))

@@ -18,9 +18,11 @@ class CreateTrial:
 
 @dataclass(frozen=True, slots=True)
 class CloseTrial:
-    """Ends a trial that has trained enough: it checkpoints and is COMPLETED."""
+    """Ends a trial that has trained enough: it checkpoints and is COMPLETED. reason: a clause for the trial's users. A
+    trial that has ended stays as it is."""
 
     number: int
+    reason: str = "its searcher has seen enough of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,11 @@ class Brief:
 
 class Searcher(Protocol):
     """Decides which trials an experiment makes. listens: the events that it receives; others are not even logged.
-    EXPERIMENT_CREATED comes first and once, TRIAL_CLOSED once for each trial, however it ended."""
+    EXPERIMENT_CREATED comes first and once, TRIAL_CLOSED once for each trial, however it ended.
+
+    VALIDATED comes once for each validation that has the searcher's metric, in the order of a trial's batches: each one
+    is after more batches than those before it. It may follow a CloseTrial, until the trial has ended. A metric that is
+    no finite number arrives as NaN."""
 
     listens: ClassVar[frozenset[SearchEventKind]]
 
@@ -57,3 +63,18 @@ class Searcher(Protocol):
         """Returns the hyperparameters of a trial that the searcher asked for. The first one has number 1. May be called
         again."""
         ...
+
+
+class SearcherType(Protocol):
+    """A class of searchers. Which events they receive is known without making one."""
+
+    @property
+    def listens(self) -> frozenset[SearchEventKind]: ...
+
+    def __call__(self, brief: Brief) -> Searcher: ...
+
+
+def most_replaced(num_planned: int) -> int:
+    """Returns how many trials with invalid hyperparameters (InvalidHP) a search may replace, so that it ends even if
+    all points are invalid."""
+    return max(num_planned, 10)

@@ -1,29 +1,34 @@
-"""PURE: the searchers by the name that `searcher.name` selects: single, random and grid.
+"""PURE: the searchers by the name that `searcher.name` selects.
 
-Their trials do not depend on one another. The base class creates them in turn, as many at a time as allowed, and a
-closed trial makes room for the next one.
+Owns single, random and grid. Their trials do not depend on one another. The base class creates them in turn, as many at
+a time as allowed, and a closed trial makes room for the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from gangline.config.hyperparameter import Grid as Points
 from gangline.domain.search import SearchEvent
 from gangline.domain.state import SearchEventKind
 from services.scheduler.searcher.draw import draw
-from services.scheduler.searcher.interface import Brief, CreateTrial, Operation, Searcher, ShutDown
+from services.scheduler.searcher.halving import SuccessiveHalving
+from services.scheduler.searcher.interface import Brief, CreateTrial, Operation, SearcherType, ShutDown, most_replaced
 
 
 class InTurn:
-    """Creates trials in turn. A trial that fails counts as one of them: the search continues with the next."""
+    """Creates trials in turn. A trial that fails counts as one of them: the search continues with the next.
+
+    num_replaceable: how many trials with invalid hyperparameters another trial replaces. These do not count.
+    """
 
     listens: ClassVar[frozenset[SearchEventKind]] = frozenset(
         {SearchEventKind.EXPERIMENT_CREATED, SearchEventKind.TRIAL_CLOSED}
     )
 
-    def __init__(self, num_trials: int, max_concurrent_trials: int) -> None:
+    def __init__(self, num_trials: int, max_concurrent_trials: int, num_replaceable: int = 0) -> None:
+        self._num_replaceable = num_replaceable
         self._num_trials = num_trials
         self._num_at_once = max_concurrent_trials or num_trials
         self._num_created = 0
@@ -36,6 +41,9 @@ class InTurn:
     def on_event(self, event: SearchEvent) -> Sequence[Operation]:
         if event.kind is SearchEventKind.TRIAL_CLOSED:
             self._num_closed += 1
+            if event.is_invalid_hp and self._num_replaceable:
+                self._num_replaceable -= 1
+                self._num_trials += 1
         if self._num_closed == self._num_trials:
             return [ShutDown()]
         wanted = min(self._num_trials, self._num_closed + self._num_at_once)
@@ -60,7 +68,8 @@ class Random(InTurn):
     """Creates `max_trials` trials, each with hyperparameters drawn independently of the others."""
 
     def __init__(self, brief: Brief) -> None:
-        super().__init__(brief.section.max_trials or 1, brief.section.max_concurrent_trials)
+        num_trials = brief.section.max_trials or 1
+        super().__init__(num_trials, brief.section.max_concurrent_trials, most_replaced(num_trials))
         self._brief = brief
 
     def hyperparameters(self, number: int) -> dict[str, Any]:
@@ -78,8 +87,10 @@ class Single(InTurn):
         return draw(self._brief.hyperparameters, self._brief.seed, number)
 
 
-SEARCHERS: dict[str, Callable[[Brief], Searcher]] = {
+SEARCHERS: dict[str, SearcherType] = {
     "single": Single,
     "grid": Grid,
     "random": Random,
+    "async_halving": SuccessiveHalving,
+    "adaptive_asha": SuccessiveHalving,
 }

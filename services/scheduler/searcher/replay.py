@@ -1,6 +1,14 @@
-"""PURE: a searcher rebuilt from its log, and the log itself: pages of events, so that no value in etcd grows large."""
+"""PURE: a searcher rebuilt from its log, and the log itself: pages of events, so that no value in etcd grows large.
+
+The log in etcd is the only truth. A searcher that has received all of a log is kept in memory, so that an event costs
+no replay. A kept searcher counts only while the records hold the very page that it was kept with; any other page means
+another leader, or a change that etcd refused, and then the log is replayed.
+"""
 
 from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
 
 from gangline.domain.search import Search, SearchEvent, SearchLog, search_log_id
 from services.scheduler.searcher.interface import Brief, Searcher
@@ -10,11 +18,50 @@ from services.scheduler.state.records import Draft, Records, get
 
 # Events on one page. A new event rewrites only the last page.
 PAGE_EVENTS = 64
+# Searchers kept at a time. With more searches than that, each event of the others replays a log.
+MAX_KEPT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A searcher and the point of the log that it has reached. newest_page: the record, compared by identity.
+
+    Pages are immutable and each one is made from the page before it. So the same object implies the same events.
+    """
+
+    searcher: Searcher
+    num_events: int
+    newest_page: SearchLog
+
+
+# By experiment. An entry is taken out while its searcher receives events, so a failed event leaves nothing behind.
+_kept: OrderedDict[int, _Kept] = OrderedDict()
 
 
 def make_searcher(facts: Facts, seed: int) -> Searcher:
     """Builds a searcher that has not received any event."""
     return SEARCHERS[facts.searcher.name](Brief(facts.searcher, facts.hyperparameters, seed))
+
+
+def take_searcher(records: Records, search: Search, facts: Facts) -> Searcher:
+    """Returns the searcher that has received all events of the log: the kept one, or else a replay.
+
+    The caller owns the searcher and may pass it events. It gives the searcher back with `keep_searcher`.
+    """
+    kept = _kept.pop(search.experiment_id, None)
+    if kept is not None and kept.num_events == search.num_events and _newest_page(records, search) is kept.newest_page:
+        return kept.searcher
+    return replay(records, search, facts)
+
+
+def keep_searcher(records: Records, search: Search, searcher: Searcher) -> None:
+    """Keeps a searcher that has received all events of the log, as `records` and `search` have it."""
+    newest_page = _newest_page(records, search)
+    if newest_page is None:
+        return
+    _kept[search.experiment_id] = _Kept(searcher, search.num_events, newest_page)
+    if len(_kept) > MAX_KEPT:
+        _kept.popitem(last=False)
 
 
 def replay(records: Records, search: Search, facts: Facts) -> Searcher:
@@ -31,3 +78,10 @@ def append(draft: Draft, search: Search, event: SearchEvent) -> None:
     page = search.num_events // PAGE_EVENTS
     search_log = draft.find(SearchLog, search_log_id(search.experiment_id, page))
     draft.put(SearchLog(search.experiment_id, page, (*(search_log.events if search_log else ()), event)))
+
+
+def _newest_page(records: Records, search: Search) -> SearchLog | None:
+    """Returns the page with the newest event; None for a log without events."""
+    if not search.num_events:
+        return None
+    return records.find(SearchLog, search_log_id(search.experiment_id, (search.num_events - 1) // PAGE_EVENTS))

@@ -44,5 +44,5 @@ def held_reason(experiment: Experiment, reason: Reason, changes: Iterable[Change
 
 
 def _slots_held(records: Records, experiment_id: int) -> int:
-    live = (live_allocation_of(records, trial) for trial in records.trials_of(experiment_id))
+    live = (live_allocation_of(records, trial) for trial in records.unended_trials_of(experiment_id))
     return sum(allocation.num_slots for allocation in live if allocation is not None)

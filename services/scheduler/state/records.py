@@ -18,6 +18,7 @@ from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import absent, allocation_id
 from gangline.domain.resource import Agent, Cluster, Counter, User
 from gangline.domain.search import Search, SearchLog
+from gangline.domain.state import State
 
 Record = (
     Experiment
@@ -93,6 +94,12 @@ class Records(Protocol):
         """Returns the experiment's trials, ordered by number."""
         ...
 
+    def num_trials_of(self, experiment_id: int) -> int: ...
+
+    def unended_trials_of(self, experiment_id: int) -> list[Trial]:
+        """Returns the experiment's trials that are not TERMINAL, ordered by number. It costs no time for the others."""
+        ...
+
     def allocations_on(self, agent_id: str) -> list[Allocation]:
         """Returns live allocations with a member on this agent, whether that member has ended or not."""
         ...
@@ -119,6 +126,10 @@ def live_allocation_of(records: Records, trial: Trial) -> Allocation | None:
     return records.find(Allocation, allocation_id(trial.id, trial.attempts)) if trial.attempts else None
 
 
+def _number_of(trial: Trial) -> int:
+    return trial.number
+
+
 def _tables() -> dict[type[Any], dict[Id, Any]]:
     return {record_type: {} for record_type in KINDS}
 
@@ -134,6 +145,7 @@ class SchedulerState:
     revision: int = 0
     tables: dict[type[Any], dict[Id, Any]] = field(default_factory=_tables)
     _trial_ids: defaultdict[int, set[str]] = field(default_factory=_sets)
+    _unended_ids: defaultdict[int, set[str]] = field(default_factory=_sets)
     _allocation_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
     _checkpoint_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
     _experiment_ids: dict[str, int] = field(default_factory=dict)
@@ -158,7 +170,14 @@ class SchedulerState:
 
     def trials_of(self, experiment_id: int) -> list[Trial]:
         trials = [self.tables[Trial][trial_id] for trial_id in self._trial_ids[experiment_id]]
-        return sorted(trials, key=lambda trial: trial.number)
+        return sorted(trials, key=_number_of)
+
+    def num_trials_of(self, experiment_id: int) -> int:
+        return len(self._trial_ids.get(experiment_id, ()))
+
+    def unended_trials_of(self, experiment_id: int) -> list[Trial]:
+        trials = [self.tables[Trial][trial_id] for trial_id in self._unended_ids.get(experiment_id, ())]
+        return sorted(trials, key=_number_of)
 
     def allocations_on(self, agent_id: str) -> list[Allocation]:
         return [self.tables[Allocation][record_id] for record_id in sorted(self._allocation_ids[agent_id])]
@@ -208,6 +227,10 @@ class SchedulerState:
         match record:
             case Trial():
                 self._trial_ids[record.experiment_id].add(record.id)
+                if record.state is State.TERMINAL:
+                    self._unended_ids[record.experiment_id].discard(record.id)
+                else:
+                    self._unended_ids[record.experiment_id].add(record.id)
             case Allocation():
                 for member in record.members:
                     self._allocation_ids[member.agent_id].add(record.id)
@@ -223,6 +246,7 @@ class SchedulerState:
         match record:
             case Trial():
                 self._trial_ids[record.experiment_id].discard(record.id)
+                self._unended_ids[record.experiment_id].discard(record.id)
             case Allocation():
                 for member in record.members:
                     self._allocation_ids[member.agent_id].discard(record.id)
@@ -230,6 +254,7 @@ class SchedulerState:
                 self._checkpoint_ids[record.trial_id].discard(record.id)
             case Experiment():
                 self._trial_ids.pop(record.id, None)
+                self._unended_ids.pop(record.id, None)
                 self._experiment_ids.pop(record.request_id, None)
                 self._deleting_ids.discard(record.id)
 
@@ -282,11 +307,28 @@ class Draft:
         yield from cast("Iterable[R]", new.values())
 
     def trials_of(self, experiment_id: int) -> list[Trial]:
-        trials = {trial.id: trial for trial in self._base.trials_of(experiment_id)}
-        new = (record for record in self._puts.values() if isinstance(record, Trial))
-        trials |= {trial.id: trial for trial in new if trial.experiment_id == experiment_id}
+        return self._with_puts(self._base.trials_of(experiment_id), experiment_id)
+
+    def num_trials_of(self, experiment_id: int) -> int:
+        num_new = sum(self._base.find(Trial, trial.id) is None for trial in self._put_trials(experiment_id))
+        deleted = (self._base.find(Trial, trial_id) for kind, trial_id in self._deletes if kind is Trial)
+        num_deleted = sum(trial is not None and trial.experiment_id == experiment_id for trial in deleted)
+        return self._base.num_trials_of(experiment_id) + num_new - num_deleted
+
+    def unended_trials_of(self, experiment_id: int) -> list[Trial]:
+        trials = self._with_puts(self._base.unended_trials_of(experiment_id), experiment_id)
+        return [trial for trial in trials if trial.state is not State.TERMINAL]
+
+    def _with_puts(self, base: list[Trial], experiment_id: int) -> list[Trial]:
+        """Returns these trials as they will be, with the new ones and without the deleted ones, ordered by number."""
+        trials = {trial.id: trial for trial in base}
+        trials |= {trial.id: trial for trial in self._put_trials(experiment_id)}
         kept = (trial for trial in trials.values() if (Trial, trial.id) not in self._deletes)
-        return sorted(kept, key=lambda trial: trial.number)
+        return sorted(kept, key=_number_of)
+
+    def _put_trials(self, experiment_id: int) -> Iterator[Trial]:
+        trials = (record for record in self._puts.values() if isinstance(record, Trial))
+        return (trial for trial in trials if trial.experiment_id == experiment_id)
 
     def allocations_on(self, agent_id: str) -> list[Allocation]:
         there = {allocation.id: allocation for allocation in self._base.allocations_on(agent_id)}

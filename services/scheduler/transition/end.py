@@ -138,7 +138,7 @@ def _bring_in_line(draft: Draft, experiment: Experiment, rules: Rules, now: floa
 def _stop_some(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> bool:
     """Stops the next trials of an experiment that is paused or stopping. Returns whether there were any."""
     order = _order_of(experiment, rules, now)
-    behind = [trial for trial in draft.trials_of(experiment.id) if _is_behind(draft, trial, experiment, order)]
+    behind = [trial for trial in draft.unended_trials_of(experiment.id) if _is_behind(draft, trial, experiment, order)]
     for trial in behind[:MAX_TRIALS]:
         _stop_trial(draft, trial, order, now)
     return bool(behind)

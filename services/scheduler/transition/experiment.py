@@ -28,21 +28,23 @@ def settle_experiment(draft: Draft, experiment_id: int, now: float) -> None:
     """Derives the experiment from its trials. A terminal experiment stays as it is."""
     experiment = get(draft, Experiment, experiment_id)
     if experiment.state is not State.TERMINAL:
-        draft.put(derive(experiment, draft.trials_of(experiment_id), draft.find(Search, experiment_id), now))
+        draft.put(_derive(draft, experiment, now))
 
 
-def derive(experiment: Experiment, trials: Sequence[Trial], search: Search | None, now: float) -> Experiment:
+def _derive(draft: Draft, experiment: Experiment, now: float) -> Experiment:
     """Returns the experiment with the state that follows from its trials. One that is being ended stays STOPPING until
-    the last of them has ended, and a paused one stays PAUSED until all have. search: None for experiments of older
-    versions, with one trial."""
-    is_found = search is None or (search.is_shut_down and len(trials) >= search.num_wanted)
+    the last of them has ended, and a paused one stays PAUSED until all have. An experiment of older versions has no
+    search, and one trial. Ended trials are read only once all have ended, because a search may have thousands."""
+    search = draft.find(Search, experiment.id)
+    num_trials, unended = draft.num_trials_of(experiment.id), draft.unended_trials_of(experiment.id)
+    is_found = search is None or (search.is_shut_down and num_trials >= search.num_wanted)
     is_last = is_found or experiment.state is State.STOPPING
-    if trials and is_last and all(trial.state is State.TERMINAL for trial in trials):
-        outcome, reason = _outcome(experiment, trials, is_found)
+    if num_trials and is_last and not unended:
+        outcome, reason = _outcome(experiment, draft.trials_of(experiment.id), is_found)
         return replace(experiment, state=State.TERMINAL, outcome=outcome, reason=reason, ended_at=now)
     if experiment.state in (State.STOPPING, State.PAUSED):
         return experiment
-    states = {trial.state for trial in trials}
+    states = {trial.state for trial in unended}
     furthest = next((state for state in _FURTHEST_FIRST if state in states), State.QUEUED)
     return replace(experiment, state=State.RUNNING if furthest is State.STOPPING else furthest)
 

@@ -172,7 +172,7 @@ def give_back(draft: Draft, experiment: Experiment, rules: Rules, now: float) ->
     facts = facts_of(experiment.config_json)
     if not experiment.gives_back or facts.max_slots is None:
         return
-    live = (live_allocation_of(draft, trial) for trial in draft.trials_of(experiment.id))
+    live = (live_allocation_of(draft, trial) for trial in draft.unended_trials_of(experiment.id))
     allocations = [
         allocation
         for allocation in live

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gangline.config.searcher import Searcher
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.search import Search, SearchEvent
 from gangline.domain.state import CheckpointState, SearchEventKind, State
@@ -54,9 +55,23 @@ def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules
 
 
 def validated(
-    records: Records, trial_id: str, batches_completed: int, validation_json: str, *, rules: Rules, now: float
+    records: Records,
+    trial_id: str,
+    batches_completed: int,
+    validation_json: str,
+    *,
+    rules: Rules,
+    now: float,
+    units: float | None = None,
 ) -> StateChange:
-    """Records a validation. validation_json: the metrics by name."""
+    """Records a validation, and passes it to the searcher once.
+
+    A validation counts for the searcher if it has the searcher's metric and comes after more batches than every earlier
+    one of its trial. So a repeated report changes nothing there, nor does a trial that restarts from an older
+    checkpoint and validates the same batches again.
+
+    validation_json: the metrics by name. units: as the rank reports it, see ValidationReport.
+    """
     trial = records.find(Trial, trial_id)
     if trial is None or trial.state is State.TERMINAL:
         return StateChange()
@@ -67,6 +82,9 @@ def validated(
     trial = replace(trial, batches_completed=batches, validation_json=_bounded(metrics, facts.searcher.metric))
     if metric is not None and _is_better(metric, trial.best_validation, facts.searcher.smaller_is_better):
         trial = replace(trial, best_validation=metric, best_validation_batches=batches_completed)
+    is_new = facts.searcher.metric in metrics and batches_completed > _last_validated(trial)
+    if is_new:
+        trial = replace(trial, validated_batches=batches_completed)
     draft = Draft(records)
     draft.put(trial)
     if not draft.change:
@@ -75,8 +93,35 @@ def validated(
         reason = _say_missing(trial.id, facts.searcher.metric, metrics)
         fail_experiment(draft, trial.experiment_id, reason, rules, now)
         return draft.change
-    _tell(draft, trial, SearchEvent(SearchEventKind.VALIDATED, trial.number, batches_completed, metric), rules, now)
+    units = _units_of(facts.searcher, metrics, batches_completed, units)
+    if is_new and units is None and facts.searcher.is_halving:
+        fail_experiment(draft, trial.experiment_id, _say_no_units(trial.id, facts.searcher, metrics), rules, now)
+        return draft.change
+    if is_new:
+        event = SearchEvent(
+            SearchEventKind.VALIDATED,
+            trial.number,
+            batches_completed,
+            math.nan if metric is None else metric,
+            units=units,
+        )
+        _tell(draft, trial, event, rules, now)
     return draft.change
+
+
+def _last_validated(trial: Trial) -> int:
+    return -1 if trial.validated_batches is None else trial.validated_batches
+
+
+def _units_of(
+    section: Searcher, metrics: Mapping[str, object], batches_completed: int, reported: float | None
+) -> float | None:
+    """Returns the length trained in the searcher's unit. A metric of the unit's name counts first, because a script
+    that counts epochs or records itself reports them so. Batches are always known."""
+    value = _number(metrics.get(section.unit_name))
+    if value is not None:
+        return value
+    return float(batches_completed) if section.unit_name == "batches" else reported
 
 
 def _lacks_metric(draft: Draft, trial: Trial, metrics: Mapping[str, object], metric: str) -> bool:
@@ -89,14 +134,26 @@ def _lacks_metric(draft: Draft, trial: Trial, metrics: Mapping[str, object], met
 
 
 def _say_missing(trial_id: str, metric: str, metrics: Mapping[str, object]) -> str:
-    names = sorted(metrics)
-    similar = difflib.get_close_matches(metric, names, n=1)
+    similar = difflib.get_close_matches(metric, sorted(metrics), n=1)
     advice = f"did you mean {similar[0]!r}?" if similar else "set searcher.metric to one of them"
-    reported = ", ".join(names[:_MOST_NAMES]) + (" and others" if len(names) > _MOST_NAMES else "")
     return (
         f"the validation of trial {trial_id} has no metric {metric!r}, by which searcher.metric compares trials; "
-        f"it reports {reported or 'nothing'}; {advice}"
+        f"it reports {_names_of(metrics)}; {advice}"
     )
+
+
+def _say_no_units(trial_id: str, section: Searcher, metrics: Mapping[str, object]) -> str:
+    key = "time_metric" if section.time_metric is not None else "max_length"
+    return (
+        f"the validation of trial {trial_id} has no number {section.unit_name!r}, by which searcher.{key} measures how "
+        f"far a trial is; it reports {_names_of(metrics)}; report {section.unit_name!r} with each validation, or call "
+        "report_progress of the searcher's operation before it"
+    )
+
+
+def _names_of(metrics: Mapping[str, object]) -> str:
+    names = sorted(metrics)
+    return (", ".join(names[:_MOST_NAMES]) + (" and others" if len(names) > _MOST_NAMES else "")) or "nothing"
 
 
 def checkpointed(records: Records, checkpoint: Checkpoint) -> StateChange:

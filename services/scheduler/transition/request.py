@@ -55,7 +55,7 @@ def follow_experiment(draft: Draft, experiment: Experiment, rules: Rules) -> Non
     """Updates the next requests that do not show the experiment's priority. The planner uses the experiment's own, so
     requests that are updated later lose nothing."""
     priority = priority_of(facts_of(experiment.config_json), rules)
-    waiting = (trial for trial in draft.trials_of(experiment.id) if trial.state is State.QUEUED)
+    waiting = (trial for trial in draft.unended_trials_of(experiment.id) if trial.state is State.QUEUED)
     requests = (draft.find(Request, trial.id) for trial in waiting)
     behind = [request for request in requests if request is not None and request.priority != priority]
     for request in behind[:MAX_FOLLOWING]:
@@ -68,7 +68,7 @@ def restart_shrink_wait(draft: Draft, experiment_id: int, rules: Rules, now: flo
     Changes at most MAX_FOLLOWING requests, which bounds the transaction. The others count from when they were queued.
     """
     due_at = now + rules.shrink_seconds
-    waiting = (trial for trial in draft.trials_of(experiment_id) if trial.state is State.QUEUED)
+    waiting = (trial for trial in draft.unended_trials_of(experiment_id) if trial.state is State.QUEUED)
     requests = (draft.find(Request, trial.id) for trial in waiting)
     early = [request for request in requests if request is not None and 0 < request.shrink_at < due_at]
     for request in early[:MAX_FOLLOWING]:

@@ -2,10 +2,10 @@
 
 Owns the classification of exits and the rules of retries; no other module decides what is retried. A failure inside the
 trial uses up one of its restarts; a failure of the machines around it does not, but is bounded too. A failure that
-would recur is not retried: memory, imports, configuration, a loss that is no number, the same error at the same batch
-as before, or a match of a log policy. A damaged checkpoint costs no restart as long as the trial has an older one to
-continue from. The back-off before the next attempt grows with the failures in a row; an attempt that made progress
-before it failed begins a new row.
+would recur is not retried: memory, imports, configuration, invalid hyperparameters, a loss that is no number, the same
+error at the same batch as before, or a match of a log policy. A damaged checkpoint costs no restart as long as the
+trial has an older one to continue from. The back-off before the next attempt grows with the failures in a row; an
+attempt that made progress before it failed begins a new row.
 """
 
 from __future__ import annotations
@@ -77,12 +77,19 @@ def decide(
         trial = replace(trial, infrastructure_failures=0, failures_in_a_row=0)
     restarts, setbacks = trial.restarts, trial.infrastructure_failures
     failure = first_failure(allocation)
+    # A closing trial has the reason of its closing. Its allocation may have been stopped before, for another reason.
+    is_closed_so = closing is not None and closing is trial.closing
     if failure is None and kinds == {ExitKind.COMPLETED}:
-        return Decision(Outcome.COMPLETED, "", restarts, 0)
+        reason = trial.reason if is_closed_so and closing is Outcome.COMPLETED else ""
+        return Decision(Outcome.COMPLETED, reason, restarts, 0)
     if closing is not None:
-        return Decision(closing, allocation.stop_reason, restarts, setbacks, failure=failure)
+        reason = trial.reason if is_closed_so else allocation.stop_reason
+        return Decision(closing, reason or allocation.stop_reason, restarts, setbacks, failure=failure)
     if failure is None or _is_late_checkpoint(allocation, failure):
         return _after_stop(allocation, trial)
+    if failure.kind is ExitKind.INVALID_HP:
+        reason = f"{describe(failure)}; not tried again, because its hyperparameters are invalid (InvalidHP)"
+        return Decision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
     hopeless = _why_hopeless(trial, allocation, failure, older)
     if hopeless:
         reason = f"{describe(failure)}; not tried again, because {hopeless}"

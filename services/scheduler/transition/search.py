@@ -18,7 +18,8 @@ from gangline.domain.search import Search, SearchEvent
 from gangline.domain.state import ExitKind, Outcome, SearchEventKind, State
 from services.scheduler.searcher.draw import derive_seed
 from services.scheduler.searcher.interface import CloseTrial, CreateTrial, Operation, Searcher, ShutDown
-from services.scheduler.searcher.replay import append, make_searcher, replay
+from services.scheduler.searcher.methods import SEARCHERS
+from services.scheduler.searcher.replay import append, keep_searcher, make_searcher, take_searcher
 from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft, get, live_allocation_of
 from services.scheduler.transition.experiment import settle_experiment
@@ -45,9 +46,9 @@ def tell(draft: Draft, experiment_id: int, event: SearchEvent, rules: Rules, now
     if search is None or search.is_shut_down or experiment.state in (State.STOPPING, State.TERMINAL):
         return
     facts = facts_of(experiment.config_json)
-    if event.kind not in make_searcher(facts, search.seed).listens:
+    if event.kind not in SEARCHERS[facts.searcher.name].listens:
         return
-    searcher = replay(draft, search, facts)
+    searcher = take_searcher(draft, search, facts)
     operations = searcher.on_event(event)
     append(draft, search, event)
     search = replace(
@@ -58,22 +59,38 @@ def tell(draft: Draft, experiment_id: int, event: SearchEvent, rules: Rules, now
         is_shut_down=any(isinstance(operation, ShutDown) for operation in operations),
     )
     draft.put(search)
-    _make(draft, experiment, search, searcher, rules=rules, now=now)
+    new_trials = _make(draft, experiment, search, searcher, rules=rules, now=now)
+    keep_searcher(draft, search, searcher)
+    # Only now, because each of these may pass a further event to the searcher.
+    _tell_created(draft, new_trials, rules, now)
     _close(draft, experiment_id, operations, rules, now)
 
 
 def closed_event(trial: Trial) -> SearchEvent:
+    """Returns the event of a trial that has ended."""
+    is_invalid_hp = (
+        trial.outcome is Outcome.FAILED
+        and trial.last_failure is not None
+        and trial.last_failure.kind is ExitKind.INVALID_HP
+    )
     return SearchEvent(
-        SearchEventKind.TRIAL_CLOSED, trial.number, trial.batches_completed, trial.best_validation, trial.outcome
+        SearchEventKind.TRIAL_CLOSED,
+        trial.number,
+        trial.batches_completed,
+        trial.best_validation,
+        trial.outcome,
+        is_invalid_hp=is_invalid_hp,
     )
 
 
 def make_outstanding(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
     """Creates some of the trials that the searcher has asked for and that do not exist yet."""
     search = draft.find(Search, experiment.id)
-    if search is not None and len(draft.trials_of(experiment.id)) < search.num_wanted:
-        searcher = replay(draft, search, facts_of(experiment.config_json))
-        _make(draft, experiment, search, searcher, rules=rules, now=now)
+    if search is not None and draft.num_trials_of(experiment.id) < search.num_wanted:
+        searcher = take_searcher(draft, search, facts_of(experiment.config_json))
+        new_trials = _make(draft, experiment, search, searcher, rules=rules, now=now)
+        keep_searcher(draft, search, searcher)
+        _tell_created(draft, new_trials, rules, now)
 
 
 def close_trial(draft: Draft, trial: Trial, outcome: Outcome, order: StopOrder, *, rules: Rules, now: float) -> None:
@@ -81,7 +98,7 @@ def close_trial(draft: Draft, trial: Trial, outcome: Outcome, order: StopOrder, 
     then."""
     allocation = live_allocation_of(draft, trial)
     if allocation is not None:
-        draft.put(replace(trial, closing=outcome))
+        draft.put(replace(trial, closing=outcome, reason=order.reason))
         stop_allocation(draft, allocation, order, now)
         return
     draft.delete(Request, trial.id)
@@ -93,10 +110,11 @@ def close_trial(draft: Draft, trial: Trial, outcome: Outcome, order: StopOrder, 
 
 def _make(
     draft: Draft, experiment: Experiment, search: Search, searcher: Searcher, *, rules: Rules, now: float
-) -> None:
+) -> list[Trial]:
+    """Creates the next trials that the searcher has asked for, as many as fit into a transaction."""
     new_trials: list[Trial] = []
     num_bytes = 0
-    first = len(draft.trials_of(experiment.id)) + 1
+    first = draft.num_trials_of(experiment.id) + 1
     for number in range(first, min(search.num_wanted, first + MAX_CREATED - 1) + 1):
         hyperparameters = json.dumps(searcher.hyperparameters(number))
         num_bytes += len(hyperparameters)
@@ -106,8 +124,13 @@ def _make(
     for trial in new_trials:
         draft.put(trial)
         queue(draft, trial, facts_of(experiment.config_json), rules)
+    return new_trials
+
+
+def _tell_created(draft: Draft, new_trials: Sequence[Trial], rules: Rules, now: float) -> None:
     for trial in new_trials:
-        tell(draft, experiment.id, SearchEvent(SearchEventKind.TRIAL_CREATED, trial.number), rules, now)
+        event = SearchEvent(SearchEventKind.TRIAL_CREATED, trial.number)
+        tell(draft, trial.experiment_id, event, rules, now)
 
 
 def _new_trial(experiment: Experiment, number: int, hyperparameters_json: str, seed: int, now: float) -> Trial:
@@ -132,7 +155,7 @@ def _close(draft: Draft, experiment_id: int, operations: Sequence[Operation], ru
             continue
         grace_seconds = _facts(draft, experiment_id).preemption_timeout_seconds
         deadline_at = now + grace_seconds + rules.force_seconds
-        order = StopOrder(ExitKind.PREEMPTED, "its searcher has seen enough of it", deadline_at)
+        order = StopOrder(ExitKind.PREEMPTED, operation.reason, deadline_at)
         close_trial(draft, trial, Outcome.COMPLETED, order, rules=rules, now=now)
 
 

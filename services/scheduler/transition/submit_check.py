@@ -15,7 +15,7 @@ from gangline.config import ExperimentConfig, check_config
 from gangline.config.hyperparameter import Random
 from gangline.domain.experiment import Experiment
 from gangline.domain.resource import Agent, Counter
-from gangline.domain.search import SearchPreview
+from gangline.domain.search import SearchPreview, total_lengths
 from gangline.errors import GanglineError, conflict, invalid, not_found
 from services.scheduler.placement.capacity.feasibility import never_fits
 from services.scheduler.placement.request.snapshot import PoolConfig
@@ -77,12 +77,21 @@ def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
     seed = _choose_seed(facts, rng)
     searcher = make_searcher(facts, seed)
     numbers = range(1, min(limit, searcher.num_planned) + 1)
+    section, num_trials = facts.searcher, searcher.num_planned
+    brackets = section.brackets
+    totals = total_lengths(brackets) if brackets else (num_trials * (section.length or 0),) * 3
+    at_once = sum(bracket.max_concurrent_trials for bracket in brackets) or section.max_concurrent_trials
     return SearchPreview(
-        searcher=facts.searcher.name,
+        searcher=section.name,
         seed=seed,
-        num_trials=searcher.num_planned,
-        max_concurrent_trials=min(facts.searcher.max_concurrent_trials, searcher.num_planned),
+        num_trials=num_trials,
+        max_concurrent_trials=min(at_once, num_trials),
         hyperparameters_json=tuple(json.dumps(searcher.hyperparameters(number)) for number in numbers),
+        unit=section.unit_name if section.length is not None else "",
+        brackets=brackets,
+        min_total=totals[0],
+        expected_total=totals[1],
+        max_total=totals[2],
     )
 
 

@@ -72,7 +72,8 @@ class Relay:
                 metrics.loss.labels(group=point.group).set(values[name])
         if point.group == "validation" and rank == CHIEF:
             self.tell_rest()
-            report = runner_pb2.ValidationReport(batches_completed=point.batches_completed, metrics=values)
+            units = point.units if point.HasField("units") else None
+            report = runner_pb2.ValidationReport(batches_completed=point.batches_completed, metrics=values, units=units)
             self._reporter.add(runner_pb2.TrialReport(validation=report))
 
     def _on_progress(self, progress: rank_pb2.RankProgress) -> None:

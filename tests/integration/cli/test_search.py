@@ -157,6 +157,37 @@ def test_preview_of_a_search(cli: Cli, tmp_path: Path, gateway: StandInGateway) 
     )  # fmt: skip
 
 
+def test_preview_of_successive_halving_shows_its_rungs(cli: Cli, tmp_path: Path, gateway: StandInGateway) -> None:
+    rungs = [
+        types_pb2.SearchRung(length=4, min_trials=12, expected_trials=12, max_trials=12),
+        types_pb2.SearchRung(length=16, min_trials=1, expected_trials=4, max_trials=12),
+    ]
+    last = [types_pb2.SearchRung(length=16, min_trials=4, expected_trials=4, max_trials=4)]
+    gateway.preview = types_pb2.SearchPreview(
+        searcher="adaptive_asha", seed=7, num_trials=16, max_concurrent_trials=12, unit="epochs",
+        brackets=[
+            types_pb2.SearchBracket(num_trials=12, max_concurrent_trials=8, rungs=rungs),
+            types_pb2.SearchBracket(num_trials=4, max_concurrent_trials=4, rungs=last),
+        ],
+        min_total=124, expected_total=160, max_total=256,
+    )  # fmt: skip
+    config = tmp_path / "asha.yaml"
+    config.write_text(
+        "entrypoint: model_def:T\nsearcher: {name: adaptive_asha, metric: loss, max_trials: 16, "
+        "max_length: {epochs: 16}}\n"
+    )
+    assert cli("preview-search", str(config)).out.splitlines()[:6] == [
+        "adaptive_asha: 16 trials, at most 12 at a time, seed 7",
+        "BRACKET  TRIALS  AT ONCE  RUNG       AT LEAST  ABOUT  AT MOST",
+        "1        12      8        4 epochs   12        12     12",
+        "                          16 epochs  1         4      12",
+        "2        4       4        16 epochs  4         4      4",
+        "all trials: about 160 epochs, at least 124, at most 256",
+    ]
+    shown = json.loads(cli("preview-search", str(config), "--json").out)
+    assert shown["brackets"][0]["rungs"][1] == {"length": 16, "min_trials": 1, "expected_trials": 4, "max_trials": 12}
+
+
 def test_seed_of_the_preview_goes_into_the_experiment(cli: Cli, code: Path, gateway: StandInGateway) -> None:
     ran = cli("experiment", "create", str(code / "const.yaml"), "--seed", "7")
     assert ran.status == 0, ran.err

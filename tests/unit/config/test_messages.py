@@ -266,7 +266,8 @@ CASES = [
         "name: single",
         "name: custom",
         "config.not_supported",
-        "searcher.name (line 9): custom is not built yet; this version has the searchers single, grid, random",
+        "searcher.name (line 9): custom is not built yet; this version has the searchers single, grid, random, "
+        "async_halving, adaptive_asha",
     ),
     (
         "metric: accuracy",
@@ -292,9 +293,9 @@ CASES = [
     ),
     (
         "maxval: 1}\nsearcher:\n  name: single",
-        "maxval: 1, count: 3000}\nsearcher:\n  name: grid",
+        "maxval: 1, count: 30000}\nsearcher:\n  name: grid",
         "config.invalid_value",
-        "hyperparameters (line 3): has 3000 points, and a search has at most 2000 trials; lower a count",
+        "hyperparameters (line 3): has 30000 points, and a search has at most 10000 trials; lower a count",
     ),
     (
         "  slots_per_trial: 4",

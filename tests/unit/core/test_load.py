@@ -107,7 +107,9 @@ class _Link(LocalLink):
         self.has_reported = threading.Event()
         self.reports: list[tuple[str, dict[str, float]]] = []
 
-    def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
+    def send_metrics(
+        self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
+    ) -> None:
         self.reports.append((group, metrics))
         self.has_reported.set()
 

@@ -9,6 +9,7 @@ import pytest
 from gangline import core
 from gangline.core import DistributedContext, SearcherContext, SearcherMode, TensorboardMode, TrainContext, Unit
 from gangline.core.link import LocalLink
+from gangline.core.searcher import length_of
 from gangline.core.tensorboard import TensorboardFolder
 from gangline.errors import GanglineError
 from tests.support.world import in_ranks
@@ -48,6 +49,38 @@ def test_one_operation_of_the_configured_length(length: Any, unit: Unit, number:
         operation.report_progress(number / 2)
         operation.report_completed(0.25)
     assert link.progress == [0.5, 1.0]
+
+
+def test_the_length_may_be_that_of_a_time_metric() -> None:
+    section = {"time_metric": "epochs", "max_time": 5}
+    assert length_of(section) == {"epochs": 5}
+    searcher = _searcher(length_of(section))
+    assert (searcher.get_configured_units(), next(searcher.operations()).length) == (Unit.EPOCHS, 5)
+    # A metric of the script is no unit.
+    searcher = _searcher(length_of({"time_metric": "tokens", "max_time": 9}))
+    assert (searcher.get_configured_units(), next(searcher.operations()).length) == (None, 9)
+    assert length_of({"max_length": 3, **section}) == 3
+    assert length_of({}) is None
+
+
+def test_a_validation_carries_the_progress_that_was_reported_before_it() -> None:
+    sent: list[tuple[str, float | None]] = []
+
+    class Link(LocalLink):
+        def send_metrics(
+            self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
+        ) -> None:
+            sent.append((group, units))
+
+    link = Link()
+    folder = TensorboardFolder("memory://searcher", "", 0, TensorboardMode.MANUAL)
+    train = TrainContext(DistributedContext(), link, None, folder)
+    operation = next(SearcherContext(DistributedContext(), train, {"epochs": 4}, is_local=False).operations())
+    train.report_validation_metrics(10, {"loss": 1.0})
+    operation.report_progress(2)
+    train.report_training_metrics(20, {"loss": 1.0})
+    train.report_validation_metrics(20, {"loss": 1.0})
+    assert sent == [("validation", None), ("training", None), ("validation", 2)]
 
 
 def test_all_ranks_get_it_and_the_chief_reports() -> None:

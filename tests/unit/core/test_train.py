@@ -58,7 +58,9 @@ def test_what_is_no_number_is_left_out_with_one_warning(caplog: pytest.LogCaptur
     sent: list[dict[str, float]] = []
 
     class Link(LocalLink):
-        def send_metrics(self, group: str, batches_completed: int, metrics: dict[str, float]) -> None:
+        def send_metrics(
+            self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
+        ) -> None:
             sent.append(metrics)
 
     train = _train(Link())
@@ -154,7 +156,7 @@ def test_early_exit_has_its_reasons() -> None:
         train.report_early_exit(EarlyExitReason.INVALID_HP)
     assert caught.value.code == "trial.invalid_hp"
     # A trial that fails so is not tried again.
-    assert describe(caught.value).kind is ExitKind.CONFIGURATION_ERROR
+    assert describe(caught.value).kind is ExitKind.INVALID_HP
 
 
 def test_what_determined_has_beyond_is_named() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gangline.domain.state import ExitKind
-from gangline.errors import invalid, unavailable
+from gangline.errors import InvalidHP, invalid, unavailable
 from gangline.launch.failure import describe, import_failure
 
 
@@ -14,6 +14,7 @@ from gangline.launch.failure import describe, import_failure
     ("error", "kind", "message"),
     [
         (invalid("x.y", "use less"), ExitKind.CONFIGURATION_ERROR, "use less"),
+        (InvalidHP("too wide"), ExitKind.INVALID_HP, "too wide"),
         (unavailable("x.y", "disk full"), ExitKind.UNAVAILABLE, "disk full"),
         (invalid("training.nonfinite_loss", "loss is nan"), ExitKind.NONFINITE_METRIC, "loss is nan"),
         (invalid("checkpoint.latest_corrupt", "c differs"), ExitKind.CHECKPOINT_CORRUPT, "c differs"),

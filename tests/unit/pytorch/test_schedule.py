@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.pytorch.training.schedule import BestValidation, Pace, Schedule
+from gangline.pytorch.training.schedule import BestValidation, Pace, Rungs, Schedule
 from gangline.pytorch.trial.unit import Batch, Epoch, Position, Record, TrainUnit
 
 
@@ -17,6 +17,34 @@ def test_period_of_none_is_never_due() -> None:
     assert not schedule.has_validation(position)
     assert not schedule.has_checkpoint(position)
     assert schedule.is_over(position)
+
+
+@pytest.mark.parametrize(
+    ("rungs", "aggregation", "validated_at"),
+    [
+        ((Batch(3), Batch(5), Batch(12)), 1, [3, 5, 12]),
+        # A rung in the middle of an optimizer step waits for its end.
+        ((Batch(3), Batch(5)), 4, [4, 8]),
+        ((Epoch(1), Epoch(3)), 1, [4, 12]),
+        # 25 records are complete after 3 batches of 10.
+        ((Record(25), Record(30), Record(31)), 1, [3, 4]),
+        ((), 1, []),
+    ],
+)
+def test_each_rung_is_validated_once(rungs: tuple[TrainUnit, ...], aggregation: int, validated_at: list[int]) -> None:
+    schedule = Schedule(
+        max_length=Batch(20), reporting_period=Batch(100), rungs=Rungs(rungs), aggregation_frequency=aggregation
+    )
+    position = Position(epoch_length=4, records_per_batch=10)
+    validated, next_event = [], 0
+    while position.batches < 20:
+        if position.batches >= next_event:
+            next_event = schedule.next_event(position)
+        position.advance()
+        # The loop asks only at these batches.
+        if position.batches >= next_event and schedule.has_validation(position):
+            validated.append(position.batches)
+    assert validated == validated_at
 
 
 @pytest.mark.parametrize(
@@ -52,6 +80,21 @@ def test_ranks_look_seldom_when_batches_are_short() -> None:
     assert looks[-1] - looks[-2] == 250
 
 
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_ranks_look_soon_after_a_rung(is_asked: bool) -> None:
+    pace = Pace(seconds=0.5, distance=500, next_look=1500)
+    pace.hurry(1100, is_asked=is_asked)
+    looks = []
+    for batch in range(1101, 1200):
+        if batch >= pace.next_look:
+            looks.append(batch)
+            # The answer to a check of before the rung has the suggestions of then.
+            pace.agree(
+                batch, 500 if is_asked and len(looks) == 1 else pace.suggest(pace.distance, pace.distance * 0.001)
+            )
+    assert looks == ([1101, 1102, 1104, 1108, 1116, 1132, 1164] if is_asked else [1101, 1103, 1107, 1115, 1131, 1163])
+
+
 def test_ranks_look_after_every_batch_when_batches_are_long() -> None:
     pace = Pace(seconds=0.25, distance=64)
     assert pace.suggest(64, 64 * 2.0) == 1
@@ -71,11 +114,14 @@ def test_ranks_look_after_every_batch_when_batches_are_long() -> None:
     ),
     length=st.one_of(st.builds(Batch, st.integers(1, 40)), st.builds(Epoch, st.integers(1, 4))),
     frequency=st.integers(1, 5),
+    rungs=st.lists(st.builds(Record, st.integers(1, 60)) | st.builds(Batch, st.integers(1, 20)), max_size=3),
 )
 def test_nothing_is_due_before_the_next_event(
-    epoch_length: int, periods: list[TrainUnit], length: TrainUnit, frequency: int
+    epoch_length: int, periods: list[TrainUnit], length: TrainUnit, frequency: int, rungs: list[TrainUnit]
 ) -> None:
-    schedule = Schedule(length, periods[0], periods[1], periods[2], aggregation_frequency=frequency)
+    schedule = Schedule(
+        length, periods[0], periods[1], periods[2], aggregation_frequency=frequency, rungs=Rungs(tuple(rungs))
+    )
     position = Position(epoch_length, records_per_batch=4)
     while not schedule.is_over(position):
         event = schedule.next_event(position)

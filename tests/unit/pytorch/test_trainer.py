@@ -224,6 +224,30 @@ def test_only_the_best_validation_is_saved() -> None:
     assert _checkpoints() == [2, 4, 8]
 
 
+@pytest.mark.parametrize(
+    ("searcher", "validated"),
+    [
+        ({"max_length": {"batches": 8}}, [2, 4, 8]),
+        ({"max_length": {"epochs": 2}}, [4, 8]),
+        # Batches have 3 records, and rungs are 4, 8 and 16.
+        ({"max_length": {"records": 16}, "mode": "aggressive"}, [2, 3, 6]),
+        # A rung in the unit of a metric is known only after a validation, so the periods decide.
+        ({"max_length": {"batches": 8}, "time_metric": "tokens", "max_time": 16}, [8]),
+        ({"time_metric": "batches", "max_time": 8}, [2, 4, 8]),
+        ({"name": "random", "max_length": {"batches": 8}}, [8]),
+    ],
+)
+def test_a_trial_is_validated_at_the_rungs_of_its_search(
+    searcher: dict[str, Any], validated: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = {"name": "adaptive_asha", "metric": "error", "max_trials": 4, "divisor": 2, **searcher}
+    if section["name"] == "random":
+        del section["divisor"]
+    _fit(init={"exp_conf": {"searcher": section}})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [int(words[2]) for words in lines if words[0] == "validation"] == validated
+
+
 def test_trial_may_end_early() -> None:
     class Stopping(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:

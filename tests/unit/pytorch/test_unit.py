@@ -45,6 +45,14 @@ def test_length_is_reached_after_its_total_of_batches(unit: TrainUnit, total: in
     assert position.batches == total
 
 
+def test_position_counts_by_the_name_of_a_unit() -> None:
+    position = Position(epoch_length=4, records_per_batch=10)
+    for _ in range(5):
+        position.advance()
+    assert [position.count_by(name) for name in ("batches", "epochs", "records", "tokens")] == [5, 1.25, 50, None]
+    assert Position(epoch_length=4, records_per_batch=0).count_by("records") is None
+
+
 def test_position_counts_epochs() -> None:
     position = Position(epoch_length=2, records_per_batch=1)
     seen = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,12 @@ from gangline.domain.experiment import Checkpoint, ResourceChange
 from gangline.domain.search import SearchEvent, SearchLog
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, SearchEventKind, State
 from gangline.errors import GanglineError
+from services.scheduler.searcher import replay as replay_module
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, ShutDown
 from services.scheduler.searcher.methods import SEARCHERS
 from services.scheduler.state.estimate import Progress
 from services.scheduler.state.hold import held_reason
-from services.scheduler.state.records import StateChange, get
+from services.scheduler.state.records import Records, StateChange, get
 from services.scheduler.transition.end import (
     MAX_TRIALS,
     activate_experiment,
@@ -28,6 +30,7 @@ from services.scheduler.transition.end import (
     kill_trial,
     pause_experiment,
 )
+from services.scheduler.transition.fence import fenced
 from services.scheduler.transition.queue_move import update_resources
 from services.scheduler.transition.report import checkpointed, progressed, validated
 from tests.support.search_world import RULES, SearchWorld, config_of
@@ -423,6 +426,231 @@ def test_a_searcher_closes_a_trial_by_its_validations(monkeypatch: pytest.Monkey
         SearchEventKind.VALIDATED,
         SearchEventKind.TRIAL_CLOSED,
     ]
+
+
+def _told(world: SearchWorld) -> list[tuple[int, int, float | None]]:
+    """The validations in the log: trial, batches, metric."""
+    pages = sorted(world.records.all_of(SearchLog), key=lambda log: log.page)
+    return [
+        (event.trial_number, event.batches_completed, event.metric)
+        for page in pages
+        for event in page.events
+        if event.kind is SearchEventKind.VALIDATED
+    ]
+
+
+ASHA = {"name": "async_halving", "num_rungs": 2, "divisor": 2, "max_length": {"batches": 40}, "max_trials": 4}
+
+
+def _report(world: SearchWorld, trial_id: str, batches: int, **metrics: float) -> None:
+    world.apply(validated(world.records, trial_id, batches, json.dumps(metrics), rules=RULES, now=world.now))
+
+
+def test_a_validation_reaches_the_searcher_once() -> None:
+    world = SearchWorld(config_of(ASHA, max_restarts=3))
+    world.place()
+    _report(world, "1.1", 10, loss=0.5)
+    # The same report again, also after a change of the leader, and with another number.
+    _report(world, "1.1", 10, loss=0.5)
+    world.change_leader()
+    _report(world, "1.1", 10, loss=0.4)
+    # The trial restarts from its beginning and validates the same batches again, then further ones.
+    world.exit("1.1", ExitKind.USER_ERROR)
+    world.place()
+    for batches in (5, 10, 15):
+        _report(world, "1.1", batches, loss=0.3)
+    assert _told(world) == [(1, 10, 0.5), (1, 15, 0.3)]
+    # Without the searcher's metric it is no result. It may still come for the same batches.
+    _report(world, "1.1", 16, accuracy=0.9)
+    _report(world, "1.1", 16, loss=0.2, accuracy=0.9)
+    assert _told(world)[2:] == [(1, 16, 0.2)]
+
+
+def test_a_validation_before_the_first_batch_counts_once() -> None:
+    world = SearchWorld(config_of(ASHA))
+    world.place()
+    for _ in range(2):
+        _report(world, "1.1", 0, loss=2.0)
+    assert _told(world) == [(1, 0, 2.0)]
+
+
+def test_an_infinite_metric_arrives_as_nan() -> None:
+    world = SearchWorld(config_of(ASHA))
+    world.place()
+    _report(world, "1.1", 10, loss=-math.inf)
+    [(_, _, metric)] = _told(world)
+    assert metric is not None
+    assert math.isnan(metric)
+
+
+def test_a_superseded_attempt_and_an_ended_trial_tell_nothing() -> None:
+    world = SearchWorld(config_of(ASHA, max_restarts=3))
+    world.place()
+    first = world.live("1.1").id
+    world.exit("1.1", ExitKind.USER_ERROR)
+    world.place()
+
+    def late(records: Records) -> StateChange:
+        return validated(records, "1.1", 10, '{"loss": 0.1}', rules=RULES, now=world.now)
+
+    world.apply(fenced(first, late)(world.records))
+    assert _told(world) == []
+    world.apply(fenced(world.live("1.1").id, late)(world.records))
+    world.exit("1.2", ExitKind.OUT_OF_MEMORY)
+    _report(world, "1.2", 20, loss=0.1)
+    assert _told(world) == [(1, 10, 0.1)]
+
+
+def test_a_searcher_that_does_not_listen_has_no_such_events() -> None:
+    world = _world()
+    world.place()
+    _report(world, "1.1", 10, loss=0.5)
+    assert _told(world) == []
+    [page] = world.records.all_of(SearchLog)
+    assert [event.kind for event in page.events] == [SearchEventKind.EXPERIMENT_CREATED]
+
+
+@pytest.mark.parametrize(
+    ("length", "metrics", "reported", "units"),
+    [
+        ({"max_length": {"batches": 40}}, {}, None, 10.0),
+        ({"max_length": {"epochs": 4}}, {}, 2.5, 2.5),
+        ({"max_length": {"epochs": 4}}, {"epochs": 3.0}, 2.5, 3.0),
+        ({"max_length": {"records": 400}}, {}, 320.0, 320.0),
+        ({"max_length": {"batches": 40}, "time_metric": "tokens", "max_time": 99}, {"tokens": 7.0}, 10.0, 7.0),
+        ({"max_length": None, "time_metric": "batches", "max_time": 40}, {}, None, 10.0),
+    ],
+)
+def test_a_validation_carries_the_length_in_the_searcher_s_unit(
+    length: dict[str, Any], metrics: dict[str, float], reported: float | None, units: float
+) -> None:
+    world = SearchWorld(config_of({**ASHA, **length}))
+    world.place()
+    text = json.dumps({"loss": 0.5, **metrics})
+    world.apply(validated(world.records, "1.1", 10, text, units=reported, rules=RULES, now=world.now))
+    [page] = world.records.all_of(SearchLog)
+    assert page.events[-1].units == units
+
+
+def test_a_search_that_cannot_measure_its_trials_ends_at_the_first_validation() -> None:
+    world = SearchWorld(config_of({**ASHA, "time_metric": "tokens", "max_time": 99}))
+    world.place()
+    _report(world, "1.1", 10, loss=0.5, token=3)
+    assert world.experiment.reason == (
+        "the validation of trial 1.1 has no number 'tokens', by which searcher.time_metric measures how far a trial "
+        "is; it reports loss, token; report 'tokens' with each validation, or call report_progress of the searcher's "
+        "operation before it"
+    )
+    for trial_id in world.live_trial_ids:
+        world.exit(trial_id, ExitKind.KILLED)
+    assert world.experiment.outcome is Outcome.FAILED
+
+
+def test_a_stopped_trial_has_completed_and_says_at_which_rung() -> None:
+    world = SearchWorld(config_of({**ASHA, "max_concurrent_trials": 2}))
+    world.place()
+    for number, loss in ((1, 0.2), (2, 0.7)):
+        _report(world, f"1.{number}", 20, loss=loss)
+    assert world.live("1.2").stop_kind is ExitKind.PREEMPTED
+    assert len(world.trials) == 2, "a trial that is being stopped still counts against max_concurrent_trials"
+    world.exit("1.2", ExitKind.PREEMPTED)
+    trial = world.trials[1]
+    reason = (
+        "its searcher stopped it at rung 1 of 2 (20 batches): its loss 0.7 has rank 2 of 2 there, and only the best "
+        "trains on"
+    )
+    assert (trial.outcome, trial.reason, trial.restarts) == (Outcome.COMPLETED, reason, 0)
+    assert world.place() == ["1.3"]
+
+
+def test_a_trial_is_stopped_while_its_experiment_pauses() -> None:
+    """The reason is that of the searcher, although the pause came first."""
+    world = SearchWorld(config_of({**ASHA, "max_concurrent_trials": 2}))
+    world.place()
+    _report(world, "1.1", 20, loss=0.2)
+    world.apply(pause_experiment(world.records, 1, "paused by ann", RULES, world.now))
+    _report(world, "1.2", 20, loss=0.7)
+    world.exit("1.2", ExitKind.PREEMPTED)
+    assert world.trials[1].outcome is Outcome.COMPLETED
+    assert world.trials[1].reason.startswith("its searcher stopped it at rung 1 of 2")
+    # A trial that waits ends at once when its last validation arrives late.
+    world.exit("1.1", ExitKind.PREEMPTED)
+    _report(world, "1.1", 40, loss=0.1)
+    assert world.trials[0].reason.startswith("it reached the last rung, rung 2 of 2 (40 batches)")
+    assert (world.experiment.state, [trial.state for trial in world.trials[2:]]) == (State.PAUSED, [State.QUEUED] * 2)
+
+
+@pytest.mark.parametrize(
+    "searcher",
+    [RANDOM, {**ASHA, "max_trials": 3, "max_concurrent_trials": 2}, {**ASHA, "name": "adaptive_asha", "max_trials": 3}],
+    ids=["random", "async_halving", "adaptive_asha"],
+)
+def test_invalid_hyperparameters_are_replaced_without_a_restart(searcher: dict[str, Any]) -> None:
+    if searcher["name"] == "adaptive_asha":
+        searcher = {key: value for key, value in searcher.items() if key != "num_rungs"}
+    world = SearchWorld(config_of(searcher, max_restarts=5))
+    world.place()
+    world.exit("1.1", ExitKind.INVALID_HP)
+    trial = world.trials[0]
+    assert (trial.outcome, trial.restarts) == (Outcome.FAILED, 0)
+    assert trial.reason == "agent a1: as told; not tried again, because its hyperparameters are invalid (InvalidHP)"
+    assert world.search.num_planned == 4
+    _complete_all(world)
+    assert [each.outcome for each in world.trials] == [Outcome.FAILED, *[Outcome.COMPLETED] * 3]
+    assert world.experiment.outcome is Outcome.COMPLETED
+    assert len({each.hyperparameters_json for each in world.trials}) == 4
+
+
+def test_invalid_hyperparameters_of_a_grid_are_not_replaced() -> None:
+    points = {"x": {"type": "double", "minval": 0, "maxval": 1, "count": 3}}
+    world = SearchWorld(config_of({"name": "grid"}, hyperparameters=points))
+    world.place()
+    world.exit("1.1", ExitKind.INVALID_HP)
+    _complete_all(world)
+    assert len(world.trials) == 3
+
+
+def test_a_search_whose_points_are_all_invalid_ends() -> None:
+    world = _world()
+    for _ in range(20):
+        for trial_id in world.place():
+            world.exit(trial_id, ExitKind.INVALID_HP)
+    assert (len(world.trials), world.experiment.outcome) == (13, Outcome.FAILED)
+
+
+def _complete_all(world: SearchWorld) -> None:
+    while world.experiment.state is not State.TERMINAL:
+        world.place()
+        for trial_id in world.live_trial_ids:
+            world.exit(trial_id, ExitKind.COMPLETED)
+
+
+def test_an_event_replays_no_log_and_a_refused_one_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SearchWorld(config_of({**ASHA, "max_concurrent_trials": 2}))
+    world.place()
+    num_replays = 0
+    original = replay_module.replay
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal num_replays
+        num_replays += 1
+        return original(*arguments)
+
+    monkeypatch.setattr(replay_module, "replay", counted)
+    for batches in range(1, 20):
+        _report(world, "1.1", batches, loss=0.5)
+    assert num_replays == 0
+    # A change that etcd refuses: the searcher has seen an event that is not in the log.
+    refused = validated(world.records, "1.1", 20, '{"loss": 0.1}', rules=RULES, now=world.now)
+    assert refused
+    _report(world, "1.1", 20, loss=0.9)
+    assert num_replays == 1
+    _report(world, "1.2", 20, loss=0.5)
+    assert world.live("1.2").state is not State.STOPPING, "0.5 is better than 0.9, and 0.1 was never written"
+    # Another leader has the same log, and no searcher in memory.
+    world.change_leader()
+    _report(world, "1.2", 30, loss=0.5)
+    assert num_replays == 2
 
 
 def test_pursuing_what_is_settled_changes_nothing() -> None:

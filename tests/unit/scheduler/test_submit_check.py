@@ -10,6 +10,7 @@ import pytest
 from gangline.config import ExperimentConfig
 from gangline.config.bound import MAX_TEXT_BYTES
 from gangline.domain.resource import Agent, Slot
+from gangline.domain.search import expected_lengths
 from gangline.errors import GanglineError
 from services.scheduler.placement import PoolConfig
 from services.scheduler.state.facts import facts_of
@@ -83,6 +84,39 @@ def test_preview_draws_and_counts() -> None:
     assert [point["layers"] for point in points] == [3, 3, 3]
     assert len({point["lr"] for point in points}) == 3
     assert all(1e-4 <= point["lr"] <= 1e-1 for point in points)
+
+
+def test_preview_of_successive_halving_counts_trials_and_lengths() -> None:
+    document = {
+        "entrypoint": "python3 t.py",
+        "searcher": {
+            "name": "adaptive_asha", "metric": "loss", "max_trials": 16, "max_length": {"epochs": 64}, "divisor": 4,
+        },
+        "hyperparameters": {"lr": {"type": "log", "minval": -4, "maxval": -1}},
+    }  # fmt: skip
+    shown = preview(json.dumps(document), 2, random.Random(1))
+    assert (shown.num_trials, shown.max_concurrent_trials, shown.unit) == (16, 12, "epochs")
+    assert [(bracket.num_trials, bracket.max_concurrent_trials) for bracket in shown.brackets] == [(12, 8), (4, 4)]
+    rungs = [[(rung.length, rung.min_trials, rung.max_trials) for rung in each.rungs] for each in shown.brackets]
+    assert rungs == [[(4, 12, 12), (16, 1, 12), (64, 1, 12)], [(16, 4, 4), (64, 1, 4)]]
+    # 12 * 4 + 12 + 48 and 4 * 16 + 48; all 16 trials to the end.
+    assert (shown.min_total, shown.max_total) == (220, 16 * 64)
+    assert shown.min_total < shown.expected_total < shown.max_total
+    lengths = expected_lengths(shown)
+    assert sum(num_trials for num_trials, _ in lengths) == 16
+    assert sum(num_trials * length for num_trials, length in lengths) == shown.expected_total
+    assert len(shown.hyperparameters_json) == 2
+
+
+def test_preview_of_other_searchers_counts_the_length_of_all_trials() -> None:
+    searcher = {"name": "random", "metric": "loss", "max_trials": 5, "max_length": {"batches": 30}}
+    document = {"entrypoint": "python3 t.py", "searcher": searcher}
+    shown = preview(json.dumps(document), 0, random.Random(1))
+    assert (shown.unit, shown.min_total, shown.expected_total, shown.max_total) == ("batches", 150, 150, 150)
+    assert expected_lengths(shown) == ((5, 30),)
+    document["searcher"] = {**searcher, "max_length": None}
+    shown = preview(json.dumps(document), 0, random.Random(1))
+    assert (shown.unit, shown.max_total, expected_lengths(shown)) == ("", 0, ())
 
 
 def test_refusals() -> None:

@@ -1,0 +1,28 @@
+"""docs/searchers.md shows the example's preview as the command prints it, and names every searcher."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from gangline.cli.search import _lines
+from gangline.config import parse_config
+from gangline.config.searcher import BUILT_SEARCHERS
+from services.scheduler.transition.submit_check import preview
+from tests.support.source import ROOT
+
+TEXT = (ROOT / "docs" / "searchers.md").read_text()
+EXAMPLE = "examples/digits/adaptive.yaml"
+
+
+def test_the_preview_of_the_example_is_the_printed_one() -> None:
+    config, warnings = parse_config((ROOT / EXAMPLE).read_text())
+    assert warnings == []
+    printed = _lines(preview(config.model_dump_json(), 0, random.Random(1)), Path(EXAMPLE))
+    table = printed[: next(index for index, line in enumerate(printed) if line.startswith("all trials:")) + 1]
+    command = f"$ gangline preview-search {EXAMPLE} --limit 0"
+    assert "\n".join([command, *table]) in TEXT
+
+
+def test_every_searcher_has_a_row() -> None:
+    assert [name for name in BUILT_SEARCHERS if f"| `{name}` |" not in TEXT] == []
