@@ -6,11 +6,13 @@ meaning wherever it is allowed. KEYS_BY_NAME lists the keys that each searcher a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, model_serializer, model_validator
 
+from gangline.config.optuna_part import read_part
 from gangline.config.section import WRITTEN, Section, fault, unknown_key
 from gangline.domain.search import SearchBracket, count_rungs, divide_search, make_bracket, rung_lengths
 
@@ -58,7 +60,7 @@ class Length(Section):
         return f"{self.units} {self.unit}"
 
 
-SearcherName = Literal["single", "random", "grid", "adaptive_asha", "async_halving", "custom"]
+SearcherName = Literal["single", "random", "grid", "adaptive_asha", "async_halving", "tpe", "optuna", "custom"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ SEARCHER_ROWS: dict[str, SearcherRow] = {
         SearcherRow("random", _COUNTED, required=("max_trials",)),
         SearcherRow("async_halving", (*_HALVING, "num_rungs"), required=("max_trials", "num_rungs")),
         SearcherRow("adaptive_asha", _ASHA, required=("max_trials",)),
+        SearcherRow("tpe", (*_COUNTED, "sampler", "pruner"), required=("max_trials",)),
+        SearcherRow("optuna", (*_COUNTED, "sampler", "pruner"), required=("max_trials", "sampler")),
         SearcherRow("custom", ("unit",), is_built=False),
     )
 }
@@ -113,6 +117,9 @@ class Searcher(Section):
 
     mode, divisor, max_rungs, num_rungs, bracket_rungs: of a search by successive halving, see gangline.domain.search.
     stop_once: accepted for files of Determined; a stopped trial never continues, whatever its value is.
+
+    sampler, pruner: classes of Optuna with their arguments, see gangline.config.optuna_part. They suggest each trial
+    from the results of those before it, and stop trials by their validations.
     """
 
     name: SearcherName
@@ -132,6 +139,8 @@ class Searcher(Section):
     time_metric: str | None = None
     max_time: int | None = Field(default=None, ge=1)
     unit: Literal["batches", "records", "epochs"] | None = None
+    sampler: dict[str, Any] | None = None
+    pruner: dict[str, Any] | None = None
 
     @property
     def unit_name(self) -> str:
@@ -163,6 +172,20 @@ class Searcher(Section):
             return (make_bracket(rungs, self.divisor, max_trials, self.max_concurrent_trials),)
         numbers = self.bracket_rungs or count_rungs(self.mode, self.max_rungs, self.divisor, length, max_trials)
         return divide_search(numbers, length, self.divisor, max_trials, self.max_concurrent_trials)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_parts(cls, value: Any) -> Any:
+        """Gives sampler and pruner their one form. `tpe` names its sampler itself."""
+        if not isinstance(value, Mapping):
+            return value
+        default_names = {"sampler": "TPESampler" if value.get("name") == "tpe" else None, "pruner": None}
+        parts = {
+            key: read_part(value[key], key, default_name)
+            for key, default_name in default_names.items()
+            if value.get(key) is not None
+        }
+        return {**value, **parts}
 
     @model_validator(mode="before")
     @classmethod
