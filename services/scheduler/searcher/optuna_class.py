@@ -27,7 +27,7 @@ _CODE = ("Callable", "Base", "FrozenTrial", "ndarray", "Mapping", "dict")
 
 def name_of_sampler(part: Mapping[str, Any] | None) -> str:
     """Returns the class's name. part: searcher.sampler. Raises GanglineError `config.searcher.sampler`."""
-    return _find("sampler", part or {"name": DEFAULT_SAMPLER}).__name__
+    return str(_find("sampler", part or {"name": DEFAULT_SAMPLER}).__name__)
 
 
 def make_sampler(part: Mapping[str, Any] | None, seed: int) -> optuna.samplers.BaseSampler:
@@ -51,7 +51,8 @@ def _make(kind: str, part: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
         if name in own:
             raise _fault(kind, f"{made.__name__} gets its {name} from the experiment; remove it")
         if name not in parameters or name == "self":
-            known = sorted(key for key in parameters if key not in own and key != "self" and not _needs_code(parameters, key))
+            hidden = {"self", *own}
+            known = sorted(key for key in parameters if key not in hidden and not _needs_code(parameters, key))
             nearest = difflib.get_close_matches(name, known, n=1)
             advice = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(known) or 'none'}"
             raise _fault(kind, f"{made.__name__} has no argument {name}; {advice}")
@@ -69,7 +70,7 @@ def _make(kind: str, part: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
         package = error.name or "a package"
         raise _fault(kind, f"{made.__name__} needs {package}, which the scheduler does not have") from error
     except (TypeError, ValueError, AssertionError) as error:
-        shown = ", ".join(f"{name}: {value}" for name, value in arguments.items())
+        shown = ", ".join(f"{name}: {value}" for name, value in arguments.items()) or "none"
         raise _fault(kind, f"{made.__name__} refuses these arguments ({shown}); see Optuna's documentation") from error
 
 

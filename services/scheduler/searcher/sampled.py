@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.domain.search import SearchEvent
 from gangline.domain.state import Outcome, SearchEventKind
-from services.scheduler.searcher.in_turn import InTurn
-from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, most_replaced
-from services.scheduler.searcher.optuna_class import make_pruner, name_of_sampler
+from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, InTurn, Operation, most_replaced
+from services.scheduler.searcher.optuna_class import make_pruner, make_sampler
 
 if TYPE_CHECKING:
     import optuna
@@ -56,7 +55,8 @@ class Sampled(InTurn):
         num_trials = brief.section.max_trials or 1
         super().__init__(num_trials, brief.section.max_concurrent_trials, most_replaced(num_trials))
         self._section = brief.section
-        name_of_sampler(brief.section.sampler)
+        # Refuses what Optuna does not have.
+        make_sampler(brief.section.sampler, brief.seed)
         pruner = make_pruner(brief.section.pruner)
         self._pruning = None if pruner is None else _Pruning(pruner, brief.section.smaller_is_better)
         self._pruned: set[int] = set()

@@ -7,16 +7,29 @@ study is built in the order of the trials' numbers and is never read by two thre
 
 from __future__ import annotations
 
-import math
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gangline.config.hyperparameter import Categorical, Const, Int, Log, Range, is_nested, parse_range, ranges_of
+from gangline.config.hyperparameter import (
+    Categorical,
+    Const,
+    Double,
+    Int,
+    Log,
+    Range,
+    is_nested,
+    parse_range,
+    ranges_of,
+)
+from gangline.domain.search import SearchEvent
+from gangline.domain.state import SearchEventKind
 from services.scheduler.searcher.draw import derive_seed
 from services.scheduler.searcher.interface import Brief
 from services.scheduler.searcher.optuna_class import STATELESS, make_pruner, make_sampler, name_of_sampler
-from services.scheduler.searcher.sampled import Told, tell_study
+from services.scheduler.searcher.sampled import Sampled, Told, tell_study
 
 if TYPE_CHECKING:
     import optuna
@@ -86,48 +99,50 @@ class Study:
 
     def _parameters(self, known: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the parameters of Optuna for these hyperparameters: the opposite of `_point`."""
-        return {name: _parameter(value_range, _value_at(known, path)) for name, (path, value_range) in self._axes.items()}
+        return {
+            name: _parameter(value_range, _value_at(known, path)) for name, (path, value_range) in self._axes.items()
+        }
 
     def _point(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Returns hyperparameters in the form of the configuration."""
         return _fill(self._brief.hyperparameters, parameters, ())
 
 
+def first_suggestions(brief: Brief, count: int) -> list[dict[str, Any]]:
+    """Returns the hyperparameters of the first trials: at most `count`, of those that wait for no result."""
+    searcher = Sampled(brief)
+    searcher.on_event(SearchEvent(SearchEventKind.EXPERIMENT_CREATED))
+    record = Record((), searcher.told, searcher.num_told_by_number)
+    return list(Study(brief).suggest(record, count).values())
+
+
 def _distribution(value_range: Range) -> optuna.distributions.BaseDistribution:
+    """Returns where a parameter lies. Invariant: a parameter is its hyperparameter exactly, not up to rounding, because
+    the hyperparameters are what is on record."""
     import optuna  # noqa: PLC0415 - see optuna_class
 
     match value_range:
         case Int():
             return optuna.distributions.IntDistribution(value_range.minval, value_range.maxval)
+        case Double():
+            return optuna.distributions.FloatDistribution(value_range.minval, value_range.maxval)
+        case Log():
+            ends = sorted(value_range.base**exponent for exponent in (value_range.minval, value_range.maxval))
+            # A tiny power may have become 0, which has no logarithm.
+            low, high = (max(end, sys.float_info.min) for end in ends)
+            return optuna.distributions.FloatDistribution(low, high, log=True)
         case Categorical():
-            # By position, because values of a YAML file may be lists.
-            return optuna.distributions.CategoricalDistribution(range(len(value_range.vals)))
+            return optuna.distributions.CategoricalDistribution(list(dict.fromkeys(map(json.dumps, value_range.vals))))
         case Const():
             raise AssertionError("a constant is no parameter of Optuna")
-        case _:
-            return optuna.distributions.FloatDistribution(value_range.minval, value_range.maxval)
-
-
-def _value_of(value_range: Range, parameter: Any) -> Any:
-    match value_range:
-        case Categorical():
-            return value_range.vals[parameter]
-        case Log():
-            return float(value_range.base**parameter)
-        case _:
-            return parameter
 
 
 def _parameter(value_range: Range, value: Any) -> Any:
-    match value_range:
-        case Categorical():
-            return value_range.vals.index(value)
-        case Log():
-            # Rounding may leave the range by the last digit.
-            exponent = math.log(value) / math.log(value_range.base)
-            return min(max(exponent, value_range.minval), value_range.maxval)
-        case _:
-            return value
+    return json.dumps(value) if isinstance(value_range, Categorical) else value
+
+
+def _value_of(value_range: Range, parameter: Any) -> Any:
+    return json.loads(parameter) if isinstance(value_range, Categorical) else parameter
 
 
 def _value_at(values: Mapping[str, Any], path: Sequence[str]) -> Any:
@@ -145,6 +160,8 @@ def _fill(values: Mapping[str, Any], parameters: Mapping[str, Any], path: tuple[
             filled[name] = _fill(value, parameters, place)
             continue
         value_range = parse_range(value)
-        is_constant = isinstance(value_range, Const)
-        filled[name] = value_range.val if is_constant else _value_of(value_range, parameters["/".join(place)])
+        if isinstance(value_range, Const):
+            filled[name] = value_range.val
+        else:
+            filled[name] = _value_of(value_range, parameters["/".join(place)])
     return filled

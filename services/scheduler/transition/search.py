@@ -8,8 +8,9 @@ continue.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gangline.domain.allocation import Request, Timeline
 from gangline.domain.experiment import Experiment, Trial
@@ -31,6 +32,10 @@ from services.scheduler.transition.stop import StopOrder, stop_allocation
 # too.
 MAX_CREATED = 32
 MAX_CREATED_BYTES = 512 << 10
+
+# Hyperparameters that were made outside of a transition, by the trial's number.
+Suggestions = Mapping[int, dict[str, Any]]
+NO_SUGGESTIONS: Suggestions = {}
 
 
 def begin_search(draft: Draft, experiment: Experiment, seed: int, rules: Rules, now: float) -> None:
@@ -83,12 +88,15 @@ def closed_event(trial: Trial) -> SearchEvent:
     )
 
 
-def make_outstanding(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
-    """Creates some of the trials that the searcher has asked for and that do not exist yet."""
+def make_outstanding(
+    draft: Draft, experiment: Experiment, rules: Rules, now: float, suggestions: Suggestions = NO_SUGGESTIONS
+) -> None:
+    """Creates some of the trials that the searcher has asked for and that do not exist yet. suggestions: for searchers
+    whose hyperparameters come from outside."""
     search = draft.find(Search, experiment.id)
     if search is not None and draft.num_trials_of(experiment.id) < search.num_wanted:
         searcher = take_searcher(draft, search, facts_of(experiment.config_json))
-        new_trials = _make(draft, experiment, search, searcher, rules=rules, now=now)
+        new_trials = _make(draft, experiment, search, searcher, rules=rules, now=now, suggestions=suggestions)
         keep_searcher(draft, search, searcher)
         _tell_created(draft, new_trials, rules, now)
 
@@ -109,14 +117,27 @@ def close_trial(draft: Draft, trial: Trial, outcome: Outcome, order: StopOrder, 
 
 
 def _make(
-    draft: Draft, experiment: Experiment, search: Search, searcher: Searcher, *, rules: Rules, now: float
+    draft: Draft,
+    experiment: Experiment,
+    search: Search,
+    searcher: Searcher,
+    *,
+    rules: Rules,
+    now: float,
+    suggestions: Suggestions = NO_SUGGESTIONS,
 ) -> list[Trial]:
-    """Creates the next trials that the searcher has asked for, as many as fit into a transaction."""
+    """Creates the next trials that the searcher has asked for, as many as fit into a transaction. A trial without a
+    suggestion waits for it."""
     new_trials: list[Trial] = []
     num_bytes = 0
     first = draft.num_trials_of(experiment.id) + 1
     for number in range(first, min(search.num_wanted, first + MAX_CREATED - 1) + 1):
-        hyperparameters = json.dumps(searcher.hyperparameters(number))
+        values = searcher.hyperparameters(number)
+        if values is None:
+            values = suggestions.get(number)
+        if values is None:
+            break
+        hyperparameters = json.dumps(values)
         num_bytes += len(hyperparameters)
         if new_trials and num_bytes > MAX_CREATED_BYTES:
             break
