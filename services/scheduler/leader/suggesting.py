@@ -19,6 +19,7 @@ from gangline.domain.id import trial_id
 from gangline.domain.search import Search
 from gangline.domain.state import State
 from services.scheduler.searcher.interface import Brief
+from services.scheduler.searcher.optuna_class import name_of_sampler
 from services.scheduler.searcher.replay import keep_searcher, take_searcher
 from services.scheduler.searcher.sampled import Sampled
 from services.scheduler.searcher.study import Record, Study
@@ -102,7 +103,11 @@ class Suggesting:
                 study, made = await asyncio.to_thread(_suggest, kept, brief, texts, make_record)
         except Exception as error:  # noqa: BLE001 - Optuna's samplers are code of others; the search must end, not wait
             _log.exception("no suggestion", experiment_id=experiment_id)
-            self._failures[experiment_id] = type(error).__name__
+            name = name_of_sampler(brief.section.sampler)
+            self._failures[experiment_id] = (
+                f"searcher.sampler: {name} cannot suggest trial {len(texts) + 1} ({type(error).__name__}); check its "
+                "arguments, and see the scheduler's log"
+            )
         else:
             self._made[experiment_id] = made
             self._studies[experiment_id] = study

@@ -35,7 +35,7 @@ def _brief(name: str = "tpe", seed: int = 7, space: dict[str, Any] | None = None
 
 
 def _loss(values: dict[str, Any]) -> float:
-    return abs(values["net"]["drop"] - 0.3) + abs(values["net"]["width"] - 20) / 64
+    return float(abs(values["net"]["drop"] - 0.3) + abs(values["net"]["width"] - 20) / 64)
 
 
 class _Leader:
