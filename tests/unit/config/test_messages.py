@@ -139,7 +139,7 @@ CASES = [
         "name: single",
         "name: singel",
         "config.invalid_value",
-        "searcher.name (line 9): must be one of single, random, grid, adaptive_asha, async_halving, custom, "
+        "searcher.name (line 9): must be one of single, random, grid, adaptive_asha, async_halving, tpe, optuna, custom, "
         "found the string 'singel'; did you mean single?",
     ),
     (
@@ -267,7 +267,7 @@ CASES = [
         "name: custom",
         "config.not_supported",
         "searcher.name (line 9): custom is not built yet; this version has the searchers single, grid, random, "
-        "async_halving, adaptive_asha",
+        "async_halving, adaptive_asha, tpe, optuna",
     ),
     (
         "metric: accuracy",
