@@ -139,8 +139,8 @@ CASES = [
         "name: single",
         "name: singel",
         "config.invalid_value",
-        "searcher.name (line 9): must be one of single, random, grid, adaptive_asha, async_halving, tpe, optuna, custom, "
-        "found the string 'singel'; did you mean single?",
+        "searcher.name (line 9): must be one of single, random, grid, adaptive_asha, async_halving, tpe, optuna, "
+        "custom, found the string 'singel'; did you mean single?",
     ),
     (
         "{epochs: 3}",
