@@ -6,14 +6,22 @@ meaning wherever it is allowed. KEYS_BY_NAME lists the keys that each searcher a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from gangline.config.optuna_part import read_part
-from gangline.config.section import WRITTEN, Section, fault, unknown_key
+from gangline.config.section import WRITTEN, Section, describe, fault, unknown_key
 from gangline.domain.search import SearchBracket, count_rungs, divide_search, make_bracket, rung_lengths
 
 Unit = Literal["batches", "records", "epochs"]
@@ -118,6 +126,9 @@ class Searcher(Section):
     mode, divisor, max_rungs, num_rungs, bracket_rungs: of a search by successive halving, see gangline.domain.search.
     stop_once: accepted for files of Determined; a stopped trial never continues, whatever its value is.
 
+    source_trial_id, source_checkpoint_uuid: all trials begin from the latest checkpoint of this trial, or from this
+    checkpoint: they take its state, and count batches from 0.
+
     sampler, pruner: classes of Optuna with their arguments, see gangline.config.optuna_part. They suggest each trial
     from the results of those before it, and stop trials by their validations.
     """
@@ -128,7 +139,7 @@ class Searcher(Section):
     max_length: Length | None = None
     max_trials: int | None = Field(default=None, ge=1, le=MAX_TRIALS)
     max_concurrent_trials: int = Field(default=16, ge=0)
-    source_trial_id: int | None = None
+    source_trial_id: str | None = None
     source_checkpoint_uuid: str | None = None
     mode: Literal["aggressive", "standard", "conservative"] = "standard"
     divisor: float = Field(default=4, gt=1, le=1000)
@@ -173,6 +184,15 @@ class Searcher(Section):
         numbers = self.bracket_rungs or count_rungs(self.mode, self.max_rungs, self.divisor, length, max_trials)
         return divide_search(numbers, length, self.divisor, max_trials, self.max_concurrent_trials)
 
+    @field_validator("source_trial_id", mode="before")
+    @classmethod
+    def _is_trial_id(cls, value: Any) -> Any:
+        # YAML reads 7.10 without quotation marks as the number 7.1.
+        if value is not None and not (isinstance(value, str) and re.fullmatch(r"\d{1,18}\.\d{1,18}", value)):
+            text = f'expected the id of a trial in quotation marks, as "7.1", found {describe(value)}'
+            raise fault("wrong_type", text)
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _read_parts(cls, value: Any) -> Any:
@@ -207,6 +227,9 @@ class Searcher(Section):
                 raise fault("missing_key", f"required by the searcher {self.name!r}, but missing", key)
         if self.max_length is not None and self.max_length.units == 0:
             raise fault("invalid_value", "must be at least 1, found 0", "max_length", self.max_length.unit)
+        if self.source_trial_id is not None and self.source_checkpoint_uuid is not None:
+            text = "names a second source; keep this one or source_trial_id"
+            raise fault("invalid_value", text, "source_checkpoint_uuid")
         self._check_time()
         for number in self.bracket_rungs:
             if not 1 <= number <= MAX_RUNGS:

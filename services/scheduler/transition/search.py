@@ -13,16 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 from gangline.domain.allocation import Request, Timeline
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.id import trial_id
 from gangline.domain.search import Search, SearchEvent
-from gangline.domain.state import ExitKind, Outcome, SearchEventKind, State
+from gangline.domain.state import CheckpointState, ExitKind, Outcome, SearchEventKind, State
+from gangline.errors import not_found
 from services.scheduler.searcher.draw import derive_seed
 from services.scheduler.searcher.interface import CloseTrial, CreateTrial, Operation, Searcher, ShutDown
 from services.scheduler.searcher.methods import SEARCHERS
 from services.scheduler.searcher.replay import append, keep_searcher, make_searcher, take_searcher
 from services.scheduler.state.facts import Facts, facts_of
-from services.scheduler.state.records import Draft, get, live_allocation_of
+from services.scheduler.state.records import Draft, Records, get, live_allocation_of
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
 from services.scheduler.transition.rules import Rules
@@ -36,12 +37,15 @@ MAX_CREATED_BYTES = 512 << 10
 # Hyperparameters that were made outside of a transition, by the trial's number.
 Suggestions = Mapping[int, dict[str, Any]]
 NO_SUGGESTIONS: Suggestions = {}
+_LIST = "gangline checkpoint list"
 
 
 def begin_search(draft: Draft, experiment: Experiment, seed: int, rules: Rules, now: float) -> None:
-    """Begins the search of an experiment that is new and in the draft."""
+    """Begins the search of an experiment that is new and in the draft. Raises GanglineError for a source that is not
+    there, and for a sampler that Optuna does not have."""
     facts = facts_of(experiment.config_json)
-    draft.put(Search(experiment.id, seed, num_planned=make_searcher(facts, seed).num_planned))
+    num_planned, source_id = make_searcher(facts, seed).num_planned, _find_source(draft, facts)
+    draft.put(Search(experiment.id, seed, num_planned=num_planned, source_checkpoint_id=source_id))
     tell(draft, experiment.id, SearchEvent(SearchEventKind.EXPERIMENT_CREATED), rules, now)
 
 
@@ -141,7 +145,7 @@ def _make(
         num_bytes += len(hyperparameters)
         if new_trials and num_bytes > MAX_CREATED_BYTES:
             break
-        new_trials.append(_new_trial(experiment, number, hyperparameters, derive_seed(search.seed, number), now))
+        new_trials.append(_new_trial(search, number, hyperparameters, now))
     for trial in new_trials:
         draft.put(trial)
         queue(draft, trial, facts_of(experiment.config_json), rules)
@@ -154,13 +158,34 @@ def _tell_created(draft: Draft, new_trials: Sequence[Trial], rules: Rules, now: 
         tell(draft, trial.experiment_id, event, rules, now)
 
 
-def _new_trial(experiment: Experiment, number: int, hyperparameters_json: str, seed: int, now: float) -> Trial:
+def _find_source(records: Records, facts: Facts) -> str:
+    """Returns the checkpoint that the experiment's trials begin from; empty for none."""
+    source_trial_id, checkpoint_id = facts.searcher.source_trial_id, facts.searcher.source_checkpoint_uuid
+    if source_trial_id is not None:
+        trial = records.find(Trial, source_trial_id)
+        if trial is None or not trial.latest_checkpoint_id:
+            what = f"there is no trial {source_trial_id}" if trial is None else f"trial {trial.id} has no checkpoint"
+            raise not_found("searcher.source", f"searcher.source_trial_id: {what}; list them with: {_LIST}")
+        checkpoint_id = trial.latest_checkpoint_id
+    if checkpoint_id is None:
+        return ""
+    checkpoint = records.find(Checkpoint, checkpoint_id)
+    if checkpoint is None or checkpoint.state is not CheckpointState.COMPLETED:
+        what = f"there is no checkpoint {checkpoint_id}" if checkpoint is None else f"{checkpoint_id} is being deleted"
+        raise not_found("searcher.source", f"searcher.source_checkpoint_uuid: {what}; list them with: {_LIST}")
+    return checkpoint_id
+
+
+def _new_trial(search: Search, number: int, hyperparameters_json: str, now: float) -> Trial:
+    """A trial that begins from another one's checkpoint has it as its latest one. The library takes the state from it
+    and counts batches from 0."""
     return Trial(
-        id=trial_id(experiment.id, number),
-        experiment_id=experiment.id,
+        id=trial_id(search.experiment_id, number),
+        experiment_id=search.experiment_id,
         number=number,
         hyperparameters_json=hyperparameters_json,
-        seed=seed,
+        seed=derive_seed(search.seed, number),
+        latest_checkpoint_id=search.source_checkpoint_id,
         created_at=now,
         timeline=Timeline(queued_at=now),
     )
