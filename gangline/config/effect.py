@@ -15,7 +15,7 @@ from gangline.config.experiment import ExperimentConfig
 from gangline.config.failure import find_bad_pattern
 from gangline.config.hyperparameter import find_undrawable
 from gangline.config.resource import Resources
-from gangline.config.searcher import BUILT_SEARCHERS, Searcher
+from gangline.config.searcher import BUILT_SEARCHERS
 
 _CONTAINER = "Gangline runs trials as processes, not in containers"
 _LATER = "not built yet"
@@ -69,26 +69,13 @@ def find_unsupported(config: ExperimentConfig) -> Complaint | None:
         text = f"{config.searcher.name} is {_LATER}; this version has the searchers {', '.join(BUILT_SEARCHERS)}"
         return Complaint("not_supported", ("searcher", "name"), text)
     return (
-        _find_source(config.searcher)
-        or find_bad_batch_size(config.hyperparameters)
+        find_bad_batch_size(config.hyperparameters)
         or _find_undrawable(config)
         or find_spread_conflict(config)
         or find_size_conflict(config)
         or _find_impossible(config.resources)
         or find_bad_pattern(config.log_policies)
     )
-
-
-def _find_source(searcher: Searcher) -> Complaint | None:
-    """Refuses the keys of a source trial. Ignoring them would train from random weights."""
-    for key in ("source_trial_id", "source_checkpoint_uuid"):
-        if getattr(searcher, key) is not None:
-            text = (
-                f"{_LATER}; to start from another trial's checkpoint, load its weights in the trial with "
-                "gangline.pytorch.load_checkpoint, or go on from it in a script with Trainer.fit(latest_checkpoint=...)"
-            )
-            return Complaint("not_supported", ("searcher", key), text)
-    return None
 
 
 def _find_undrawable(config: ExperimentConfig) -> Complaint | None:

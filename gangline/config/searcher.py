@@ -6,12 +6,22 @@ meaning wherever it is allowed. KEYS_BY_NAME lists the keys that each searcher a
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from gangline.config.section import WRITTEN, Section, fault, unknown_key
+from gangline.config.optuna_part import read_part
+from gangline.config.section import WRITTEN, Section, describe, fault, unknown_key
 from gangline.domain.search import SearchBracket, count_rungs, divide_search, make_bracket, rung_lengths
 
 Unit = Literal["batches", "records", "epochs"]
@@ -58,7 +68,7 @@ class Length(Section):
         return f"{self.units} {self.unit}"
 
 
-SearcherName = Literal["single", "random", "grid", "adaptive_asha", "async_halving", "custom"]
+SearcherName = Literal["single", "random", "grid", "adaptive_asha", "async_halving", "tpe", "optuna", "custom"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,8 @@ SEARCHER_ROWS: dict[str, SearcherRow] = {
         SearcherRow("random", _COUNTED, required=("max_trials",)),
         SearcherRow("async_halving", (*_HALVING, "num_rungs"), required=("max_trials", "num_rungs")),
         SearcherRow("adaptive_asha", _ASHA, required=("max_trials",)),
+        SearcherRow("tpe", (*_COUNTED, "sampler", "pruner"), required=("max_trials",)),
+        SearcherRow("optuna", (*_COUNTED, "sampler", "pruner"), required=("max_trials", "sampler")),
         SearcherRow("custom", ("unit",), is_built=False),
     )
 }
@@ -113,6 +125,12 @@ class Searcher(Section):
 
     mode, divisor, max_rungs, num_rungs, bracket_rungs: of a search by successive halving, see gangline.domain.search.
     stop_once: accepted for files of Determined; a stopped trial never continues, whatever its value is.
+
+    source_trial_id, source_checkpoint_uuid: all trials begin from the latest checkpoint of this trial, or from this
+    checkpoint: they take its state, and count batches from 0.
+
+    sampler, pruner: classes of Optuna with their arguments, see gangline.config.optuna_part. They suggest each trial
+    from the results of those before it, and stop trials by their validations.
     """
 
     name: SearcherName
@@ -121,7 +139,7 @@ class Searcher(Section):
     max_length: Length | None = None
     max_trials: int | None = Field(default=None, ge=1, le=MAX_TRIALS)
     max_concurrent_trials: int = Field(default=16, ge=0)
-    source_trial_id: int | None = None
+    source_trial_id: str | None = None
     source_checkpoint_uuid: str | None = None
     mode: Literal["aggressive", "standard", "conservative"] = "standard"
     divisor: float = Field(default=4, gt=1, le=1000)
@@ -132,6 +150,8 @@ class Searcher(Section):
     time_metric: str | None = None
     max_time: int | None = Field(default=None, ge=1)
     unit: Literal["batches", "records", "epochs"] | None = None
+    sampler: dict[str, Any] | None = None
+    pruner: dict[str, Any] | None = None
 
     @property
     def unit_name(self) -> str:
@@ -164,6 +184,29 @@ class Searcher(Section):
         numbers = self.bracket_rungs or count_rungs(self.mode, self.max_rungs, self.divisor, length, max_trials)
         return divide_search(numbers, length, self.divisor, max_trials, self.max_concurrent_trials)
 
+    @field_validator("source_trial_id", mode="before")
+    @classmethod
+    def _is_trial_id(cls, value: Any) -> Any:
+        # YAML reads 7.10 without quotation marks as the number 7.1.
+        if value is not None and not (isinstance(value, str) and re.fullmatch(r"\d{1,18}\.\d{1,18}", value)):
+            text = f'expected the id of a trial in quotation marks, as "7.1", found {describe(value)}'
+            raise fault("wrong_type", text)
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_parts(cls, value: Any) -> Any:
+        """Gives sampler and pruner their one form. `tpe` names its sampler itself."""
+        if not isinstance(value, Mapping):
+            return value
+        default_names = {"sampler": "TPESampler" if value.get("name") == "tpe" else None, "pruner": None}
+        parts = {
+            key: read_part(value[key], key, default_name)
+            for key, default_name in default_names.items()
+            if value.get(key) is not None
+        }
+        return {**value, **parts}
+
     @model_validator(mode="before")
     @classmethod
     def _belongs_to_name(cls, value: Any, info: ValidationInfo) -> Any:
@@ -184,6 +227,9 @@ class Searcher(Section):
                 raise fault("missing_key", f"required by the searcher {self.name!r}, but missing", key)
         if self.max_length is not None and self.max_length.units == 0:
             raise fault("invalid_value", "must be at least 1, found 0", "max_length", self.max_length.unit)
+        if self.source_trial_id is not None and self.source_checkpoint_uuid is not None:
+            text = "names a second source; keep this one or source_trial_id"
+            raise fault("invalid_value", text, "source_checkpoint_uuid")
         self._check_time()
         for number in self.bracket_rungs:
             if not 1 <= number <= MAX_RUNGS:

@@ -22,6 +22,7 @@ class Search:
     num_wanted: int = 0
     num_planned: int = 0
     is_shut_down: bool = False
+    source_checkpoint_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1370,6 +1370,7 @@ class Search(google.protobuf.message.Message):
     NUM_WANTED_FIELD_NUMBER: builtins.int
     NUM_PLANNED_FIELD_NUMBER: builtins.int
     IS_SHUT_DOWN_FIELD_NUMBER: builtins.int
+    SOURCE_CHECKPOINT_ID_FIELD_NUMBER: builtins.int
     experiment_id: builtins.int
     seed: builtins.int
     """The same seed and the same events give the same trials."""
@@ -1380,6 +1381,8 @@ class Search(google.protobuf.message.Message):
     """Trials that it will ask for in all, as far as it can tell."""
     is_shut_down: builtins.bool
     """The searcher asks for nothing more."""
+    source_checkpoint_id: builtins.str
+    """The checkpoint of another trial that all trials begin from; empty for none."""
     def __init__(
         self,
         *,
@@ -1389,8 +1392,9 @@ class Search(google.protobuf.message.Message):
         num_wanted: builtins.int = ...,
         num_planned: builtins.int = ...,
         is_shut_down: builtins.bool = ...,
+        source_checkpoint_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "is_shut_down", b"is_shut_down", "num_events", b"num_events", "num_planned", b"num_planned", "num_wanted", b"num_wanted", "seed", b"seed"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "is_shut_down", b"is_shut_down", "num_events", b"num_events", "num_planned", b"num_planned", "num_wanted", b"num_wanted", "seed", b"seed", "source_checkpoint_id", b"source_checkpoint_id"]) -> None: ...
 
 Global___Search: typing_extensions.TypeAlias = Search
 

@@ -54,6 +54,8 @@ class Limits:
         points = {"x": {"type": "double", "minval": 0, "maxval": 1, "count": self.num_trials}}
         if self.searcher != "grid":
             searcher["max_trials"] = self.num_trials
+        if self.searcher == "optuna":
+            searcher |= {"sampler": "random", "pruner": {"name": "ThresholdPruner", "upper": 5}}
         if self.searcher in HALVING:
             searcher |= {"divisor": 2, "max_length": {"batches": 8}}
         if self.searcher == "async_halving":
@@ -73,7 +75,7 @@ def limits(draw: st.DrawFn) -> Limits:
     slots = draw(st.integers(1, 3))
     max_slots = draw(st.none() | st.integers(slots, 3 * slots + 1))
     num_trials = draw(st.integers(1, 6) | st.just(80))
-    searcher = draw(st.sampled_from(["grid", "random", *HALVING]))
+    searcher = draw(st.sampled_from(["grid", "random", "optuna", *HALVING]))
     return Limits(num_trials, draw(st.integers(0, 4)), max_slots, slots, searcher)
 
 
@@ -98,7 +100,7 @@ def take(world: SearchWorld, step: str, choice: int, end: ExitKind) -> None:
             world.apply(pause_experiment(world.records, 1, "paused by ann", RULES, world.now))
         case "activate" if not is_over:
             world.apply(activate_experiment(world.records, 1, RULES, world.now))
-        case "kill":
+        case "kill" if world.trials:
             trial = world.trials[choice % len(world.trials)]
             world.apply(kill_trial(world.records, trial.id, "killed by ann", RULES, world.now))
         case "time":

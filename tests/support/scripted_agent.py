@@ -173,7 +173,7 @@ class ScriptedRunner:
 
     def __init__(self, spec: runner_pb2.RunnerSpec, address: str) -> None:
         self.spec = spec
-        self._address = address
+        self.address = address
         self._sequence = 0
 
     async def report(self, **report: object) -> runner_pb2.ReportTrialResponse:
@@ -224,7 +224,7 @@ class ScriptedRunner:
 
     @asynccontextmanager
     async def _channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        async with grpc.aio.insecure_channel(self._address, options=rpc.CHANNEL_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self.address, options=rpc.CHANNEL_OPTIONS) as channel:
             yield channel
 
 

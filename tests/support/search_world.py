@@ -14,6 +14,10 @@ from services.common.etcd import KeyValue, Put
 from services.common.etcd.transaction import MAX_OPERATIONS
 from services.scheduler.leader.planner_snapshot import take_snapshot
 from services.scheduler.placement import Assignment, Plan, plan
+from services.scheduler.searcher.interface import Brief
+from services.scheduler.searcher.replay import replay
+from services.scheduler.searcher.sampled import Sampled
+from services.scheduler.searcher.study import Record, Study
 from services.scheduler.state.codec import operations_of, record_of
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SchedulerState, StateChange, get
@@ -22,6 +26,7 @@ from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import came_up, place
 from services.scheduler.transition.rules import Rules
+from services.scheduler.transition.search import Suggestions
 from services.scheduler.transition.submit_check import Submission, submit
 
 RULES = Rules()
@@ -66,8 +71,18 @@ class SearchWorld:
 
     def continue_change(self) -> None:
         """Until everything is as it is wanted."""
-        while self.apply(continue_change(self.records, 1, RULES, self.now)):
+        while self.apply(continue_change(self.records, 1, RULES, self.now, suggestions=self._suggestions())):
             pass
+
+    def _suggestions(self) -> Suggestions:
+        """As the leader makes them outside of transitions."""
+        facts = facts_of(self.experiment.config_json)
+        searcher = replay(self.records, self.search, facts)
+        if not isinstance(searcher, Sampled):
+            return {}
+        study = Study(Brief(facts.searcher, facts.hyperparameters, self.search.seed))
+        known = [json.loads(trial.hyperparameters_json) for trial in self.trials]
+        return study.suggest(Record(known, searcher.told, searcher.num_told_by_number), 8)
 
     def place(self) -> list[str]:
         """Everything that is not held starts; their trials."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -22,6 +22,7 @@ from gangline.domain.resource import Agent
 from gangline.domain.search import Search
 from gangline.domain.state import State
 from gangline.errors import GanglineError
+from services.scheduler.leader.suggesting import Suggesting
 from services.scheduler.searcher.draw import is_drawn, warm_up
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Id, Records, StateChange
@@ -38,9 +39,12 @@ _Touched = tuple[type, Id]
 
 
 class Continuation:
-    def __init__(self, store: Store, rules: Rules) -> None:
+    """spawn: runs a coroutine until the term ends."""
+
+    def __init__(self, store: Store, rules: Rules, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._store = store
         self._rules = rules
+        self._suggesting = Suggesting(lambda: store.state, spawn, self._on_suggested)
         # A dict used as an ordered set: records are taken in the order in which they were touched.
         self._touched: dict[_Touched, None] = {
             (Experiment, experiment.id): None for experiment in _going_on(store.state)
@@ -82,7 +86,7 @@ class Continuation:
         """
         record_type, record_id = touched
         try:
-            change = await self._store.commit(_continuing(record_type, record_id, self._rules))
+            change = await self._store.commit(self._continuing(record_type, record_id))
         except GanglineError:
             raise
         except Exception:  # noqa: BLE001 - a bug in one search must not end all of them
@@ -90,6 +94,21 @@ class Continuation:
             return
         if change:
             self._touched[touched] = None
+
+    def _continuing(self, record_type: type, record_id: Any) -> Callable[[Records], StateChange]:
+        rules = self._rules
+        if record_type is Experiment:
+            suggestions, failure = self._suggesting.ready(record_id), self._suggesting.failure(record_id)
+            return lambda records: continue_change(
+                records, record_id, rules, time.time(), suggestions=suggestions, failure=failure
+            )
+        if record_type is Agent:
+            return lambda records: clear(records, record_id, rules, time.time())
+        return lambda records: retire(records, record_id)
+
+    def _on_suggested(self, experiment_id: int) -> None:
+        self._touched[(Experiment, experiment_id)] = None
+        self._wake.set()
 
 
 def whole_submits(change: StateChange) -> frozenset[int]:
@@ -120,7 +139,8 @@ async def warm_up_if_drawn(config_json: str) -> None:
     """Loads the library that draws hyperparameters, before a transition needs it. Loading takes a second, for which the
     event loop of a leader must not block.
     """
-    if is_drawn(facts_of(config_json).hyperparameters):
+    facts = facts_of(config_json)
+    if is_drawn(facts.hyperparameters) or facts.searcher.name in ("tpe", "optuna"):
         await asyncio.to_thread(warm_up)
 
 
@@ -148,11 +168,3 @@ def _with_checkpoints(state: Known) -> list[str]:
         is_compared = experiment is not None and facts_of(experiment.config_json).retention.experiment_best > 0
         trials.setdefault(checkpoint.experiment_id if is_compared else checkpoint.trial_id, checkpoint.trial_id)
     return list(trials.values())
-
-
-def _continuing(record_type: type, record_id: Any, rules: Rules) -> Callable[[Records], StateChange]:
-    if record_type is Experiment:
-        return lambda records: continue_change(records, record_id, rules, time.time())
-    if record_type is Agent:
-        return lambda records: clear(records, record_id, rules, time.time())
-    return lambda records: retire(records, record_id)

@@ -129,7 +129,7 @@ class Term:
             preemption_grace=_preemption_grace,
         )
         self.loop = SchedulingCycle(cycle_context)
-        self.continuation = Continuation(self.store, context.rules)
+        self.continuation = Continuation(self.store, context.rules, self.spawn)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property

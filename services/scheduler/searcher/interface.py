@@ -59,9 +59,9 @@ class Searcher(Protocol):
 
     def on_event(self, event: SearchEvent) -> Sequence[Operation]: ...
 
-    def hyperparameters(self, number: int) -> dict[str, Any]:
+    def hyperparameters(self, number: int) -> dict[str, Any] | None:
         """Returns the hyperparameters of a trial that the searcher asked for. The first one has number 1. May be called
-        again."""
+        again. None: they are suggested outside of the searcher, see services.scheduler.searcher.study."""
         ...
 
 
@@ -78,3 +78,40 @@ def most_replaced(num_planned: int) -> int:
     """Returns how many trials with invalid hyperparameters (InvalidHP) a search may replace, so that it ends even if
     all points are invalid."""
     return max(num_planned, 10)
+
+
+class InTurn:
+    """The base of searchers that create trials in turn, as many at a time as allowed; a closed trial makes room for the
+    next. A trial that fails counts as one of them: the search continues with the next.
+
+    num_replaceable: how many trials with invalid hyperparameters another trial replaces. These do not count.
+    """
+
+    listens: ClassVar[frozenset[SearchEventKind]] = frozenset(
+        {SearchEventKind.EXPERIMENT_CREATED, SearchEventKind.TRIAL_CLOSED}
+    )
+
+    def __init__(self, num_trials: int, max_concurrent_trials: int, num_replaceable: int = 0) -> None:
+        self._num_replaceable = num_replaceable
+        self._num_trials = num_trials
+        self._num_at_once = max_concurrent_trials or num_trials
+        self._num_created = 0
+        self._num_closed = 0
+
+    @property
+    def num_planned(self) -> int:
+        return self._num_trials
+
+    def on_event(self, event: SearchEvent) -> Sequence[Operation]:
+        if event.kind is SearchEventKind.TRIAL_CLOSED:
+            self._num_closed += 1
+            if event.is_invalid_hp and self._num_replaceable:
+                self._num_replaceable -= 1
+                self._num_trials += 1
+        if self._num_closed == self._num_trials:
+            return [ShutDown()]
+        wanted = min(self._num_trials, self._num_closed + self._num_at_once)
+        # Closed trials make room, so as many are open as may be.
+        operations = [CreateTrial()] * (wanted - self._num_created)
+        self._num_created = wanted
+        return operations

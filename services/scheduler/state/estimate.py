@@ -77,7 +77,11 @@ class Estimates:
         return allocation.created_at + typical * _rounds(allocation) if typical else 0.0
 
     def _checkpoint(self, trial: Trial) -> Checkpoint | None:
-        return self._records.find(Checkpoint, trial.latest_checkpoint_id) if trial.latest_checkpoint_id else None
+        if not trial.latest_checkpoint_id:
+            return None
+        checkpoint = self._records.find(Checkpoint, trial.latest_checkpoint_id)
+        # A trial that begins from another trial's checkpoint counts from 0.
+        return checkpoint if checkpoint is not None and checkpoint.trial_id == trial.id else None
 
     def _typical_seconds(self, experiment_id: int) -> float:
         if experiment_id not in self._typical:

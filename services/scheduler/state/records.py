@@ -112,6 +112,10 @@ class Records(Protocol):
 
     def experiments_in_deletion(self) -> list[Experiment]: ...
 
+    def experiments_beginning_from(self, checkpoint_id: str) -> list[Experiment]:
+        """Returns the experiments whose trials begin from this checkpoint of another one, but for ended ones."""
+        ...
+
 
 def get(records: Records, record_type: type[R], record_id: Id) -> R:
     """Returns the record. Raises GanglineError `<record type>.not_found`."""
@@ -150,6 +154,7 @@ class SchedulerState:
     _checkpoint_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
     _experiment_ids: dict[str, int] = field(default_factory=dict)
     _deleting_ids: set[int] = field(default_factory=set)
+    _beginning_ids: defaultdict[str, set[int]] = field(default_factory=_sets)
     num_changes: int = 0
     _changed: dict[int, int] = field(default_factory=dict)
 
@@ -194,6 +199,10 @@ class SchedulerState:
     def experiments_in_deletion(self) -> list[Experiment]:
         return [self.tables[Experiment][experiment_id] for experiment_id in sorted(self._deleting_ids)]
 
+    def experiments_beginning_from(self, checkpoint_id: str) -> list[Experiment]:
+        experiments = (self.find(Experiment, key) for key in sorted(self._beginning_ids.get(checkpoint_id, ())))
+        return [item for item in experiments if item is not None and item.state is not State.TERMINAL]
+
     def changed_since(self, num_changes: int) -> Iterator[int]:
         """Yields the experiments of which a record changed after the count of changes was `num_changes`, the latest
         first.
@@ -236,6 +245,9 @@ class SchedulerState:
                     self._allocation_ids[member.agent_id].add(record.id)
             case Checkpoint():
                 self._checkpoint_ids[record.trial_id].add(record.id)
+            case Search():
+                if record.source_checkpoint_id:
+                    self._beginning_ids[record.source_checkpoint_id].add(record.experiment_id)
             case Experiment():
                 if record.request_id:
                     self._experiment_ids[record.request_id] = record.id
@@ -252,6 +264,9 @@ class SchedulerState:
                     self._allocation_ids[member.agent_id].discard(record.id)
             case Checkpoint():
                 self._checkpoint_ids[record.trial_id].discard(record.id)
+            case Search():
+                if record.source_checkpoint_id:
+                    self._beginning_ids[record.source_checkpoint_id].discard(record.experiment_id)
             case Experiment():
                 self._trial_ids.pop(record.id, None)
                 self._unended_ids.pop(record.id, None)
@@ -356,3 +371,10 @@ class Draft:
         experiment_ids |= {record.id for record in self._puts.values() if isinstance(record, Experiment)}
         experiments = (self.find(Experiment, experiment_id) for experiment_id in sorted(experiment_ids))
         return [experiment for experiment in experiments if experiment is not None and experiment.is_deleting]
+
+    def experiments_beginning_from(self, checkpoint_id: str) -> list[Experiment]:
+        ids = {experiment.id for experiment in self._base.experiments_beginning_from(checkpoint_id)}
+        new = (record for record in self._puts.values() if isinstance(record, Search))
+        ids |= {search.experiment_id for search in new if search.source_checkpoint_id == checkpoint_id}
+        experiments = (self.find(Experiment, experiment_id) for experiment_id in sorted(ids))
+        return [item for item in experiments if item is not None and item.state is not State.TERMINAL]

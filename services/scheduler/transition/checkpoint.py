@@ -47,6 +47,7 @@ def mark_superfluous(draft: Draft, trial: Trial) -> None:
         if checkpoint.state is CheckpointState.COMPLETED
     ]
     needed = {checkpoint_id for sibling in trials for checkpoint_id in needed_by(draft, sibling)}
+    needed |= {checkpoint.id for checkpoint in checkpoints if draft.experiments_beginning_from(checkpoint.id)}
     for checkpoint in find_superfluous(checkpoints, retention, needed)[:MAX_MARKED]:
         draft.put(marked(checkpoint))
 
@@ -130,4 +131,15 @@ def _check_deletable(records: Records, checkpoint: Checkpoint) -> None:
             "checkpoint.needed",
             f"trial {trial.id} ({trial.state}) goes on from checkpoint {checkpoint.id}, so nothing was deleted; wait "
             f"for its end, or end it with: gangline trial kill {trial.id}",
+        )
+    check_not_begun_from(records, checkpoint.id)
+
+
+def check_not_begun_from(records: Records, checkpoint_id: str) -> None:
+    """Raises GanglineError `checkpoint.needed` while trials of another experiment may begin from the checkpoint."""
+    for experiment in records.experiments_beginning_from(checkpoint_id):
+        raise conflict(
+            "checkpoint.needed",
+            f"the trials of experiment {experiment.id} begin from checkpoint {checkpoint_id}, so nothing was deleted; "
+            f"wait for its end, or end it with: gangline experiment kill {experiment.id}",
         )

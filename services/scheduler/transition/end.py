@@ -19,7 +19,7 @@ from services.scheduler.transition.queue_move import give_back
 from services.scheduler.transition.removal import continue_deletion
 from services.scheduler.transition.request import follow_experiment, restart_shrink_wait
 from services.scheduler.transition.rules import Rules
-from services.scheduler.transition.search import close_trial, make_outstanding
+from services.scheduler.transition.search import NO_SUGGESTIONS, Suggestions, close_trial, make_outstanding
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 # A trial takes two or three operations, of the 128 that etcd allows.
@@ -101,9 +101,20 @@ def kill_trial(records: Records, trial_id: str, reason: str, rules: Rules, now: 
     return draft.change
 
 
-def continue_change(records: Records, experiment_id: int, rules: Rules, now: float) -> StateChange:
+def continue_change(
+    records: Records,
+    experiment_id: int,
+    rules: Rules,
+    now: float,
+    *,
+    suggestions: Suggestions = NO_SUGGESTIONS,
+    failure: str = "",
+) -> StateChange:
     """Updates the next trials that do not yet match the wish of the experiment or of its searcher; empty when all
-    match. An experiment that is being deleted loses its next checkpoints or records."""
+    match. An experiment that is being deleted loses its next checkpoints or records.
+
+    suggestions: see `make_outstanding`. failure: why none can be made, which ends the experiment.
+    """
     experiment = records.find(Experiment, experiment_id)
     if experiment is None:
         return StateChange()
@@ -112,7 +123,10 @@ def continue_change(records: Records, experiment_id: int, rules: Rules, now: flo
     if experiment.state is State.TERMINAL:
         return StateChange()
     draft = Draft(records)
-    _bring_in_line(draft, experiment, rules, now)
+    if failure:
+        fail_experiment(draft, experiment_id, failure, rules, now)
+    else:
+        _bring_in_line(draft, experiment, rules, now, suggestions)
     return draft.change
 
 
@@ -123,12 +137,14 @@ def _wish(records: Records, wished: Experiment, rules: Rules, now: float) -> Sta
     return draft.change
 
 
-def _bring_in_line(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
+def _bring_in_line(
+    draft: Draft, experiment: Experiment, rules: Rules, now: float, suggestions: Suggestions = NO_SUGGESTIONS
+) -> None:
     # Invariant: trials are stopped, created and made to give slots back in changes of their own, because a transaction
     # holds only so many operations.
     is_stopping = experiment.state in (State.STOPPING, State.PAUSED) and _stop_some(draft, experiment, rules, now)
     if experiment.state is not State.STOPPING and not is_stopping:
-        make_outstanding(draft, experiment, rules, now)
+        make_outstanding(draft, experiment, rules, now, suggestions)
         follow_experiment(draft, experiment, rules)
         if not draft.change and experiment.state is not State.PAUSED:
             give_back(draft, experiment, rules, now)

@@ -39,7 +39,8 @@ def _derive(draft: Draft, experiment: Experiment, now: float) -> Experiment:
     num_trials, unended = draft.num_trials_of(experiment.id), draft.unended_trials_of(experiment.id)
     is_found = search is None or (search.is_shut_down and num_trials >= search.num_wanted)
     is_last = is_found or experiment.state is State.STOPPING
-    if num_trials and is_last and not unended:
+    is_without_trials = num_trials == 0 and experiment.state is not State.STOPPING
+    if is_last and not unended and not is_without_trials:
         outcome, reason = _outcome(experiment, draft.trials_of(experiment.id), is_found)
         return replace(experiment, state=State.TERMINAL, outcome=outcome, reason=reason, ended_at=now)
     if experiment.state in (State.STOPPING, State.PAUSED):

@@ -19,7 +19,7 @@ from gangline.domain.search import Search, SearchLog, search_log_id
 from gangline.domain.state import CheckpointState, DeletionStage, State
 from gangline.errors import conflict
 from services.scheduler.state.records import SINGLETON, Draft, Records, Reference, StateChange, get
-from services.scheduler.transition.checkpoint import MAX_MARKED, marked, needed_by
+from services.scheduler.transition.checkpoint import MAX_MARKED, check_not_begun_from, marked, needed_by
 
 # Records in one transaction, which etcd limits to 128 operations.
 MAX_REMOVED = 100
@@ -39,8 +39,8 @@ def unarchive_experiment(records: Records, experiment_id: int) -> StateChange:
 def delete_experiment(records: Records, experiment_id: int) -> StateChange:
     """Begins to delete an ended experiment. One that is being deleted, or was deleted, changes nothing.
 
-    Raises GanglineError `experiment.not_found`, `experiment.not_ended`, and `experiment.needed` while a trial of
-    another experiment goes on from one of its checkpoints.
+    Raises GanglineError `experiment.not_found`, `experiment.not_ended`, and `experiment.needed` or
+    `checkpoint.needed` while a trial of another experiment goes on, or begins, from one of its checkpoints.
     """
     experiment = records.find(Experiment, experiment_id)
     if experiment is None:
@@ -126,6 +126,8 @@ def _check_not_needed(records: Records, experiment: Experiment) -> None:
     }
     if not own_ids:
         return
+    for checkpoint_id in sorted(own_ids):
+        check_not_begun_from(records, checkpoint_id)
     for trial in records.all_of(Trial):
         if trial.state is State.TERMINAL or trial.experiment_id == experiment.id:
             continue

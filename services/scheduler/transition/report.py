@@ -171,7 +171,8 @@ def checkpointed(records: Records, checkpoint: Checkpoint) -> StateChange:
     if stored_checkpoint is None:
         draft.put(checkpoint)
     latest = records.find(Checkpoint, trial.latest_checkpoint_id)
-    is_newer = latest is None or age_of(checkpoint) >= age_of(latest)
+    # The latest one may be of another trial, from which this one began.
+    is_newer = latest is None or latest.trial_id != trial.id or age_of(checkpoint) >= age_of(latest)
     if trial.state is not State.TERMINAL and is_newer:
         batches = max(trial.batches_completed, checkpoint.batches_completed)
         trial = replace(trial, latest_checkpoint_id=checkpoint.id, batches_completed=batches)

@@ -8,20 +8,22 @@ continue.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gangline.domain.allocation import Request, Timeline
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.id import trial_id
 from gangline.domain.search import Search, SearchEvent
-from gangline.domain.state import ExitKind, Outcome, SearchEventKind, State
+from gangline.domain.state import CheckpointState, ExitKind, Outcome, SearchEventKind, State
+from gangline.errors import not_found
 from services.scheduler.searcher.draw import derive_seed
 from services.scheduler.searcher.interface import CloseTrial, CreateTrial, Operation, Searcher, ShutDown
 from services.scheduler.searcher.methods import SEARCHERS
 from services.scheduler.searcher.replay import append, keep_searcher, make_searcher, take_searcher
 from services.scheduler.state.facts import Facts, facts_of
-from services.scheduler.state.records import Draft, get, live_allocation_of
+from services.scheduler.state.records import Draft, Records, get, live_allocation_of
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
 from services.scheduler.transition.rules import Rules
@@ -32,11 +34,18 @@ from services.scheduler.transition.stop import StopOrder, stop_allocation
 MAX_CREATED = 32
 MAX_CREATED_BYTES = 512 << 10
 
+# Hyperparameters that were made outside of a transition, by the trial's number.
+Suggestions = Mapping[int, dict[str, Any]]
+NO_SUGGESTIONS: Suggestions = {}
+_LIST = "gangline checkpoint list"
+
 
 def begin_search(draft: Draft, experiment: Experiment, seed: int, rules: Rules, now: float) -> None:
-    """Begins the search of an experiment that is new and in the draft."""
+    """Begins the search of an experiment that is new and in the draft. Raises GanglineError for a source that is not
+    there, and for a sampler that Optuna does not have."""
     facts = facts_of(experiment.config_json)
-    draft.put(Search(experiment.id, seed, num_planned=make_searcher(facts, seed).num_planned))
+    num_planned, source_id = make_searcher(facts, seed).num_planned, _find_source(draft, facts)
+    draft.put(Search(experiment.id, seed, num_planned=num_planned, source_checkpoint_id=source_id))
     tell(draft, experiment.id, SearchEvent(SearchEventKind.EXPERIMENT_CREATED), rules, now)
 
 
@@ -83,12 +92,15 @@ def closed_event(trial: Trial) -> SearchEvent:
     )
 
 
-def make_outstanding(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
-    """Creates some of the trials that the searcher has asked for and that do not exist yet."""
+def make_outstanding(
+    draft: Draft, experiment: Experiment, rules: Rules, now: float, suggestions: Suggestions = NO_SUGGESTIONS
+) -> None:
+    """Creates some of the trials that the searcher has asked for and that do not exist yet. suggestions: for searchers
+    whose hyperparameters come from outside."""
     search = draft.find(Search, experiment.id)
     if search is not None and draft.num_trials_of(experiment.id) < search.num_wanted:
         searcher = take_searcher(draft, search, facts_of(experiment.config_json))
-        new_trials = _make(draft, experiment, search, searcher, rules=rules, now=now)
+        new_trials = _make(draft, experiment, search, searcher, rules=rules, now=now, suggestions=suggestions)
         keep_searcher(draft, search, searcher)
         _tell_created(draft, new_trials, rules, now)
 
@@ -109,18 +121,31 @@ def close_trial(draft: Draft, trial: Trial, outcome: Outcome, order: StopOrder, 
 
 
 def _make(
-    draft: Draft, experiment: Experiment, search: Search, searcher: Searcher, *, rules: Rules, now: float
+    draft: Draft,
+    experiment: Experiment,
+    search: Search,
+    searcher: Searcher,
+    *,
+    rules: Rules,
+    now: float,
+    suggestions: Suggestions = NO_SUGGESTIONS,
 ) -> list[Trial]:
-    """Creates the next trials that the searcher has asked for, as many as fit into a transaction."""
+    """Creates the next trials that the searcher has asked for, as many as fit into a transaction. A trial without a
+    suggestion waits for it."""
     new_trials: list[Trial] = []
     num_bytes = 0
     first = draft.num_trials_of(experiment.id) + 1
     for number in range(first, min(search.num_wanted, first + MAX_CREATED - 1) + 1):
-        hyperparameters = json.dumps(searcher.hyperparameters(number))
+        values = searcher.hyperparameters(number)
+        if values is None:
+            values = suggestions.get(number)
+        if values is None:
+            break
+        hyperparameters = json.dumps(values)
         num_bytes += len(hyperparameters)
         if new_trials and num_bytes > MAX_CREATED_BYTES:
             break
-        new_trials.append(_new_trial(experiment, number, hyperparameters, derive_seed(search.seed, number), now))
+        new_trials.append(_new_trial(search, number, hyperparameters, now))
     for trial in new_trials:
         draft.put(trial)
         queue(draft, trial, facts_of(experiment.config_json), rules)
@@ -133,13 +158,34 @@ def _tell_created(draft: Draft, new_trials: Sequence[Trial], rules: Rules, now: 
         tell(draft, trial.experiment_id, event, rules, now)
 
 
-def _new_trial(experiment: Experiment, number: int, hyperparameters_json: str, seed: int, now: float) -> Trial:
+def _find_source(records: Records, facts: Facts) -> str:
+    """Returns the checkpoint that the experiment's trials begin from; empty for none."""
+    source_trial_id, checkpoint_id = facts.searcher.source_trial_id, facts.searcher.source_checkpoint_uuid
+    if source_trial_id is not None:
+        trial = records.find(Trial, source_trial_id)
+        if trial is None or not trial.latest_checkpoint_id:
+            what = f"there is no trial {source_trial_id}" if trial is None else f"trial {trial.id} has no checkpoint"
+            raise not_found("searcher.source", f"searcher.source_trial_id: {what}; list them with: {_LIST}")
+        checkpoint_id = trial.latest_checkpoint_id
+    if checkpoint_id is None:
+        return ""
+    checkpoint = records.find(Checkpoint, checkpoint_id)
+    if checkpoint is None or checkpoint.state is not CheckpointState.COMPLETED:
+        what = f"there is no checkpoint {checkpoint_id}" if checkpoint is None else f"{checkpoint_id} is being deleted"
+        raise not_found("searcher.source", f"searcher.source_checkpoint_uuid: {what}; list them with: {_LIST}")
+    return checkpoint_id
+
+
+def _new_trial(search: Search, number: int, hyperparameters_json: str, now: float) -> Trial:
+    """A trial that begins from another one's checkpoint has it as its latest one. The library takes the state from it
+    and counts batches from 0."""
     return Trial(
-        id=trial_id(experiment.id, number),
-        experiment_id=experiment.id,
+        id=trial_id(search.experiment_id, number),
+        experiment_id=search.experiment_id,
         number=number,
         hyperparameters_json=hyperparameters_json,
-        seed=seed,
+        seed=derive_seed(search.seed, number),
+        latest_checkpoint_id=search.source_checkpoint_id,
         created_at=now,
         timeline=Timeline(queued_at=now),
     )

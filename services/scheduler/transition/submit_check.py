@@ -19,7 +19,9 @@ from gangline.domain.search import SearchPreview, total_lengths
 from gangline.errors import GanglineError, conflict, invalid, not_found
 from services.scheduler.placement.capacity.feasibility import never_fits
 from services.scheduler.placement.request.snapshot import PoolConfig
+from services.scheduler.searcher.interface import Brief
 from services.scheduler.searcher.replay import make_searcher
+from services.scheduler.searcher.study import first_suggestions
 from services.scheduler.state.facts import DEFAULT_POOL, Facts, facts_of, facts_of_parsed
 from services.scheduler.state.records import SINGLETON, Draft, Records, StateChange
 from services.scheduler.transition.removal import check_code_stays
@@ -77,6 +79,10 @@ def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
     seed = _choose_seed(facts, rng)
     searcher = make_searcher(facts, seed)
     numbers = range(1, min(limit, searcher.num_planned) + 1)
+    if searcher.hyperparameters(1) is None:
+        points = first_suggestions(Brief(facts.searcher, facts.hyperparameters, seed), limit)
+    else:
+        points = [searcher.hyperparameters(number) or {} for number in numbers]
     section, num_trials = facts.searcher, searcher.num_planned
     brackets = section.brackets
     totals = total_lengths(brackets) if brackets else (num_trials * (section.length or 0),) * 3
@@ -86,7 +92,7 @@ def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
         seed=seed,
         num_trials=num_trials,
         max_concurrent_trials=min(at_once, num_trials),
-        hyperparameters_json=tuple(json.dumps(searcher.hyperparameters(number)) for number in numbers),
+        hyperparameters_json=tuple(map(json.dumps, points)),
         unit=section.unit_name if section.length is not None else "",
         brackets=brackets,
         min_total=totals[0],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 
 import pytest
@@ -171,3 +172,56 @@ async def test_a_new_leader_marks_what_is_left_and_remembers_what_is_marked(benc
     await bench.eventually(lambda: bench.allocation("1.1.2"), lambda allocation: allocation.checkpoint_id == "c900")
     [spec] = await agent.started()
     assert (spec.allocation.attempt, spec.latest_checkpoint.id) == (2, "c900")
+
+
+SEARCH = {"name": "random", "metric": "loss", "max_trials": 2, "max_concurrent_trials": 1}
+
+
+@pytest.mark.parametrize("source", [{"source_trial_id": "1.1"}, {"source_checkpoint_uuid": "c1"}])
+async def test_trials_begin_from_the_checkpoint_of_another_trial_which_stays(
+    bench: Bench, source: dict[str, str]
+) -> None:
+    """Over a change of the leader, and although the source's policy keeps only the newest."""
+    scheduler = await bench.scheduler()
+    agent = await bench.agent("a1", slots=2)
+    await bench.caller.submit(config_json())
+    first, runner = await _started(bench, agent)
+    await _save(runner, "c1", 7)
+    await bench.caller.submit(config_json(searcher={**SEARCH, **source}))
+    for number in (1, 2):
+        await until(lambda: f"2.{number}.1" in agent.specs, "the trial", 30.0)  # noqa: B023 - awaited at once
+        spec = agent.specs[f"2.{number}.1"]
+        assert (spec.latest_checkpoint.id, spec.latest_checkpoint.trial_id) == ("c1", "1.1")
+        await _save(runner, f"c{number + 1}", 7 + number)
+        with pytest.raises(GanglineError) as refused:
+            await bench.caller.delete_checkpoints(["c1"], f"r{number}")
+        assert refused.value.code == "checkpoint.needed"
+        own = ScriptedRunner(spec, scheduler.address)
+        await own.run()
+        await _save(own, f"d{number}", 3)
+        scheduler.end(signal.SIGKILL)
+        await scheduler.start()
+        runner.address = scheduler.address
+        trial = await bench.trial(f"2.{number}")
+        assert trial is not None
+        assert trial.latest_checkpoint_id == f"d{number}"
+        agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    await bench.eventually(lambda: bench.experiment(2), lambda experiment: experiment.state is State.TERMINAL)
+    await _save(runner, "c9", 10)
+    agent.finish(first.allocation.id, ExitKind.COMPLETED)
+    gone = {"c1": "DELETING", "c2": "DELETING", "c3": "DELETING"}
+    await _eventually(bench, {**gone, "c9": "COMPLETED", "d1": "COMPLETED", "d2": "COMPLETED"})
+
+
+async def test_a_source_that_is_not_there_is_refused_and_nothing_is_created(bench: Bench) -> None:
+    await bench.scheduler()
+    await bench.caller.submit(config_json())
+    for source, words in [
+        ({"source_trial_id": "9.1"}, "searcher.source_trial_id: there is no trial 9.1"),
+        ({"source_trial_id": "1.1"}, "searcher.source_trial_id: trial 1.1 has no checkpoint"),
+        ({"source_checkpoint_uuid": "c1"}, "searcher.source_checkpoint_uuid: there is no checkpoint c1"),
+    ]:
+        with pytest.raises(GanglineError) as refused:
+            await bench.caller.submit(config_json(searcher={**SEARCH, **source}))
+        assert refused.value.message == f"{words}; list them with: gangline checkpoint list"
+    assert await bench.experiment(2) is None

@@ -4,7 +4,9 @@ ended."""
 from __future__ import annotations
 
 import json
+import math
 import signal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -74,6 +76,72 @@ async def test_a_new_leader_suggests_the_same_next_points(bench: Bench) -> None:
     made = [json.loads(trial.hyperparameters_json) for trial in await _trials(bench)]
     assert made == [json.loads(document) for document in foreseen.hyperparameters_json]
     assert len(made) == 5
+
+
+async def test_a_new_leader_has_optuna_suggest_the_same_next_points(bench: Bench) -> None:
+    """With results that TPE learns from. The undisturbed search is the second experiment."""
+    first = await bench.scheduler()
+    agent = await bench.agent("a1", slots=2)
+    searcher = {
+        **RANDOM,
+        "name": "tpe",
+        "sampler": {"n_startup_trials": 2},
+        "max_trials": 6,
+        "max_concurrent_trials": 1,
+    }
+    config = config_json(hyperparameters=RATE, searcher=searcher, reproducibility={"experiment_seed": 11})
+    made = []
+    for experiment_id in (1, 2):
+        await bench.caller.submit(config)
+        for number in range(1, 7):
+            [spec] = await agent.started()
+            trial = await bench.trial(spec.allocation.trial_id)
+            assert trial is not None
+            rate = json.loads(trial.hyperparameters_json)["lr"]
+            metrics = {"loss": abs(math.log10(rate) + 2)}
+            runner = ScriptedRunner(spec, first.address)
+            await runner.report(validation=runner_pb2.ValidationReport(batches_completed=number, metrics=metrics))
+            if experiment_id == 1 and number in (1, 4):
+                first.end(signal.SIGKILL)
+            agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+            if experiment_id == 1 and number in (1, 4):
+                await first.start()
+        await bench.eventually(
+            partial(bench.experiment, experiment_id), lambda experiment: experiment.state is State.TERMINAL
+        )
+        trials = [trial for trial in await _trials(bench) if trial.experiment_id == experiment_id]
+        made.append([json.loads(trial.hyperparameters_json) for trial in trials])
+    assert made[0] == made[1]
+    assert len({trial["lr"] for trial in made[0]}) == 6
+
+
+async def test_optuna_refuses_what_it_does_not_have_and_nothing_is_created(bench: Bench) -> None:
+    await bench.scheduler()
+    searcher = {**RANDOM, "name": "optuna", "sampler": {"name": "tpe", "n_startup": 3}}
+    with pytest.raises(GanglineError) as caught:
+        await bench.caller.submit(config_json(hyperparameters=RATE, searcher=searcher))
+    assert caught.value.message == (
+        "searcher.sampler: TPESampler has no argument n_startup; did you mean n_startup_trials?"
+    )
+    assert await bench.experiment(1) is None
+
+
+async def test_a_sampler_that_fails_ends_the_experiment_with_a_reason(bench: Bench) -> None:
+    scheduler = await bench.scheduler()
+    sampler = {"n_startup_trials": 1, "n_ei_candidates": -1}
+    searcher = {**RANDOM, "name": "tpe", "sampler": sampler, "max_concurrent_trials": 1}
+    agent = await bench.agent("a1", slots=2)
+    await bench.caller.submit(config_json(hyperparameters=RATE, searcher=searcher))
+    [spec] = await agent.started()
+    runner = ScriptedRunner(spec, scheduler.address)
+    await runner.report(validation=runner_pb2.ValidationReport(batches_completed=1, metrics={"loss": 1.0}))
+    agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
+    assert ended.outcome is Outcome.FAILED
+    assert ended.reason == (
+        "searcher.sampler: TPESampler cannot suggest trial 2 (ValueError); check its arguments, and see the "
+        "scheduler's log"
+    )
 
 
 @pytest.mark.parametrize("searcher", [{"name": "single"}, {"name": "grid"}, {"name": "random", "max_trials": 7}])

@@ -139,8 +139,8 @@ CASES = [
         "name: single",
         "name: singel",
         "config.invalid_value",
-        "searcher.name (line 9): must be one of single, random, grid, adaptive_asha, async_halving, custom, "
-        "found the string 'singel'; did you mean single?",
+        "searcher.name (line 9): must be one of single, random, grid, adaptive_asha, async_halving, tpe, optuna, "
+        "custom, found the string 'singel'; did you mean single?",
     ),
     (
         "{epochs: 3}",
@@ -267,23 +267,20 @@ CASES = [
         "name: custom",
         "config.not_supported",
         "searcher.name (line 9): custom is not built yet; this version has the searchers single, grid, random, "
-        "async_halving, adaptive_asha",
+        "async_halving, adaptive_asha, tpe, optuna",
     ),
     (
         "metric: accuracy",
-        "metric: accuracy\n  source_trial_id: 7",
-        "config.not_supported",
-        "searcher.source_trial_id (line 11): not built yet; to start from another trial's checkpoint, load its weights "
-        "in the trial with gangline.pytorch.load_checkpoint, or go on from it in a script with "
-        "Trainer.fit(latest_checkpoint=...)",
+        "metric: accuracy\n  source_trial_id: 7.1",
+        "config.wrong_type",
+        'searcher.source_trial_id (line 11): expected the id of a trial in quotation marks, as "7.1", found the number '
+        "7.1",
     ),
     (
         "metric: accuracy",
-        "metric: accuracy\n  source_checkpoint_uuid: abc",
-        "config.not_supported",
-        "searcher.source_checkpoint_uuid (line 11): not built yet; to start from another trial's checkpoint, load its "
-        "weights in the trial with gangline.pytorch.load_checkpoint, or go on from it in a script with "
-        "Trainer.fit(latest_checkpoint=...)",
+        "metric: accuracy\n  source_trial_id: '7.1'\n  source_checkpoint_uuid: abc",
+        "config.invalid_value",
+        "searcher.source_checkpoint_uuid (line 12): names a second source; keep this one or source_trial_id",
     ),
     (
         "name: single",

@@ -33,7 +33,7 @@ def test_a_searcher_takes_its_keys_and_no_others(name: str) -> None:
     if not row.required:
         parse_config(CONFIG.format(name=name, more=""))
     for key in row.required:
-        others = ", ".join(f"{other}: 3" for other in row.required if other != key)
+        others = ", ".join(f"{other}: {'tpe' if other == 'sampler' else 3}" for other in row.required if other != key)
         with pytest.raises(GanglineError, match=f"searcher.{key} .*: required by the searcher '{name}', but missing"):
             parse_config(CONFIG.format(name=name, more=others))
     for extra in sorted({"max_trials", "stop_once"} - row.allowed):
