@@ -53,7 +53,7 @@ def value_of(checkpoint: Checkpoint, metric: str) -> float | None:
     """Returns the checkpoint's value of a validation metric; None without a finite one."""
     value = metrics_of(checkpoint).get(metric)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
+    return float(value) if is_number and value is not None else None
 
 
 def metrics_of(checkpoint: Checkpoint) -> dict[str, Any]:
