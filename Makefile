@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON_OF_VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup demo test mutants check format protos release-protos bench constraints clean
+.PHONY: help setup demo test mutants check format protos async-client release-protos bench constraints clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ format: setup ## Write all Python files as the formatter wants them
 
 protos: setup ## Generate gangline/v1 from protos/
 	@scripts/generate_protos .
+
+async-client: setup ## Write the asynchronous client of the SDK from the one that blocks
+	@$(PYTHON_OF_VENV) scripts/generate_async_client.py
 
 release-protos: setup ## At a release: make the present protos the ones that later changes may not break
 	@.venv/bin/buf build --exclude-source-info -o protos/released.binpb

@@ -1,8 +1,40 @@
-"""The library that users import. Importing it loads neither torch nor grpc."""
+"""The library that users import. Importing it loads neither torch nor grpc; the SDK is loaded with its first use."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.errors import GanglineError, InvalidHP
 
+if TYPE_CHECKING:
+    from gangline.client import AsyncClient, Checkpoint, Client, Experiment, Trial
+
 __version__ = "0.1.0"
 
-__all__ = ["ClusterInfo", "GanglineError", "InvalidHP", "__version__", "get_cluster_info"]
+# The names of the SDK that are here too. Each of them loads grpc.
+_OF_CLIENT = ("AsyncClient", "Checkpoint", "Client", "Experiment", "Trial")
+
+__all__ = [
+    "AsyncClient",
+    "Checkpoint",
+    "Client",
+    "ClusterInfo",
+    "Experiment",
+    "GanglineError",
+    "InvalidHP",
+    "Trial",
+    "__version__",
+    "get_cluster_info",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the SDK."""
+    if name in _OF_CLIENT:
+        # A name and no import statement: the layers may see no way from every module to grpc.
+        return getattr(import_module("gangline.client"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

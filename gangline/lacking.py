@@ -14,7 +14,17 @@ class NotInGangline(AttributeError):
     """An attribute of Determined that has no counterpart in Gangline. hasattr() treats it as missing."""
 
 
+# The ways out of names that have one which fits into the sentence.
+_INSTEAD = {
+    "determined.experimental.core_v2": "run the script by `gangline experiment create`, or alone with determined.core, "
+    "which then reports to no cluster",
+}
+
+
 def explain(name: str) -> str:
+    instead = _INSTEAD.get(name)
+    if instead is not None:
+        return f"{name} is not part of Gangline; {instead}; {PAGE} has more"
     return f"{name} is not part of Gangline; {PAGE} says what is, and what to use instead"
 
 

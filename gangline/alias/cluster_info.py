@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gangline.cluster_info
+from gangline.errors import invalid
 from gangline.lacking import Lacking
 
 # More than the 2,000 trials that a search may have, so that no two trials share an id.
@@ -54,14 +55,31 @@ class ClusterInfo(Lacking):
     trial: TrialInfo
 
 
+def number_of(trial_id: str) -> int:
+    """Returns Determined's number of a trial: 70001 for "7.1"."""
+    experiment_id, _, number = trial_id.partition(".")
+    return int(experiment_id) * _TRIALS_OF_EXPERIMENT + int(number or 0)
+
+
+def trial_id_of(number: int) -> str:
+    """Returns the id of a trial with this number, the reverse of `number_of`. Raises GanglineError `id.trial`."""
+    experiment_id, trial = divmod(number, _TRIALS_OF_EXPERIMENT)
+    if experiment_id < 1 or trial < 1:
+        raise invalid(
+            "id.trial",
+            f"{number} is no number of a trial; it is the experiment's, times {_TRIALS_OF_EXPERIMENT}, plus its own, "
+            "as 70001 for trial 7.1",
+        )
+    return f"{experiment_id}.{trial}"
+
+
 def get_cluster_info() -> ClusterInfo | None:
     """Returns None when no trial runner started this process."""
     info = gangline.cluster_info.get_cluster_info()
     if info is None:
         return None
-    experiment_id, _, number = info.trial.trial_id.partition(".")
     trial = TrialInfo(
-        trial_id=int(experiment_id) * _TRIALS_OF_EXPERIMENT + int(number or 0),
+        trial_id=number_of(info.trial.trial_id),
         experiment_id=info.trial.experiment_id,
         trial_seed=info.trial.trial_seed,
         hparams=info.trial.hparams,

@@ -24,13 +24,13 @@ from gangline.cli.shared import (
     Wide,
     connect,
     new_group,
-    read_text,
     show,
     show_table,
     trial_of,
     warn,
 )
 from gangline.errors import ErrorKind, GanglineError
+from gangline.text_file import read_text
 
 if TYPE_CHECKING:
     from gangline.client import ExperimentProgress, ExperimentView

@@ -10,7 +10,8 @@ import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import table_lines
-from gangline.cli.shared import Json, Seed, connect, read_text, show
+from gangline.cli.shared import Json, Seed, connect, show
+from gangline.text_file import read_text
 
 if TYPE_CHECKING:
     from gangline.domain.search import SearchPreview

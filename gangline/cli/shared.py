@@ -6,13 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gangline.cli.output.terminal import complain, say, say_json, say_table
-from gangline.errors import GanglineError, invalid
+from gangline.errors import invalid
 
 if TYPE_CHECKING:
     from gangline.cli.output.table_layout import Column
@@ -82,30 +81,6 @@ def format_instant(at: float) -> str:
     except (ValueError, OverflowError, OSError):
         return "at an unknown time"
     return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%Y-%m-%d %H:%M", local)
-
-
-def read_text(config: Path) -> str:
-    """Reads the experiment's YAML file. Raises GanglineError `config.unreadable`."""
-    try:
-        return config.read_text("utf-8")
-    except FileNotFoundError as failure:
-        raise _unreadable(config, "there is no such file; give the YAML file") from failure
-    except IsADirectoryError as failure:
-        raise _unreadable(config, "it is a folder; give the YAML file") from failure
-    except PermissionError as failure:
-        raise _unreadable(config, "this account may not read it; change its mode") from failure
-    except (OSError, ValueError) as failure:
-        if isinstance(failure, UnicodeDecodeError):
-            where = f"byte {failure.start} is no UTF-8"
-            raise invalid(
-                "config.unreadable", f"{config} is no text ({where}); give the experiment's YAML file"
-            ) from failure
-        reason = failure.strerror if isinstance(failure, OSError) else "this is no name of a file"
-        raise _unreadable(config, f"{reason}; give the YAML file") from failure
-
-
-def _unreadable(config: Path, why: str) -> GanglineError:
-    return invalid("config.unreadable", f"cannot read {config}: {why}")
 
 
 def warn(text: str) -> None:

@@ -6,42 +6,68 @@ client's download_checkpoint and download_tensorboard.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from types import TracebackType
 from typing import BinaryIO
 
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.v1 import gateway_pb2
 
 
-def check_target(folder: Path) -> None:
-    """Raises GanglineError `download.exists` when the folder exists and is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise invalid("download.exists", f"{folder} exists already; give a folder that is new or empty")
-
-
-def write_files(
-    chunks: Iterable[gateway_pb2.DownloadCheckpointResponse], folder: Path, on_bytes: Callable[[int, int], None]
-) -> int:
-    """Writes the files and returns the number of bytes. The folder appears under its name once every file is complete.
+class CheckpointFolder:
+    """Receives the files of a checkpoint. As a context it writes into a folder beside the target. The target appears
+    under its name at the end of the context, and not at all after an error.
 
     on_bytes: called with the bytes that are there, and with all bytes; 0 where the gateway is too old to tell them.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        num_bytes = _write(chunks, part, on_bytes)
-        if folder.exists():
-            folder.rmdir()
+
+    def __init__(self, folder: Path, on_bytes: Callable[[int, int], None]) -> None:
+        """Raises GanglineError `download.exists` when the folder exists and is not empty."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise invalid("download.exists", f"{folder} exists already; give a folder that is new or empty")
+        self._folder = folder
+        self._on_bytes = on_bytes
+        self._file: BinaryIO | None = None
+        self._total_bytes = 0
+        self.num_bytes = 0
+
+    def __enter__(self) -> CheckpointFolder:
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        self._part = Path(tempfile.mkdtemp(prefix=f".{self._folder.name}.", dir=self._folder.parent))
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._file is not None:
+                self._file.close()
+            if failure is None:
+                self._put_in_place()
+        finally:
+            shutil.rmtree(self._part, ignore_errors=True)
+
+    def write(self, message: gateway_pb2.DownloadCheckpointResponse) -> None:
+        """Raises GanglineError `download.path`, `download.broken`."""
+        if message.path:
+            if self._file is not None:
+                self._file.close()
+            self._file = _place(self._part, message.path).open("wb")
+        if self._file is None:
+            raise _nameless()
+        self.num_bytes += self._file.write(message.chunk)
+        self._total_bytes = message.total_bytes or self._total_bytes
+        self._on_bytes(min(self.num_bytes, self._total_bytes or self.num_bytes), self._total_bytes)
+
+    def _put_in_place(self) -> None:
+        if self._folder.exists():
+            self._folder.rmdir()
         # mkdtemp makes the folder 0700; the finished one gets usual rights.
-        part.chmod(0o755)
-        part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return num_bytes
+        self._part.chmod(0o755)
+        self._part.rename(self._folder)
 
 
 def list_sizes(folder: Path) -> dict[str, int]:
@@ -50,20 +76,33 @@ def list_sizes(folder: Path) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
-def append_files(messages: Iterable[gateway_pb2.DownloadTensorboardResponse], folder: Path) -> int:
-    """Writes each file from its offset on, and returns the number of bytes. A file that is sent whole replaces the
-    former one."""
-    num_bytes = 0
-    with contextlib.ExitStack() as open_file:
-        file: BinaryIO | None = None
-        for message in messages:
-            if message.path:
-                open_file.close()
-                file = open_file.enter_context(_open_at(folder, message.path, message.offset))
-            if file is None:
-                raise GanglineError("download.broken", "the gateway sent data without a file name", ErrorKind.INTERNAL)
-            num_bytes += file.write(message.chunk)
-    return num_bytes
+class GrowingFolder:
+    """Receives additions to files. As a context it keeps one file open. Each file is written from its offset on; a file
+    that is sent whole replaces the former one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: BinaryIO | None = None
+        self.num_bytes = 0
+
+    def __enter__(self) -> GrowingFolder:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, message: gateway_pb2.DownloadTensorboardResponse) -> None:
+        """Raises GanglineError `download.path`, `download.broken`."""
+        if message.path:
+            if self._file is not None:
+                self._file.close()
+            self._file = _open_at(self._folder, message.path, message.offset)
+        if self._file is None:
+            raise _nameless()
+        self.num_bytes += self._file.write(message.chunk)
 
 
 def _open_at(folder: Path, name: str, offset: int) -> BinaryIO:
@@ -75,32 +114,6 @@ def _open_at(folder: Path, name: str, offset: int) -> BinaryIO:
     return file
 
 
-def _write(
-    chunks: Iterable[gateway_pb2.DownloadCheckpointResponse], part: Path, on_bytes: Callable[[int, int], None]
-) -> int:
-    file: BinaryIO | None = None
-    num_bytes, total_bytes = 0, 0
-    try:
-        for message in chunks:
-            if message.path:
-                if file is not None:
-                    file.close()
-                file = _create(part, message.path)
-            if file is None:
-                raise GanglineError("download.broken", "the gateway sent data without a file name", ErrorKind.INTERNAL)
-            num_bytes += file.write(message.chunk)
-            total_bytes = message.total_bytes or total_bytes
-            on_bytes(min(num_bytes, total_bytes or num_bytes), total_bytes)
-    finally:
-        if file is not None:
-            file.close()
-    return num_bytes
-
-
-def _create(part: Path, name: str) -> BinaryIO:
-    return _place(part, name).open("wb")
-
-
 def _place(folder: Path, name: str) -> Path:
     """Returns the file's place, and makes its folder. Raises GanglineError `download.path`."""
     path = PurePosixPath(name)
@@ -109,3 +122,7 @@ def _place(folder: Path, name: str) -> Path:
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
+
+
+def _nameless() -> GanglineError:
+    return GanglineError("download.broken", "the gateway sent data without a file name", ErrorKind.INTERNAL)

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 from gangline.domain.experiment import Experiment
 from gangline.domain.state import LogLevel
+from gangline.domain.view import ExperimentView
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the name of the work, the bytes that are done, and all bytes; 0 where these are not known. Calls may come
 from another thread, and the last one of a work has all bytes done."""
+
+OnView = Callable[[ExperimentView], object]
+"""Called with an experiment's view now and after each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +42,8 @@ class LogEntry:
 
 
 def ignore_progress(work: str, num_bytes: int, total_bytes: int) -> None:
+    """Reports nothing."""
+
+
+def ignore_view(view: ExperimentView) -> None:
     """Reports nothing."""

@@ -1,7 +1,7 @@
 """PURE: decides how long a call is retried, and the pauses between its attempts.
 
 The attempts of a call go round the gateways. Each gateway is tried before the first pause; then the pause doubles with
-each round. The clock's values come in as arguments. Used by gangline.client.connection only.
+each round. The clock's values come in as arguments. Used by gangline.client.attempts only.
 """
 
 from __future__ import annotations

@@ -1,52 +1,51 @@
-"""The SDK: one method for each call of the gateway, returning records of gangline.domain and gangline.client.record.
+"""The SDK: one method for each call of the gateway, returning records of gangline.domain and gangline.client.record;
+and the methods that return objects of gangline.client.handle.
 
 It is synchronous, and several threads may use one Client. It decides nothing: gangline.config checks before an upload,
-and gangline.client.connection retries. Used by the CLI, by notebooks and by tests.
+and gangline.client.attempts decides about retries. Used by the CLI, by notebooks and by tests.
+scripts/generate_async_client.py writes async_session.py from this file.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
-from gangline.client import change
+from gangline.client import change, handle
+from gangline.client.attempts import WayBack, say_create
 from gangline.client.change import new_request_id
-from gangline.client.connection import Connection, WayBack, say_create
-from gangline.client.download import append_files, check_target, list_sizes, write_files
+from gangline.client.cluster_calls import ClusterCalls
+from gangline.client.connection import in_thread, pause_for
 from gangline.client.log_stream import log_entry, log_filter
-from gangline.client.login import Login, find_login, find_retry_seconds
 from gangline.client.packing import CodeArchive
-from gangline.client.record import Created, LogEntry, OnProgress, ignore_progress
-from gangline.client.submission import Submission, parse_with_seed, prepare_submission
-from gangline.domain.experiment import Checkpoint, Experiment, ResourceChange, Trial
+from gangline.client.record import Created, LogEntry, OnView, ignore_view
+from gangline.client.submission import Submission, load_submission, parse_with_seed
+from gangline.domain.experiment import Experiment, ResourceChange, Trial
 from gangline.domain.explanation import Explanation
-from gangline.domain.fusion import FusionRecord
 from gangline.domain.history import NO_FILTER, StoredMetrics
-from gangline.domain.id import parse_job_id
-from gangline.domain.resource import Agent
+from gangline.domain.id import absent, parse_job_id, parse_trial_id
 from gangline.domain.search import SearchPreview
-from gangline.domain.state import Availability, ExperimentAction, LogLevel, State, UsageGroup
+from gangline.domain.state import ExperimentAction, LogLevel, State
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
-from gangline.domain.usage import UsageReport
-from gangline.domain.view import AgentView, ClusterView, ExperimentProgress, ExperimentView
+from gangline.domain.view import ExperimentProgress, ExperimentView
 from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.protocol.rpc import CHUNK_BYTES, is_unknown_method
-from gangline.protocol.wire import enum_number, from_proto, to_proto
+from gangline.protocol.wire import from_proto, to_proto
 from gangline.v1 import gateway_pb2 as pb
 
+# How many experiments one call lists.
+PAGE_SIZE = 100
 # A submit with these errors is repeated after another upload, for so long and after this pause.
 _CODE_IS_GONE = ("code.deleting", "code.not_uploaded")
 _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class Client:
+class Client(ClusterCalls):
     """A user's connection to a cluster.
 
     address: of a gateway, as "gpu1:8081", or of several with commas. The client uses one of them at a time, and another
@@ -59,42 +58,67 @@ class Client:
     safe: a change is made once for each id.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        token: str | None = None,
-        *,
-        call_seconds: float = 60,
-        retry_seconds: float | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> None:
-        self._on_progress = on_progress
-        self.login: Login = find_login(address, token)
-        seconds = find_retry_seconds() if retry_seconds is None else retry_seconds
-        self._connection = Connection(self.login, call_seconds, seconds)
-        self._stub = self._connection.stub
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection. It may be called twice; no other call works afterwards."""
-        self._connection.close()
-
     def create_experiment(
-        self, config_text: str, code: Path, request_id: str | None = None, *, seed: int | None = None
-    ) -> Created:
-        """Checks, packs, uploads and submits. config_text: YAML. code: the folder of the trial. seed: the experiment's,
-        where the configuration leaves it open.
+        self,
+        config: str | Path | Mapping[str, Any],
+        code: str | Path | None = None,
+        request_id: str | None = None,
+        *,
+        seed: int | None = None,
+    ) -> handle.Experiment:
+        """Checks, packs, uploads and submits. config: a file of YAML, its text, or the settings as a mapping. code: the
+        folder of the trial; default: the folder of the file. seed: the experiment's, where the configuration leaves it
+        open.
 
-        A call with a request_id that was used before returns the experiment of the earlier call.
+        A call with a request_id that was used before returns the experiment of the earlier call. Raises GanglineError
+        `config.*`, `code.*`.
         """
-        return self.create_prepared(prepare_submission(config_text, code, seed=seed), request_id)
+        submission = in_thread(load_submission, config, code, self._on_progress, seed=seed)
+        created = self.create_prepared(submission, request_id)
+        return handle.Experiment(self, created.experiment, created.warnings)
+
+    def experiment(self, experiment_id: int) -> handle.Experiment:
+        """Returns the experiment as an object with methods. Raises GanglineError `experiment.not_found`."""
+        view = self.get_experiment(experiment_id)
+        return handle.Experiment(self, view.experiment)
+
+    def experiments(self, *, before_id: int = 0, archived: bool | None = False) -> Iterator[handle.Experiment]:
+        """Yields experiments, newest first, and lists them in pages as they are read. The arguments are those of
+        `list_experiments`."""
+        while True:
+            page = self.list_experiments(PAGE_SIZE, before_id, archived)
+            for record in page:
+                yield handle.Experiment(self, record)
+            if len(page) < PAGE_SIZE:
+                return
+            before_id = page[-1].id
+
+    def trial(self, trial_id: str) -> handle.Trial:
+        """Returns the trial, such as "7.1", as an object with methods. Raises GanglineError `id.trial`,
+        `experiment.not_found`, `trial.not_found`."""
+        view = self.get_experiment(parse_trial_id(trial_id)[0])
+        for entry in view.trials:
+            if entry.trial.id == trial_id:
+                return handle.Trial(self, entry.trial)
+        raise absent("trial", trial_id)
+
+    def checkpoint(self, checkpoint_id: str) -> handle.Checkpoint:
+        """Returns the checkpoint as an object with methods. Raises GanglineError `checkpoint.not_found`."""
+        records = self.list_checkpoints()
+        for record in records:
+            if record.id == checkpoint_id:
+                return handle.Checkpoint(self, record)
+        raise absent("checkpoint", checkpoint_id)
+
+    def agents(self) -> list[handle.Agent]:
+        """Returns the agents as objects with methods."""
+        views = self.list_agents()
+        return [handle.Agent(self, view) for view in views]
+
+    def jobs(self) -> list[handle.Job]:
+        """Returns the trials that run or wait, in the order of `list_tasks`, as objects with methods."""
+        tasks = self.list_tasks()
+        return [handle.Job(self, task) for task in tasks]
 
     def create_prepared(
         self, submission: Submission, request_id: str | None = None, *, is_open: bool = False
@@ -122,7 +146,7 @@ class Client:
         return from_proto(Experiment, matches[0])
 
     def upload_code(self, archive: CodeArchive) -> None:
-        def chunks() -> Iterator[pb.UploadCodeRequest]:
+        def chunks() -> Iterable[pb.UploadCodeRequest]:
             yield pb.UploadCodeRequest(code_sha256=archive.sha256)
             for start in range(0, len(archive.payload), CHUNK_BYTES):
                 chunk = archive.payload[start : start + CHUNK_BYTES]
@@ -172,17 +196,22 @@ class Client:
             if view.experiment.state is State.TERMINAL:
                 return
 
-    def wait_experiment(self, experiment_id: int, seconds: float | None = None) -> ExperimentView:
-        """Blocks until it has ended. Raises GanglineError `experiment.wait_timeout` when that takes longer than
-        `seconds`."""
+    def wait_experiment(
+        self, experiment_id: int, seconds: float | None = None, on_progress: OnView = ignore_view
+    ) -> ExperimentView:
+        """Waits until it has ended. on_progress: called with the view now and after each change. Raises GanglineError
+        `experiment.wait_timeout` when it takes longer than `seconds`."""
+        last = None
         try:
-            views = deque(self.watch_experiment(experiment_id, seconds), maxlen=1)
+            for view in self.watch_experiment(experiment_id, seconds):
+                on_progress(view)
+                last = view
         except GanglineError as error:
             if error.code != "rpc.timeout":
                 raise
             text = f"experiment {experiment_id} has not ended after {seconds:g} s"
             raise GanglineError("experiment.wait_timeout", text, ErrorKind.TIMEOUT) from error
-        return views[0] if views else self.get_experiment(experiment_id)
+        return last if last is not None else self.get_experiment(experiment_id)
 
     def kill_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
         """Ends it at once. Killing an ended one changes nothing."""
@@ -273,7 +302,7 @@ class Client:
 
         seed: as for `create_experiment`. The seed of the answer, given to `create_experiment`, makes these very trials.
         """
-        config, _ = parse_with_seed(config_text, seed)
+        config, _ = in_thread(parse_with_seed, config_text, seed)
         request = pb.GatewayServicePreviewSearchRequest(config_json=config.model_dump_json(), limit=limit)
         return from_proto(SearchPreview, self._connection.call(self._stub.PreviewSearch, request).preview)
 
@@ -368,84 +397,6 @@ class Client:
             raise GanglineError("job.unexplained", text, ErrorKind.UNAVAILABLE) from error
         return from_proto(Explanation, answer.explanation)
 
-    def get_snapshot(self, pool: str = "") -> str:
-        """Returns the planner's present input, as JSON that `gangline simulate` reads. pool: empty for the only one."""
-        request = pb.GatewayServiceGetSnapshotRequest(pool=pool)
-        return self._connection.call(self._stub.GetSnapshot, request).snapshot_json
-
-    def list_agents(self) -> list[AgentView]:
-        answer = self._connection.call(self._stub.ListAgents, pb.ListAgentsRequest())
-        return [from_proto(AgentView, message) for message in answer.agents]
-
-    def enable_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
-        """Lets new work start on it again. slot_ids: limits the change to these of its slots. This and the next two
-        methods are for administrators."""
-        return self._set(agent_id, slot_ids, Availability.ENABLED, request_id)
-
-    def drain_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
-        """Lets its work run to the end; no new work starts there."""
-        return self._set(agent_id, slot_ids, Availability.DRAINING, request_id)
-
-    def disable_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
-        """Stops its work, which checkpoints and waits for other slots; no new work starts there."""
-        return self._set(agent_id, slot_ids, Availability.DISABLED, request_id)
-
-    def list_checkpoints(self, experiment_id: int = 0) -> list[Checkpoint]:
-        """Returns checkpoints. experiment_id: 0 for all experiments."""
-        request = pb.ListCheckpointsRequest(experiment_id=experiment_id)
-        answer = self._connection.call(self._stub.ListCheckpoints, request)
-        return [from_proto(Checkpoint, message) for message in answer.checkpoints]
-
-    def download_checkpoint(self, checkpoint_id: str, folder: Path) -> int:
-        """Writes its files into a folder that is new or empty; returns their bytes."""
-        check_target(folder)
-        request = pb.DownloadCheckpointRequest(checkpoint_id=checkpoint_id)
-        messages = self._connection.stream_once(self._stub.DownloadCheckpoint, request)
-        return write_files(messages, folder, partial(self._on_progress, "download"))
-
-    def download_tensorboard(self, experiment_id: int, folder: Path, trial_id: str = "") -> int:
-        """Brings a folder up to date with the TensorBoard files of an experiment or of one of its trials. Returns the
-        number of bytes that were fetched. The folder may have the files of an earlier call, to which it appends.
-
-        Raises GanglineError `experiment.not_found`, `trial.not_found`.
-        """
-        request = pb.DownloadTensorboardRequest(
-            experiment_id=experiment_id, trial_id=trial_id, num_bytes_by_path=list_sizes(folder)
-        )
-        return append_files(self._connection.stream_once(self._stub.DownloadTensorboard, request), folder)
-
-    def delete_checkpoints(self, checkpoint_ids: Sequence[str], request_id: str | None = None) -> list[Checkpoint]:
-        """Deletes all of them or none. Returns their present records; their files are deleted soon after.
-
-        Raises GanglineError `checkpoint.needed` for one from which a trial would resume.
-        """
-        request = pb.DeleteCheckpointsRequest(request_id=request_id or new_request_id(), checkpoint_ids=checkpoint_ids)
-        answer = self._connection.call(self._stub.DeleteCheckpoints, request)
-        return [from_proto(Checkpoint, message) for message in answer.checkpoints]
-
-    def list_fusion(self) -> list[FusionRecord]:
-        """Returns the results of tuning tensor fusion, newest first."""
-        answer = self._connection.call(self._stub.ListFusion, pb.ListFusionRequest())
-        return [from_proto(FusionRecord, message) for message in answer.records]
-
-    def forget_fusion(self, key: str, request_id: str | None = None) -> bool:
-        """Makes the next trial of this kind tune anew. Returns False when there was no record under this key."""
-        request = pb.GatewayServiceForgetFusionRequest(request_id=request_id or new_request_id(), key=key)
-        return self._connection.call(self._stub.ForgetFusion, request).is_forgotten
-
-    def get_usage(self, since: float, until: float = 0.0, by: UsageGroup = UsageGroup.OWNER) -> UsageReport:
-        """Returns the slots that were held in a period, added up by owner, pool or experiment, the largest first.
-        since, until: Unix seconds; 0 is now. What still runs counts until now.
-
-        Raises GanglineError `usage.period`.
-        """
-        request = pb.GetUsageRequest(since=since, until=until)
-        request.by = enum_number(by)  # type: ignore[assignment]  # an enum's number is what protobuf takes
-        return from_proto(UsageReport, self._connection.call(self._stub.GetUsage, request).report)
-
-    def get_cluster(self) -> ClusterView:
-        return from_proto(ClusterView, self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))
-
     def _submit_again(self, submission: Submission, request_id: str, is_open: bool) -> Created:
         """Submits. The code may have gone with a deleted experiment since its upload; then it is uploaded again."""
         give_up_at = time.monotonic() + _CODE_SECONDS
@@ -455,7 +406,7 @@ class Client:
             except GanglineError as error:
                 if error.code not in _CODE_IS_GONE or time.monotonic() >= give_up_at:
                     raise
-            time.sleep(_CODE_PAUSE_SECONDS)
+            pause_for(_CODE_PAUSE_SECONDS)
             self.upload_code(submission.archive)
 
     def _submit(self, config_json: str, code_sha256: str, request_id: str, is_open: bool) -> Created:
@@ -465,10 +416,6 @@ class Client:
 
     def _update(self, request: pb.UpdateExperimentRequest) -> Experiment:
         return from_proto(Experiment, self._connection.call(self._stub.UpdateExperiment, request).experiment)
-
-    def _set(self, agent_id: str, slot_ids: Sequence[str], availability: Availability, request_id: str | None) -> Agent:
-        request = change.of_agent(agent_id, slot_ids, availability, request_id)
-        return from_proto(Agent, self._connection.call(self._stub.UpdateAgent, request).agent)
 
 
 def _way_back(experiment_id: int, command: str) -> WayBack:

@@ -7,13 +7,16 @@ It sends nothing by itself; the session does. Equal files and an equal configura
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gangline.client.packing import CodeArchive, pack_code
 from gangline.client.record import OnProgress, ignore_progress
 from gangline.errors import invalid
+from gangline.text_file import read_text
 
 if TYPE_CHECKING:
     from gangline.config import ExperimentConfig
@@ -69,3 +72,42 @@ def prepare_submission(
     archive = pack_code(code, on_progress)
     check_code(code, parse_entrypoint(config.entrypoint))
     return Submission(config.model_dump_json(), archive, tuple(warnings))
+
+
+def load_submission(
+    config: str | Path | Mapping[str, Any],
+    code: str | Path | None,
+    on_progress: OnProgress = ignore_progress,
+    *,
+    seed: int | None = None,
+) -> Submission:
+    """Does the same as `prepare_submission`, for a configuration in any of its forms: a file, its text or a mapping.
+
+    code: None takes the folder of the file. Raises GanglineError `config.*`, `code.*`.
+    """
+    if isinstance(config, str) and _is_file_name(config):
+        config = Path(config)
+    if isinstance(config, Path):
+        return prepare_submission(
+            read_text(config), config.resolve().parent if code is None else Path(code), on_progress, seed=seed
+        )
+    if code is None:
+        raise invalid("code.no_folder", "the code folder is missing; give the folder that holds the trial")
+    text = config if isinstance(config, str) else _dump(config)
+    return prepare_submission(text, Path(code), on_progress, seed=seed)
+
+
+def _is_file_name(text: str) -> bool:
+    """Returns whether a text is the name of a file. One line that ends so is no configuration."""
+    return "\n" not in text and text.strip().lower().endswith((".yaml", ".yml", ".json"))
+
+
+def _dump(config: Mapping[str, Any]) -> str:
+    """Returns the settings as JSON, which is YAML too. Raises GanglineError `config.not_plain`."""
+    try:
+        return json.dumps(config, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as failure:
+        raise invalid(
+            "config.not_plain",
+            f"the configuration has a value that YAML has not ({failure}); use texts, numbers, lists and dictionaries",
+        ) from failure

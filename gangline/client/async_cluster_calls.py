@@ -1,0 +1,149 @@
+"""The twin of gangline.client.cluster_calls for asyncio.
+
+Written by scripts/generate_async_client.py from cluster_calls.py. Change that file, then run `make async-client`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gangline.client import change
+from gangline.client.async_connection import AsyncConnection, in_thread_to_its_end
+from gangline.client.change import new_request_id
+from gangline.client.download import CheckpointFolder, GrowingFolder, list_sizes
+from gangline.client.login import Login, find_login, find_retry_seconds
+from gangline.client.record import OnProgress, ignore_progress
+from gangline.domain.experiment import Checkpoint
+from gangline.domain.fusion import FusionRecord
+from gangline.domain.resource import Agent
+from gangline.domain.state import Availability, UsageGroup
+from gangline.domain.usage import UsageReport
+from gangline.domain.view import AgentView, ClusterView
+from gangline.protocol.wire import enum_number, from_proto
+from gangline.v1 import gateway_pb2 as pb
+
+
+class AsyncClusterCalls:
+    """The connection of a client, and its calls for the cluster."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        token: str | None = None,
+        *,
+        call_seconds: float = 60,
+        retry_seconds: float | None = None,
+        on_progress: OnProgress = ignore_progress,
+    ) -> None:
+        self._on_progress = on_progress
+        self.login: Login = find_login(address, token)
+        seconds = find_retry_seconds() if retry_seconds is None else retry_seconds
+        self._connection = AsyncConnection(self.login, call_seconds, seconds)
+        self._stub = self._connection.stub
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, error_type: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection. It may be called twice; no other call works afterwards."""
+        await self._connection.close()
+
+    async def get_snapshot(self, pool: str = "") -> str:
+        """Returns the planner's present input, as JSON that `gangline simulate` reads. pool: empty for the only one."""
+        request = pb.GatewayServiceGetSnapshotRequest(pool=pool)
+        return (await self._connection.call(self._stub.GetSnapshot, request)).snapshot_json
+
+    async def list_agents(self) -> list[AgentView]:
+        answer = await self._connection.call(self._stub.ListAgents, pb.ListAgentsRequest())
+        return [from_proto(AgentView, message) for message in answer.agents]
+
+    async def enable_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
+        """Lets new work start on it again. slot_ids: limits the change to these of its slots. This and the next two
+        methods are for administrators."""
+        return await self._set(agent_id, slot_ids, Availability.ENABLED, request_id)
+
+    async def drain_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
+        """Lets its work run to the end; no new work starts there."""
+        return await self._set(agent_id, slot_ids, Availability.DRAINING, request_id)
+
+    async def disable_agent(self, agent_id: str, slot_ids: Sequence[str] = (), request_id: str | None = None) -> Agent:
+        """Stops its work, which checkpoints and waits for other slots; no new work starts there."""
+        return await self._set(agent_id, slot_ids, Availability.DISABLED, request_id)
+
+    async def list_checkpoints(self, experiment_id: int = 0) -> list[Checkpoint]:
+        """Returns checkpoints. experiment_id: 0 for all experiments."""
+        request = pb.ListCheckpointsRequest(experiment_id=experiment_id)
+        answer = await self._connection.call(self._stub.ListCheckpoints, request)
+        return [from_proto(Checkpoint, message) for message in answer.checkpoints]
+
+    async def download_checkpoint(self, checkpoint_id: str, folder: Path) -> int:
+        """Writes its files into a folder that is new or empty; returns their bytes."""
+        target = CheckpointFolder(folder, partial(self._on_progress, "download"))
+        request = pb.DownloadCheckpointRequest(checkpoint_id=checkpoint_id)
+        with target:
+            async for message in self._connection.stream_once(self._stub.DownloadCheckpoint, request):
+                await in_thread_to_its_end(target.write, message)
+        return target.num_bytes
+
+    async def download_tensorboard(self, experiment_id: int, folder: Path, trial_id: str = "") -> int:
+        """Brings a folder up to date with the TensorBoard files of an experiment or of one of its trials. Returns the
+        number of bytes that were fetched. The folder may have the files of an earlier call, to which it appends.
+
+        Raises GanglineError `experiment.not_found`, `trial.not_found`.
+        """
+        request = pb.DownloadTensorboardRequest(
+            experiment_id=experiment_id, trial_id=trial_id, num_bytes_by_path=list_sizes(folder)
+        )
+        with GrowingFolder(folder) as target:
+            async for message in self._connection.stream_once(self._stub.DownloadTensorboard, request):
+                await in_thread_to_its_end(target.write, message)
+        return target.num_bytes
+
+    async def delete_checkpoints(
+        self, checkpoint_ids: Sequence[str], request_id: str | None = None
+    ) -> list[Checkpoint]:
+        """Deletes all of them or none. Returns their present records; their files are deleted soon after.
+
+        Raises GanglineError `checkpoint.needed` for one from which a trial would resume.
+        """
+        request = pb.DeleteCheckpointsRequest(request_id=request_id or new_request_id(), checkpoint_ids=checkpoint_ids)
+        answer = await self._connection.call(self._stub.DeleteCheckpoints, request)
+        return [from_proto(Checkpoint, message) for message in answer.checkpoints]
+
+    async def list_fusion(self) -> list[FusionRecord]:
+        """Returns the results of tuning tensor fusion, newest first."""
+        answer = await self._connection.call(self._stub.ListFusion, pb.ListFusionRequest())
+        return [from_proto(FusionRecord, message) for message in answer.records]
+
+    async def forget_fusion(self, key: str, request_id: str | None = None) -> bool:
+        """Makes the next trial of this kind tune anew. Returns False when there was no record under this key."""
+        request = pb.GatewayServiceForgetFusionRequest(request_id=request_id or new_request_id(), key=key)
+        return (await self._connection.call(self._stub.ForgetFusion, request)).is_forgotten
+
+    async def get_usage(self, since: float, until: float = 0.0, by: UsageGroup = UsageGroup.OWNER) -> UsageReport:
+        """Returns the slots that were held in a period, added up by owner, pool or experiment, the largest first.
+        since, until: Unix seconds; 0 is now. What still runs counts until now.
+
+        Raises GanglineError `usage.period`.
+        """
+        request = pb.GetUsageRequest(since=since, until=until)
+        request.by = enum_number(by)  # type: ignore[assignment]  # an enum's number is what protobuf takes
+        return from_proto(UsageReport, (await self._connection.call(self._stub.GetUsage, request)).report)
+
+    async def get_cluster(self) -> ClusterView:
+        return from_proto(ClusterView, await self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))
+
+    async def _set(
+        self, agent_id: str, slot_ids: Sequence[str], availability: Availability, request_id: str | None
+    ) -> Agent:
+        request = change.of_agent(agent_id, slot_ids, availability, request_id)
+        return from_proto(Agent, (await self._connection.call(self._stub.UpdateAgent, request)).agent)
