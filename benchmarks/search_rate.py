@@ -160,16 +160,19 @@ def main() -> int:
     load = Load(arguments.trials, arguments.slots, arguments.seconds)
     python = None if arguments.no_ray else install_ray()
     print(describe_machine())
-    print(f"work: {load.trials} trials that sleep {load.seconds:g} s each and report one validation, {load.slots} slots")
+    print(
+        f"work: {load.trials} trials that sleep {load.seconds:g} s each and report one validation, {load.slots} slots"
+    )
     walls: dict[str, list[float]] = {}
     for _ in range(arguments.runs):
         wall_seconds, phases = measure_gangline(load)
         walls.setdefault("gangline", []).append(wall_seconds)
         _show("gangline", load, wall_seconds)
         print(f"  ms, medians: {phases}")
-        for name, is_reusing in (("ray tune", False), ("ray tune, reuse_actors", True)) if python else ():
-            walls.setdefault(name, []).append(measure_ray(python, load, is_reusing=is_reusing))
-            _show(name, load, walls[name][-1])
+        if python is not None:
+            for name, is_reusing in (("ray tune", False), ("ray tune, reuse_actors", True)):
+                walls.setdefault(name, []).append(measure_ray(python, load, is_reusing=is_reusing))
+                _show(name, load, walls[name][-1])
     for name, seconds in walls.items():
         _summarise(name, load, seconds)
     print(f"wanted: at least {TRIALS_PER_MINUTE:g} trials a minute, slots idle at most {IDLE_SHARE:.0%}")
