@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from functools import partial
 
 import structlog
 
+from gangline.domain.limits import MB
 from gangline.domain.state import ExitKind
 from gangline.errors import invalid
 from gangline.protocol import wire
@@ -25,13 +27,17 @@ from services.agent.connection.leader_stream import LeaderStream, Outbox
 from services.agent.devices.gpu_health import Policy
 from services.agent.devices.monitor import SlotMonitor
 from services.agent.devices.slot import Slots, load_slots
+from services.agent.machine.code_upkeep import CodeUpkeep
 from services.agent.machine.disk_monitor import DiskMonitor
 from services.agent.machine_report import watch_machine
 from services.agent.settings import AgentSettings
+from services.common.code_cache import CodeCache, CodeLimits
 from services.common.concurrency import cancel
 from services.common.security import load_token
+from services.common.state_folder import StateFolder
 from services.common.telemetry import serve_metrics, write_ready_file
 
+DAY_SECONDS = 86400.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = structlog.get_logger(__name__)
@@ -65,8 +71,15 @@ class _Running:
         policy = Policy(settings.health_confirmations, settings.health_good_checks, settings.health_window_seconds)
         self._monitor = SlotMonitor(slots, policy, settings.health_seconds, settings.state_dir, self._on_slots)
         self._agent = Agent(identity, self._monitor.slots, journal, roster)
+        code = CodeCache(StateFolder(settings.state_dir).code_archives)
+        code_limits = CodeLimits(int(settings.code_cache_mb * MB), settings.code_cache_days * DAY_SECONDS)
         self._disk = DiskMonitor(
-            settings.state_dir, settings.health_seconds, settings.health_good_checks, journal.drop_kept, self._on_disk
+            settings.state_dir,
+            settings.health_seconds,
+            settings.health_good_checks,
+            partial(_make_room, journal, code),
+            self._on_disk,
+            upkeep=CodeUpkeep(code, code_limits).run,
         )
         self._link = LeaderStream(settings.scheduler_addresses, token, self._agent, self._outbox)
 
@@ -119,6 +132,12 @@ class _Running:
         if not stopping.done():
             await self._agent.roster.stop_all(0.0, reason)
         await stopping
+
+
+def _make_room(journal: Journal, code: CodeCache) -> None:
+    """Removes everything in the state directory that no running work needs."""
+    code.drop()
+    journal.drop_kept()
 
 
 def _make_templates(settings: AgentSettings, program: RunnerProgram) -> list[Template]:

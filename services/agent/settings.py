@@ -32,6 +32,10 @@ class AgentSettings(ServiceSettings):
     )
     exit_grace_seconds: float = Field(default=10.0, ge=0, description="for that: time until what is left is killed")
     keep_ended: int = Field(default=10, ge=0, description="folders of ended allocations kept for debugging")
+    code_cache_mb: float = Field(
+        default=2048.0, ge=0, description="MB of code archives kept here; the least recently used are removed first"
+    )
+    code_cache_days: float = Field(default=30.0, ge=0, description="an archive unused for so long is removed")
     health_seconds: float = Field(default=15.0, gt=0, description="between two checks of GPUs, interfaces, disk")
     health_confirmations: int = Field(
         default=2, ge=2, description="findings of a hardware fault that take a GPU out of use"

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Protocol, cast
 
 from gangline.domain.limits import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PATH_BYTES, MB
 from gangline.errors import GanglineError
@@ -65,11 +65,14 @@ def judge(path: Path) -> None:
 
 
 @contextmanager
-def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
+def open_archive(path: Path, digest: Digest | None = None) -> Iterator[tarfile.TarFile]:
     """Opens an archive that is read once, from front to back. Raises GanglineError `code.corrupt`, `code.too_big` or
-    `code.unsafe_path`. OSError passes through where the disk is the cause."""
+    `code.unsafe_path`. OSError passes through where the disk is the cause.
+
+    digest: is updated with the bytes of the file as they are read, all of them where no error is raised.
+    """
     try:
-        with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as unzipped:
+        with path.open("rb") as raw, gzip.GzipFile(fileobj=_Observed(raw, digest) if digest else raw) as unzipped:
             stream = _Bounded(unzipped)
             # In stream mode tarfile calls only read.
             with tarfile.open(fileobj=cast("BinaryIO", stream), mode="r|", tarinfo=_Member) as archive:
@@ -131,6 +134,25 @@ class _Member(tarfile.TarInfo):
         raise _unsafe(self, "is a sparse file", "pack it without --sparse")
 
     _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
+
+
+class Digest(Protocol):
+    """A checksum in progress, as hashlib makes it."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
+class _Observed:
+    """Reads a file and passes its bytes to a checksum, so that no other process can alter them in between."""
+
+    def __init__(self, source: BinaryIO, digest: Digest) -> None:
+        self._source = source
+        self._digest = digest
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = self._source.read(size)
+        self._digest.update(chunk)
+        return chunk
 
 
 class _Bounded:

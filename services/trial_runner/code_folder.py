@@ -1,8 +1,8 @@
 """The user's code: fetched from a gateway once for each machine, checked, and unpacked for each allocation.
 
-Owns the cache of judged archives under <state>/code, which drops the least recently used ones.
-services/common/archive.py has the rules for unpacking; the gateway has already refused archives that break them. Each
-allocation gets its own files, so two trials of one experiment cannot write into each other's folder.
+services/common/code_cache.py owns the cached archives. services/common/archive.py has the rules for unpacking; the
+gateway has already refused archives that break them. Each allocation gets its own files, so two trials of one
+experiment cannot write into each other's folder. The preparation of a start calls `prepare_code`.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import grpc
+import structlog
 
 from gangline.errors import GanglineError, invalid, unavailable
 from gangline.protocol.rpc import error_of, token_metadata
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc
 from services.common.archive import BadArchive, checked_members, open_archive, tarfile
 from services.common.archive_judge import judge_archive
+from services.common.code_cache import CodeCache
 from services.trial_runner.delivery.channel_route import ChannelRoute
 
-# Bound on the archives that a machine keeps. The trials of a search share one, and a dropped one is fetched again.
-CACHE_BYTES = 2 << 30
-# Age of an untouched download after which it belongs to a runner that was killed.
-STALE_SECONDS = 3600.0
 # Time for which a failed download is retried.
 ATTEMPTS_SECONDS = 60.0
 # Deadline of one download.
 CALL_SECONDS = 120.0
+# Limit for the wait for another runner's download. That runner may be stopped and then never ends.
+WAIT_SECONDS = ATTEMPTS_SECONDS + CALL_SECONDS
+# Reads of an entry that is damaged, or removed between its download and its use, before the disk counts as faulty.
+MAX_READS = 3
 # Archives up to this size are read and unpacked at once, before a thread for it would have started. Threads also make a
 # fork of a warm process slower.
 SMALL_BYTES = 64 << 10
@@ -46,15 +48,91 @@ T = TypeVar("T")
 # Codes after which a retry with another gateway may succeed.
 _RETRIED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 
+log = structlog.get_logger(__name__)
 
-async def prepare_code(sha256: str, cache: Path, target: Path, route: ChannelRoute, token: str) -> Path:
-    """Unpacks the code into `target`, and returns this folder. Raises GanglineError `code.*`."""
-    archive = cache / f"{sha256}.tar.gz"
-    if not await _off_loop(archive, _is_intact, archive, sha256):
-        await _fetch(sha256, archive, route, token)
-        await asyncio.to_thread(prune, cache, archive, CACHE_BYTES, time.time())
-    await _off_loop(archive, unpack, archive, target)
+
+class Damaged(Exception):
+    """The bytes of a cached archive do not have the checksum that is its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSource:
+    """Where an archive comes from. token: of the allocation. route: to the gateways."""
+
+    sha256: str
+    cache: CodeCache
+    route: ChannelRoute
+    token: str
+
+
+async def prepare_code(source: CodeSource, target: Path) -> Path:
+    """Unpacks the code into `target`, and returns this folder. Raises GanglineError `code.*`, and OSError.
+
+    Where the cache cannot be used, the attempt fetches the archive for itself.
+    """
+    try:
+        if await _unpack_cached(source, target):
+            return target
+    except (OSError, TimeoutError) as error:
+        log.warning("the cache of code cannot be used; fetching for this attempt alone", error=str(error))
+    draft = target.with_name(f".{target.name}.tar.gz")
+    try:
+        await _fetch(source, draft, draft)
+        await _off_loop(draft, unpack, draft, target)
+    finally:
+        _discard(draft)
     return target
+
+
+async def _unpack_cached(source: CodeSource, target: Path) -> bool:
+    """Unpacks the cached archive, which the first of several runners fetches. Returns False if every read found it
+    damaged or missing."""
+    sha256, cache = source.sha256, source.cache
+    archive = cache.archive_path(sha256)
+    for _ in range(MAX_READS):
+        lock = await cache.take(sha256, is_exclusive=False, wait_seconds=WAIT_SECONDS)
+        try:
+            await _off_loop(archive, unpack, archive, target, sha256)
+            cache.touch(sha256)
+            return True
+        except FileNotFoundError:
+            is_damaged = False
+        except Damaged:
+            log.warning("a cached code archive is damaged; fetching it again", sha256=sha256)
+            is_damaged = True
+        finally:
+            os.close(lock)
+        lock = await cache.take(sha256, is_exclusive=True, wait_seconds=WAIT_SECONDS)
+        try:
+            await _renew(source, is_damaged=is_damaged)
+            cache.share(lock)
+            await asyncio.to_thread(cache.prune, cache.load_limits(), time.time())
+            await _off_loop(archive, unpack, archive, target, sha256)
+            return True
+        except (Damaged, FileNotFoundError):
+            continue
+        finally:
+            os.close(lock)
+    return False
+
+
+async def _renew(source: CodeSource, *, is_damaged: bool) -> None:
+    """Fetches the archive, unless another runner has done so while this one waited for the lock."""
+    archive = source.cache.archive_path(source.sha256)
+    if await _off_loop(archive, _is_usable, archive, source.sha256 if is_damaged else ""):
+        return
+    _discard(archive)
+    await _fetch(source, source.cache.draft_path(source.sha256), archive)
+
+
+def _is_usable(archive: Path, sha256: str) -> bool:
+    """Returns whether the entry exists, and has this checksum if one is given."""
+    return archive.exists() and not (sha256 and _is_damaged(archive, sha256))
+
+
+def _is_damaged(archive: Path, sha256: str) -> bool:
+    with archive.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() != sha256
 
 
 async def _off_loop(archive: Path, work: Callable[..., T], *arguments: object) -> T:
@@ -66,97 +144,84 @@ async def _off_loop(archive: Path, work: Callable[..., T], *arguments: object) -
     return work(*arguments) if is_small else await asyncio.to_thread(work, *arguments)
 
 
-def prune(cache: Path, used: Path, max_bytes: int, now: float) -> None:
-    """Deletes the least recently used archives until at most max_bytes are left, and downloads that were given up.
-
-    used: an archive that is always kept. Another runner may prune at the same time.
-    """
-    left = max_bytes
-    with suppress(FileNotFoundError):
-        left -= used.stat().st_size
-    for found_at, size, path in sorted(_cached(cache), reverse=True):
-        if path == used:
-            continue
-        if path.name.startswith("."):
-            is_needless = now - found_at > STALE_SECONDS
-        else:
-            left -= size
-            is_needless = left < 0
-        if is_needless:
-            path.unlink(missing_ok=True)
-
-
-def _cached(cache: Path) -> Iterator[tuple[float, int, Path]]:
-    """Yields each file's time of last use, its size and its path."""
-    for path in cache.iterdir():
-        with suppress(FileNotFoundError):
-            status = path.stat()
-            yield status.st_mtime, status.st_size, path
-
-
-async def _fetch(sha256: str, archive: Path, route: ChannelRoute, token: str) -> None:
-    archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = archive.with_name(f".{sha256}.{os.getpid()}")
+async def _fetch(source: CodeSource, draft: Path, archive: Path) -> None:
+    """Downloads into the draft, judges it and renames it to the archive. Leaves no draft if that fails."""
     deadline = asyncio.get_running_loop().time() + ATTEMPTS_SECONDS
     try:
         while True:
             try:
-                received_sha256 = await _download(sha256, draft, route, token)
+                received_sha256 = await _download(source, draft)
                 break
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _RETRIED or asyncio.get_running_loop().time() > deadline:
-                    raise error_of(error, route.name) from error
-                await route.failed()
-        if received_sha256 != sha256:
-            raise _corrupt(sha256, f"its bytes have sha256 {received_sha256[:12]}...")
+                    raise error_of(error, source.route.name) from error
+                await source.route.failed()
+        if received_sha256 != source.sha256:
+            raise _corrupt(source.sha256, f"its bytes have sha256 {received_sha256[:12]}...")
         try:
             # Judged once for each machine. An archive that passes is unpacked in this process from then on.
             await judge_archive(draft)
         except BadArchive as error:
-            raise _refused(archive, error) from error
-        # Another runner may have been faster; both files hold the same.
-        draft.replace(archive)
+            raise _refused(source.cache.archive_path(source.sha256), error) from error
+        _publish(draft, archive)
+    except BaseException:
+        _discard(draft)
+        raise
+
+
+def _publish(draft: Path, archive: Path) -> None:
+    # The code of a trial runs as the same user, and may reach this folder by mistake.
+    draft.chmod(0o400)
+    draft.replace(archive)
+
+
+def _discard(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+async def _download(source: CodeSource, draft: Path) -> str:
+    """Returns the checksum of the received bytes."""
+    digest, num_bytes = hashlib.sha256(), 0
+    stub = ingest_pb2_grpc.IngestServiceStub(source.route.channel())
+    request = ingest_pb2.FetchCodeRequest(code_sha256=source.sha256)
+    try:
+        with draft.open("wb") as file:
+            async for response in stub.FetchCode(request, timeout=CALL_SECONDS, metadata=token_metadata(source.token)):
+                digest.update(response.chunk)
+                num_bytes += len(response.chunk)
+                file.write(response.chunk)
     finally:
-        draft.unlink(missing_ok=True)
-
-
-async def _download(sha256: str, draft: Path, route: ChannelRoute, token: str) -> str:
-    digest = hashlib.sha256()
-    stub = ingest_pb2_grpc.IngestServiceStub(route.channel())
-    request = ingest_pb2.FetchCodeRequest(code_sha256=sha256)
-    with draft.open("wb") as file:
-        async for response in stub.FetchCode(request, timeout=CALL_SECONDS, metadata=token_metadata(token)):
-            digest.update(response.chunk)
-            file.write(response.chunk)
+        source.cache.count_fetch(num_bytes)
     return digest.hexdigest()
 
 
-def _is_intact(archive: Path, sha256: str) -> bool:
-    try:
-        with archive.open("rb") as file:
-            # The time of last use, by which `prune` sorts.
-            os.utime(archive)
-            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
-    except FileNotFoundError:
-        return False
-
-
-def unpack(archive: Path, target: Path) -> None:
+def unpack(archive: Path, target: Path, sha256: str = "") -> None:
     """Unpacks into a fresh folder, whole or not at all.
 
+    sha256: the checksum that the unpacked bytes must have; empty for no check. Raises Damaged if they have another one.
     Raises GanglineError `code.corrupt` or `code.unsafe`, which another attempt would meet as well, or `code.disk`.
+    Raises FileNotFoundError if there is no archive.
     """
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(mode=0o700)
+    digest = hashlib.sha256()
     try:
-        with open_archive(archive) as tar:
+        with open_archive(archive, digest) as tar:
+            draft.mkdir(mode=0o700)
             tar.extractall(draft, members=checked_members(tar), filter=_filter)
+        if sha256 and digest.hexdigest() != sha256:
+            raise Damaged(archive)
         shutil.rmtree(target, ignore_errors=True)
         draft.replace(target)
     except BadArchive as error:
+        if sha256 and _is_damaged(archive, sha256):
+            raise Damaged(archive) from error
         raise _refused(archive, error) from error
+    except FileNotFoundError:
+        raise
     except OSError as error:
+        if sha256 and _is_damaged(archive, sha256):
+            raise Damaged(archive) from error
         if error.errno in _CAUSED_BY_ARCHIVE:
             raise _unsafe(str(error)) from error
         raise unavailable("code.disk", f"cannot unpack the code into {target}: {error}") from error

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.v1 import runner_pb2
+from services.common.code_cache import CodeCache
 from services.common.concurrency import cancel
 from services.common.state_folder import SharedFolder
-from services.trial_runner.code_folder import prepare_code
+from services.trial_runner.code_folder import CodeSource, prepare_code
 from services.trial_runner.delivery.channel_route import ChannelRoute, route_to_leader
 from services.trial_runner.gang.gang_links import GangLinks
 from services.trial_runner.gang.gang_plan import Network, Place
@@ -74,8 +75,9 @@ class Preparation:
             return
         route = ChannelRoute("gateway", self.spec.gateway_addresses)
         try:
-            archives, target = self.folder.state.code_archives, self.folder.code_path
-            await prepare_code(self.spec.code_sha256, archives, target, route, self.spec.token)
+            cache = CodeCache(self.folder.state.code_archives)
+            source = CodeSource(self.spec.code_sha256, cache, route, self.spec.token)
+            await prepare_code(source, self.folder.code_path)
         finally:
             await route.close()
 

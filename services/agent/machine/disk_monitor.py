@@ -32,6 +32,7 @@ class DiskMonitor:
 
     make_room: called when a check fails, before the second try.
     on_change: called on the event loop with the problem; empty when it is over.
+    upkeep: called with each check, in its thread; its OSErrors are ignored.
     """
 
     def __init__(
@@ -41,12 +42,15 @@ class DiskMonitor:
         num_good_checks: int,
         make_room: Callable[[], None],
         on_change: Callable[[str], None],
+        *,
+        upkeep: Callable[[], None] = lambda: None,
     ) -> None:
         self._state = state
         self._period_seconds = period_seconds
         self._num_good_checks = num_good_checks
         self._make_room = make_room
         self._on_change = on_change
+        self._upkeep = upkeep
         self._problem = ""
         self._good_checks = 0
         self._hurry = asyncio.Event()
@@ -68,7 +72,7 @@ class DiskMonitor:
     async def check_once(self) -> None:
         """Makes one check. A check that still hangs from the last time is awaited again, and not repeated."""
         if self._call is None:
-            self._call = start_call(partial(_check, self._state, self._make_room))
+            self._call = start_call(partial(_check, self._state, self._make_room, self._upkeep))
         await asyncio.wait([self._call], timeout=CHECK_SECONDS)
         if self._call.done():
             problem, self._call = self._call.result(), None
@@ -90,8 +94,10 @@ class DiskMonitor:
         self._on_change(problem)
 
 
-def _check(state: Path, make_room: Callable[[], None]) -> str:
+def _check(state: Path, make_room: Callable[[], None], upkeep: Callable[[], None]) -> str:
     problem = _find_problem(state, make_room)
+    with suppress(OSError):
+        upkeep()
     with suppress(OSError):
         _measure(state)
     return problem

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
-import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -131,16 +131,18 @@ def test_unpacking_again_replaces_what_was_there(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "code").iterdir()] == ["model.py"]
 
 
-def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path: Path) -> None:
-    now = 10_000.0
-    for name, size, used_at in (
-        ("old.tar.gz", 4, 1.0),
-        ("recent.tar.gz", 4, 9_000.0),
-        ("this.tar.gz", 4, 2.0),
-        (".given-up.1", 4, 3.0),
-        (".running.2", 400, 9_999.0),
-    ):
-        (tmp_path / name).write_bytes(b"x" * size)
-        os.utime(tmp_path / name, (used_at, used_at))
-    code_folder.prune(tmp_path, tmp_path / "this.tar.gz", 8, now)
-    assert {path.name for path in tmp_path.iterdir()} == {"this.tar.gz", "recent.tar.gz", ".running.2"}
+def test_an_archive_with_another_checksum_is_damaged_and_leaves_nothing(tmp_path: Path) -> None:
+    """Also where the damage is no valid archive any more."""
+    (tmp_path / "inner").mkdir()
+    packed = archive(tmp_path, file("model.py", 5000))
+    content = packed.read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    # Byte 4 is the time in gzip's header, which no reader checks.
+    for place in (4, len(content) // 2, len(content) - 1):
+        packed.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(code_folder.Damaged):
+            code_folder.unpack(packed, tmp_path / "inner" / "code", sha256)
+        assert list((tmp_path / "inner").iterdir()) == []
+    packed.write_bytes(content)
+    code_folder.unpack(packed, tmp_path / "inner" / "code", sha256)
+    assert (tmp_path / "inner" / "code" / "model.py").read_text() == "x" * 5000
