@@ -48,7 +48,8 @@ class _Server:
 
 class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
     """records: by spool id, each sequence number once. num_resent: records that came more than once. num_requests:
-    batches of records. over_reason: told with each answer."""
+    batches of records. num_fetches: of code. held_code: set while downloads stop after their first chunk. over_reason:
+    told with each answer."""
 
     def __init__(self, token: str) -> None:
         super().__init__()
@@ -58,6 +59,8 @@ class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
         self.num_resent = 0
         self.num_streams = 0
         self.num_requests = 0
+        self.num_fetches = 0
+        self.held_code: asyncio.Event | None = None
         self.over_reason = ""
         self.changed = asyncio.Event()
 
@@ -84,11 +87,14 @@ class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
         self, request: ingest_pb2.FetchCodeRequest, context: Any
     ) -> AsyncIterator[Any]:
         assert find_token(context.invocation_metadata()) == self.token
+        self.num_fetches += 1
         if request.code_sha256 not in self.archives:
             await context.abort(*status_of(not_found("code.not_found", f"no code {request.code_sha256[:12]}")))
         content = self.archives[request.code_sha256]
         for start in range(0, len(content), 1 << 16):
             yield ingest_pb2.FetchCodeResponse(chunk=content[start : start + (1 << 16)])
+            if self.held_code is not None:
+                await self.held_code.wait()
 
     def lines(self, stream: str | None = None, rank: int | None = None) -> list[str]:
         """All log lines, in the order of their spools and numbers."""

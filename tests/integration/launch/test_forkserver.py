@@ -19,7 +19,8 @@ from tests.support.runner_process import WarmProcess, living
 from tests.support.wait import until
 
 TARGETS = """
-import json, os, sys, time
+import json, os, sys, time, weakref
+from gangline.launch import child
 
 def tell(arguments, fds):
     told = {
@@ -33,6 +34,17 @@ def tell(arguments, fds):
     }
     os.write(fds[0], json.dumps(told).encode())
     return 0
+
+class Preloaded:
+    pass
+
+kept = Preloaded()
+weakref.finalize(kept, open, os.environ["PYTHONPATH"] + "/inherited", "w")
+
+def leave(arguments, fds):
+    own = Preloaded()
+    weakref.finalize(own, open, os.environ["PYTHONPATH"] + "/own", "w")
+    child.leave_like_a_program(0)
 
 def wait(arguments, fds):
     os.write(fds[0], b"up")
@@ -124,6 +136,17 @@ def test_a_client_that_hangs_up_or_sends_noise_does_not_harm_it(server: WarmProc
             client.connect(server.socket_path)
             client.sendall(noise)
     assert forkserver.describe(server.socket_path, 5)["pid"] == server.pid
+
+
+def test_finalizers_of_preloaded_modules_run_in_the_server_alone(server: WarmProcess) -> None:
+    folder = Path(os.environ["PYTHONPATH"])
+    _, read_fd = fork(server, "leave", environment=dict(os.environ))
+    assert os.read(read_fd, 1) == b"", "the fork has ended"
+    os.close(read_fd)
+    assert (folder / "own").exists()
+    assert not (folder / "inherited").exists()
+    server.close()
+    assert (folder / "inherited").exists()
 
 
 async def test_children_are_reaped(server: WarmProcess) -> None:
