@@ -21,6 +21,7 @@ from gangline.client.download import append_files, check_target, list_sizes, wri
 from gangline.client.log_stream import log_entry, log_filter
 from gangline.client.login import Login, find_login, find_retry_seconds
 from gangline.client.packing import CodeArchive
+from gangline.client.project import ProjectMethods
 from gangline.client.record import Created, LogEntry, OnProgress, ignore_progress
 from gangline.client.submission import Submission, parse_with_seed, prepare_submission
 from gangline.domain.experiment import Checkpoint, Experiment, ResourceChange, Trial
@@ -34,7 +35,7 @@ from gangline.domain.state import Availability, ExperimentAction, LogLevel, Stat
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
 from gangline.domain.usage import UsageReport
-from gangline.domain.view import AgentView, ClusterView, ExperimentProgress, ExperimentView
+from gangline.domain.view import AgentView, ClusterView, ExperimentView
 from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.protocol.rpc import CHUNK_BYTES, is_unknown_method
 from gangline.protocol.wire import enum_number, from_proto, to_proto
@@ -46,7 +47,7 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class Client:
+class Client(ProjectMethods):
     """A user's connection to a cluster.
 
     address: of a gateway, as "gpu1:8081", or of several with commas. The client uses one of them at a time, and another
@@ -87,14 +88,22 @@ class Client:
         self._connection.close()
 
     def create_experiment(
-        self, config_text: str, code: Path, request_id: str | None = None, *, seed: int | None = None
+        self,
+        config_text: str,
+        code: Path,
+        request_id: str | None = None,
+        *,
+        seed: int | None = None,
+        template: str = "",
     ) -> Created:
         """Checks, packs, uploads and submits. config_text: YAML. code: the folder of the trial. seed: the experiment's,
-        where the configuration leaves it open.
+        where the configuration leaves it open. template: whose settings the configuration overrides; empty for the
+        default of its project.
 
         A call with a request_id that was used before returns the experiment of the earlier call.
         """
-        return self.create_prepared(prepare_submission(config_text, code, seed=seed), request_id)
+        inherited = self.inherit(config_text, template)
+        return self.create_prepared(prepare_submission(config_text, code, seed=seed, inherited=inherited), request_id)
 
     def create_prepared(
         self, submission: Submission, request_id: str | None = None, *, is_open: bool = False
@@ -134,22 +143,6 @@ class Client:
     def submit_experiment(self, config_json: str, code_sha256: str, request_id: str | None = None) -> Created:
         """Submits without checks of its own; the code must be uploaded already."""
         return self._submit(config_json, code_sha256, request_id or new_request_id(), is_open=False)
-
-    def list_experiments(self, limit: int = 50, before_id: int = 0, archived: bool | None = False) -> list[Experiment]:
-        """Returns experiments, newest first. before_id: limits them to smaller ids; 0 begins with the newest.
-        archived: only archived ones, or only the others; None for both."""
-        request = pb.ListExperimentsRequest(limit=limit, before_id=before_id, archived=archived)
-        answer = self._connection.call(self._stub.ListExperiments, request)
-        return [from_proto(Experiment, message) for message in answer.experiments]
-
-    def list_progress(
-        self, limit: int = 50, before_id: int = 0, *, archived: bool | None = False
-    ) -> list[tuple[Experiment, ExperimentProgress | None]]:
-        """Returns the same as `list_experiments`, each experiment with its progress; None from an older gateway."""
-        request = pb.ListExperimentsRequest(limit=limit, before_id=before_id, archived=archived)
-        answer = self._connection.call(self._stub.ListExperiments, request)
-        by_id = {message.experiment_id: from_proto(ExperimentProgress, message) for message in answer.progress}
-        return [(from_proto(Experiment, message), by_id.get(message.id)) for message in answer.experiments]
 
     def get_experiment(self, experiment_id: int) -> ExperimentView:
         answer = self._connection.call(self._stub.GetExperiment, pb.GetExperimentRequest(experiment_id=experiment_id))
@@ -268,12 +261,15 @@ class Client:
         )
         return from_proto(TraceOrder, self._connection.call(self._stub.ProfileTrial, request).order)
 
-    def preview_search(self, config_text: str, limit: int = 20, seed: int | None = None) -> SearchPreview:
+    def preview_search(
+        self, config_text: str, limit: int = 20, seed: int | None = None, template: str = ""
+    ) -> SearchPreview:
         """Returns the trials that this configuration would make. limit: the most hyperparameter sets to return.
 
-        seed: as for `create_experiment`. The seed of the answer, given to `create_experiment`, makes these very trials.
+        seed, template: as for `create_experiment`. The seed of the answer, given to `create_experiment`, makes these
+        very trials.
         """
-        config, _ = parse_with_seed(config_text, seed)
+        config, _ = parse_with_seed(config_text, seed, self.inherit(config_text, template))
         request = pb.GatewayServicePreviewSearchRequest(config_json=config.model_dump_json(), limit=limit)
         return from_proto(SearchPreview, self._connection.call(self._stub.PreviewSearch, request).preview)
 
@@ -342,13 +338,14 @@ class Client:
                     last_id = stored.id
                     yield from_proto(StoredMetrics, stored)
 
-    def list_tasks(self, experiment_id: int = 0) -> list[Task]:
+    def list_tasks(self, experiment_id: int = 0, *, workspace: str = "", project: str = "") -> list[Task]:
         """Returns the running tasks, oldest first, then the waiting ones, in the order in which the planner considers
         them.
 
-        experiment_id: 0 for all experiments.
+        experiment_id: 0 for all experiments. workspace, project: only those in it, by name; empty for all.
         """
-        answer = self._connection.call(self._stub.ListTasks, pb.ListTasksRequest(experiment_id=experiment_id))
+        request = pb.ListTasksRequest(experiment_id=experiment_id, workspace=workspace, project=project)
+        answer = self._connection.call(self._stub.ListTasks, request)
         return [from_proto(Task, message) for message in answer.tasks]
 
     def explain(self, job_id: int | str) -> Explanation:
@@ -451,15 +448,21 @@ class Client:
         give_up_at = time.monotonic() + _CODE_SECONDS
         while True:
             try:
-                return self._submit(submission.config_json, submission.archive.sha256, request_id, is_open)
+                return self._submit(
+                    submission.config_json, submission.archive.sha256, request_id, is_open, submission.template
+                )
             except GanglineError as error:
                 if error.code not in _CODE_IS_GONE or time.monotonic() >= give_up_at:
                     raise
             time.sleep(_CODE_PAUSE_SECONDS)
             self.upload_code(submission.archive)
 
-    def _submit(self, config_json: str, code_sha256: str, request_id: str, is_open: bool) -> Created:
-        request = pb.CreateExperimentRequest(request_id=request_id, config_json=config_json, code_sha256=code_sha256)
+    def _submit(
+        self, config_json: str, code_sha256: str, request_id: str, is_open: bool, template: str = ""
+    ) -> Created:
+        request = pb.CreateExperimentRequest(
+            request_id=request_id, config_json=config_json, code_sha256=code_sha256, template=template
+        )
         answer = self._connection.call(self._stub.CreateExperiment, request, is_open=is_open)
         return Created(from_proto(Experiment, answer.experiment), tuple(answer.warnings))
 
