@@ -106,4 +106,4 @@ def no_project(project_id: int) -> GanglineError:
 def _suggest(wanted: str, names: Iterable[str]) -> str:
     by_folded = {name.casefold(): name for name in names}
     near = difflib.get_close_matches(wanted.casefold(), by_folded, 1, _LEAST_ALIKE)
-    return f"did you mean {by_folded[near[0]]!r}? or " if near else ""
+    return f"did you mean {by_folded[near[0]]!r}? if not, " if near else ""
