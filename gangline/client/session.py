@@ -431,8 +431,8 @@ class Client(ProjectMethods):
         return self._connection.call(self._stub.ForgetFusion, request).is_forgotten
 
     def get_usage(self, since: float, until: float = 0.0, by: UsageGroup = UsageGroup.OWNER) -> UsageReport:
-        """Returns the slots that were held in a period, added up by owner, pool or experiment, the largest first.
-        since, until: Unix seconds; 0 is now. What still runs counts until now.
+        """Returns the slots that were held in a period, added up by owner, pool, experiment, project or workspace,
+        the largest first. since, until: Unix seconds; 0 is now. What still runs counts until now.
 
         Raises GanglineError `usage.period`.
         """

@@ -124,6 +124,8 @@ class UsageGroup(StrEnum):
     OWNER = "OWNER"
     POOL = "POOL"
     EXPERIMENT = "EXPERIMENT"
+    PROJECT = "PROJECT"
+    WORKSPACE = "WORKSPACE"
 
 
 class DeletionStage(StrEnum):

@@ -361,6 +361,9 @@ class _UsageGroupEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     USAGE_GROUP_OWNER: _UsageGroup.ValueType  # 1
     USAGE_GROUP_POOL: _UsageGroup.ValueType  # 2
     USAGE_GROUP_EXPERIMENT: _UsageGroup.ValueType  # 3
+    USAGE_GROUP_PROJECT: _UsageGroup.ValueType  # 4
+    """Of the projects that hold the experiments now; the key is "<workspace>/<project>"."""
+    USAGE_GROUP_WORKSPACE: _UsageGroup.ValueType  # 5
 
 class UsageGroup(_UsageGroup, metaclass=_UsageGroupEnumTypeWrapper):
     """What a report of usage adds up."""
@@ -369,6 +372,9 @@ USAGE_GROUP_UNSPECIFIED: UsageGroup.ValueType  # 0
 USAGE_GROUP_OWNER: UsageGroup.ValueType  # 1
 USAGE_GROUP_POOL: UsageGroup.ValueType  # 2
 USAGE_GROUP_EXPERIMENT: UsageGroup.ValueType  # 3
+USAGE_GROUP_PROJECT: UsageGroup.ValueType  # 4
+"""Of the projects that hold the experiments now; the key is "<workspace>/<project>"."""
+USAGE_GROUP_WORKSPACE: UsageGroup.ValueType  # 5
 Global___UsageGroup: typing_extensions.TypeAlias = UsageGroup
 
 class _DeletionStage:

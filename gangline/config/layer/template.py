@@ -25,6 +25,7 @@ from gangline.printable import find_unprintable
 # The project chooses the template, so a template cannot choose the project.
 _OF_THE_PROJECT = ("workspace", "project")
 MAX_NAME_LENGTH = 80
+MAX_DESCRIPTION_LENGTH = 1000
 
 
 def read_template(text: str) -> str:
@@ -68,6 +69,15 @@ def check_name(kind: str, name: str) -> None:
     else:
         return
     raise invalid(f"{kind}.name", f"the name {_shown(name, letter)} of the {kind} {why}")
+
+
+def check_description(description: str) -> None:
+    """Checks the description of a project. Raises GanglineError `project.description`."""
+    if len(description) > MAX_DESCRIPTION_LENGTH:
+        raise invalid(
+            "project.description",
+            f"the description has {len(description)} characters; give one with at most {MAX_DESCRIPTION_LENGTH}",
+        )
 
 
 def defaults_layer(source: str, defaults: ProjectDefaults) -> ConfigLayer | None:

@@ -17,7 +17,7 @@ from gangline.config.layer.lookup import (
     no_project,
     no_workspace,
 )
-from gangline.config.layer.template import check_name, check_storage, check_template, defaults_layer
+from gangline.config.layer.template import check_description, check_name, check_storage, check_template, defaults_layer
 from gangline.domain.experiment import (
     DEFAULT_PROJECT_ID,
     ConfigLayer,
@@ -281,6 +281,7 @@ def _checked(kind: str, change: ProjectChange | None) -> project_pb2.ProjectChan
         return None
     if change.name is not None:
         check_name(kind, change.name)
+    check_description(change.description or "")
     if change.checkpoint_storage_json:
         check_storage(change.checkpoint_storage_json)
     message: project_pb2.ProjectChange = wire.to_proto(change)

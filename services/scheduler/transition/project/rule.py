@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gangline.config.layer.lookup import find_template
-from gangline.config.layer.template import check_storage
+from gangline.config.layer.template import check_description, check_storage
 from gangline.domain.experiment import (
     Experiment,
     Project,
@@ -66,7 +66,8 @@ def was_removed_by(records: Records, caller: Caller) -> bool:
 def with_defaults(
     records: Records, defaults: ProjectDefaults, change: ProjectChange, pool_names: Collection[str]
 ) -> ProjectDefaults:
-    """Returns the defaults after a change. Raises GanglineError `pool.not_found`, `template.not_found`, `config.*`."""
+    """Returns the defaults after a change, all of whose values are checked but the name. Raises GanglineError `pool.not_found`, `template.not_found`, `project.description`, `config.*`."""
+    check_description(change.description or "")
     if change.resource_pool and change.resource_pool not in pool_names:
         pools = ", ".join(sorted(pool_names))
         raise not_found("pool.not_found", f"there is no pool {change.resource_pool!r}; the pools are {pools}")
