@@ -18,8 +18,11 @@ from gangline.cli.output.text import format_age, format_duration, format_metrics
 from gangline.cli.shared import (
     ExperimentId,
     ExperimentIds,
+    InProject,
+    InWorkspace,
     Json,
     Seed,
+    Template,
     TrialId,
     Wide,
     connect,
@@ -64,6 +67,7 @@ def create(
         str, typer.Option(help="An id of your own; a second create with it returns the same experiment.")
     ] = "",
     seed: Seed = None,
+    template: Template = "",
     retry_seconds: Annotated[
         float | None, typer.Option(help="How long to try again while the cluster cannot take it; default: 10.", min=0)
     ] = None,
@@ -81,8 +85,9 @@ def create(
         from gangline.cli.output.progress import Bars  # noqa: PLC0415
         from gangline.client import prepare_submission  # noqa: PLC0415
 
+        inherited = client.inherit(text, template)
         with Bars() as bars:
-            submission = prepare_submission(text, code or config.resolve().parent, bars, seed=seed)
+            submission = prepare_submission(text, code or config.resolve().parent, bars, seed=seed, inherited=inherited)
         created = submit(client, submission, request_id=request_id, is_again=again, is_quiet=is_json)
         for warning in created.warnings:
             warn(warning)
@@ -99,15 +104,25 @@ def create(
 @app.command("list")
 @app.command("ls", hidden=True)
 def list_experiments(
+    *,
     limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1, max=1000)] = 50,
     is_all: Annotated[bool, typer.Option("--all", help="Archived ones as well.")] = False,
     is_archived: Annotated[bool, typer.Option("--archived", help="Only archived ones.")] = False,
+    workspace: InWorkspace = "",
+    project: InProject = "",
     is_json: Json = False,
     is_wide: Wide = False,
 ) -> None:
     """List experiments, newest first."""
+    archived = None if is_all else is_archived
     with connect() as client:
-        listed = client.list_progress(limit, archived=None if is_all else is_archived)
+        listed = client.list_progress(limit, archived=archived, workspace=workspace, project=project)
+    show_experiments(listed, is_json=is_json, is_wide=is_wide)
+
+
+def show_experiments(
+    listed: list[tuple[Experiment, ExperimentProgress | None]], *, is_json: bool, is_wide: bool
+) -> None:
     now = time.time()
     rows = [
         (
@@ -383,7 +398,8 @@ def _description(view: ExperimentView) -> list[str]:
     if not view.experiment.outcome or not is_search(view):
         lines += table_lines(trial_columns(view), trial_rows(view), indent=2)
     settings = describe_config(view.experiment.config_json).splitlines()
-    return [*lines, "configuration, without what is at its default:", *(f"  {line}" for line in settings)]
+    template = f", with template {view.experiment.template}" if view.experiment.template else ""
+    return [*lines, f"configuration{template}, without what is at its default:", *(f"  {line}" for line in settings)]
 
 
 def _progress(progress: ExperimentProgress | None) -> str:

@@ -48,7 +48,9 @@ _ENTRIES = {
     "usage": _Entry("usage", "usage"),
     "preview-search": _Entry("search", "preview_search"),
     "simulate": _Entry("simulate", "simulate"),
-    "experiment": _Entry("experiment", "app", True, ("e", "exp"), ("experiment_set", "experiment_removal")),
+    "experiment": _Entry(
+        "experiment", "app", True, ("e", "exp"), ("experiment_set", "experiment_removal", "project.move")
+    ),
     "trial": _Entry("trial", "app", True),
     "task": _Entry("task", "app", True, ("t",)),
     "job": _Entry("job", "app", True, ("j",)),
@@ -56,6 +58,9 @@ _ENTRIES = {
     "slot": _Entry("agent", "slot_app", True, ("s",)),
     "checkpoint": _Entry("checkpoint", "app", True, ("c",)),
     "fusion": _Entry("fusion", "app", True),
+    "workspace": _Entry("project.workspace", "app", True, ("w",)),
+    "project": _Entry("project.project", "app", True, ("p",)),
+    "template": _Entry("project.template", "app", True, ("tpl",)),
 }
 # The options of these are those of the program that they run, including --help.
 _OPTIONS_OF_OTHERS = ("simulate",)

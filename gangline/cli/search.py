@@ -10,7 +10,7 @@ import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import table_lines
-from gangline.cli.shared import Json, Seed, connect, show
+from gangline.cli.shared import Json, Seed, Template, connect, show
 from gangline.text_file import read_text
 
 if TYPE_CHECKING:
@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 
 def preview_search(
     config: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
+    *,
     seed: Seed = None,
+    template: Template = "",
     limit: Annotated[int, typer.Option(help="Show the first so many trials.", min=0, max=2000)] = 20,
     is_json: Json = False,
 ) -> None:
     """Show the trials that a search would make. `experiment create --seed` with the seed that is shown makes them."""
     text = read_text(config)
     with connect() as client:
-        preview = client.preview_search(text, limit, seed)
+        preview = client.preview_search(text, limit, seed, template)
     show(preview, is_json, lambda: _lines(preview, config))
 
 

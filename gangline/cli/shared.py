@@ -29,6 +29,11 @@ Seed = Annotated[
     int | None,
     typer.Option(help="The seed where the file leaves it open, as preview-search shows it.", min=0, max=2**31 - 1),
 ]
+InWorkspace = Annotated[str, typer.Option("--workspace", metavar="NAME", help="Only those in this workspace.")]
+InProject = Annotated[str, typer.Option("--project", metavar="NAME", help="Only those in projects of this name.")]
+Template = Annotated[
+    str, typer.Option(metavar="NAME", help="A template, whose settings the YAML overrides; see gangline template list.")
+]
 TrialId = Annotated[str, typer.Option("--trial", metavar="ID", help="Only this trial, as 7.1.")]
 
 

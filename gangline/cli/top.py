@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gangline.cli.output.terminal import is_terminal
-from gangline.cli.shared import Json, connect, show
+from gangline.cli.shared import InProject, InWorkspace, Json, connect, show
 from gangline.errors import GanglineError, invalid
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ def top(
     *,
     sort: Annotated[str, typer.Option(help="queue, owner, experiment, slots, progress or state.")] = "queue",
     pattern: Annotated[str, typer.Option("--filter", help="Only tasks with this text in one of their columns.")] = "",
+    workspace: InWorkspace = "",
+    project: InProject = "",
     interval: Annotated[float, typer.Option(help="Seconds between two refreshes.", min=0.2)] = 2.0,
     is_json: Json = False,
 ) -> None:
@@ -39,17 +41,17 @@ def top(
     screen = Screen(sort=sort, pattern=pattern)
     with connect() as client:
         if is_terminal() and not is_json:
-            _watch(client, screen, interval)
+            _watch(client, screen, interval, (workspace, project))
             return
-        glance = _look(client)
+        glance = _look(client, workspace, project)
     tasks = selected(glance.tasks, screen)
     show({"tasks": tasks, "agents": glance.agents}, is_json, lambda: _plain_lines(glance, screen))
 
 
-def _look(client: Client) -> Glance:
+def _look(client: Client, workspace: str = "", project: str = "") -> Glance:
     from gangline.cli.output.top_screen import Glance  # noqa: PLC0415
 
-    tasks, agents = client.list_tasks(), client.list_agents()
+    tasks, agents = client.list_tasks(workspace=workspace, project=project), client.list_agents()
     return Glance(tuple(tasks), tuple(agents), time.time())
 
 
@@ -64,10 +66,12 @@ def _plain_lines(glance: Glance, screen: Screen) -> list[str]:
 
 
 class _Refresh:
-    """Asks the gateway in a thread, so that keys work while an answer is late. glance: the newest one."""
+    """Asks the gateway in a thread, so that keys work while an answer is late. glance: the newest one. home: the names
+    of the workspace and the project whose tasks are shown; empty for all."""
 
-    def __init__(self, client: Client, seconds: float) -> None:
-        self.glance = _look(client)
+    def __init__(self, client: Client, seconds: float, home: tuple[str, str]) -> None:
+        self.glance = _look(client, *home)
+        self._home = home
         self._client = client
         self._seconds = seconds
         self._ends = threading.Event()
@@ -80,17 +84,17 @@ class _Refresh:
     def _run(self) -> None:
         while not self._ends.wait(self._seconds):
             try:
-                self.glance = _look(self._client)
+                self.glance = _look(self._client, *self._home)
             except GanglineError as error:
                 self.glance = replace(self.glance, problem=error.message)
 
 
-def _watch(client: Client, screen: Screen, seconds: float) -> None:
+def _watch(client: Client, screen: Screen, seconds: float, home: tuple[str, str]) -> None:
     from gangline.cli.output.keyboard import Keyboard  # noqa: PLC0415 - only a terminal needs it
     from gangline.cli.output.live import full_screen  # noqa: PLC0415 - loads rich
     from gangline.cli.output.top_screen import draw, press  # noqa: PLC0415
 
-    refresh = _Refresh(client, seconds)
+    refresh = _Refresh(client, seconds, home)
     try:
         with full_screen() as canvas, Keyboard() as keyboard:
             while True:

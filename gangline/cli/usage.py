@@ -1,4 +1,4 @@
-"""`gangline usage`: the slot-hours of a period, by owner, pool or experiment."""
+"""`gangline usage`: the slot-hours of a period, by owner, pool, experiment, project or workspace."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class By(StrEnum):
     OWNER = "owner"
     POOL = "pool"
     EXPERIMENT = "experiment"
+    PROJECT = "project"
+    WORKSPACE = "workspace"
 
 
 def usage(

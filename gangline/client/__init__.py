@@ -12,6 +12,7 @@ from gangline.client.packing import CodeArchive, pack_code
 from gangline.client.record import Created, LogEntry
 from gangline.client.session import Client
 from gangline.client.submission import Submission, prepare_submission
+from gangline.domain.experiment import Inheritance, Project, Template, Workspace
 from gangline.domain.explanation import Blocker, Explanation, TaskExplanation
 from gangline.domain.history import MetricsPoint as Metrics
 from gangline.domain.history import ProgressPoint as Progress
@@ -19,7 +20,15 @@ from gangline.domain.history import StoredMetrics as MetricsEntry
 from gangline.domain.resource import EtcdHealth
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder
-from gangline.domain.view import AgentView, ClusterView, ExperimentProgress, ExperimentView, TrialView
+from gangline.domain.view import (
+    AgentView,
+    ClusterView,
+    ExperimentProgress,
+    ExperimentView,
+    ProjectView,
+    TrialView,
+    WorkspaceView,
+)
 
 if TYPE_CHECKING:
     from gangline.client.async_handle import (
@@ -53,6 +62,7 @@ __all__ = [
     "ExperimentProgress",
     "ExperimentView",
     "Explanation",
+    "Inheritance",
     "Job",
     "LogEntry",
     "Login",
@@ -60,12 +70,17 @@ __all__ = [
     "MetricsEntry",
     "MetricsReader",
     "Progress",
+    "Project",
+    "ProjectView",
     "Submission",
     "Task",
     "TaskExplanation",
+    "Template",
     "TraceOrder",
     "Trial",
     "TrialView",
+    "Workspace",
+    "WorkspaceView",
     "find_login",
     "load_login",
     "new_request_id",

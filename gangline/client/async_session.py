@@ -13,14 +13,14 @@ from typing import Any
 
 from gangline.client import async_handle as handle
 from gangline.client import change
-from gangline.client.async_cluster_calls import AsyncClusterCalls
 from gangline.client.async_connection import in_thread, pause_for
+from gangline.client.async_project import AsyncProjectMethods
 from gangline.client.attempts import WayBack, say_create
 from gangline.client.change import new_request_id
 from gangline.client.log_stream import log_entry, log_filter
 from gangline.client.packing import CodeArchive
 from gangline.client.record import Created, LogEntry, OnView, ignore_view
-from gangline.client.submission import Submission, load_submission, parse_with_seed
+from gangline.client.submission import Submission, parse_with_seed, prepare_submission, read_config
 from gangline.domain.experiment import Experiment, ResourceChange, Trial
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import NO_FILTER, StoredMetrics
@@ -29,7 +29,7 @@ from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, LogLevel, State
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
-from gangline.domain.view import ExperimentProgress, ExperimentView
+from gangline.domain.view import ExperimentView
 from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.protocol.rpc import CHUNK_BYTES, is_unknown_method
 from gangline.protocol.wire import from_proto, to_proto
@@ -43,7 +43,7 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class AsyncClient(AsyncClusterCalls):
+class AsyncClient(AsyncProjectMethods):
     """A user's connection to a cluster.
 
     address: of a gateway, as "gpu1:8081", or of several with commas. The client uses one of them at a time, and another
@@ -63,15 +63,20 @@ class AsyncClient(AsyncClusterCalls):
         request_id: str | None = None,
         *,
         seed: int | None = None,
+        template: str = "",
     ) -> handle.AsyncExperiment:
         """Checks, packs, uploads and submits. config: a file of YAML, its text, or the settings as a mapping. code: the
         folder of the trial; default: the folder of the file. seed: the experiment's, where the configuration leaves it
-        open.
+        open. template: whose settings the configuration overrides; empty for the default of its project.
 
         A call with a request_id that was used before returns the experiment of the earlier call. Raises GanglineError
         `config.*`, `code.*`.
         """
-        submission = await in_thread(load_submission, config, code, self._on_progress, seed=seed)
+        text, folder = await in_thread(read_config, config, code)
+        inherited = await self.inherit(text, template)
+        submission = await in_thread(
+            prepare_submission, text, folder, self._on_progress, seed=seed, inherited=inherited
+        )
         created = await self.create_prepared(submission, request_id)
         return handle.AsyncExperiment(self, created.experiment, created.warnings)
 
@@ -158,24 +163,6 @@ class AsyncClient(AsyncClusterCalls):
     async def submit_experiment(self, config_json: str, code_sha256: str, request_id: str | None = None) -> Created:
         """Submits without checks of its own; the code must be uploaded already."""
         return await self._submit(config_json, code_sha256, request_id or new_request_id(), is_open=False)
-
-    async def list_experiments(
-        self, limit: int = 50, before_id: int = 0, archived: bool | None = False
-    ) -> list[Experiment]:
-        """Returns experiments, newest first. before_id: limits them to smaller ids; 0 begins with the newest.
-        archived: only archived ones, or only the others; None for both."""
-        request = pb.ListExperimentsRequest(limit=limit, before_id=before_id, archived=archived)
-        answer = await self._connection.call(self._stub.ListExperiments, request)
-        return [from_proto(Experiment, message) for message in answer.experiments]
-
-    async def list_progress(
-        self, limit: int = 50, before_id: int = 0, *, archived: bool | None = False
-    ) -> list[tuple[Experiment, ExperimentProgress | None]]:
-        """Returns the same as `list_experiments`, each experiment with its progress; None from an older gateway."""
-        request = pb.ListExperimentsRequest(limit=limit, before_id=before_id, archived=archived)
-        answer = await self._connection.call(self._stub.ListExperiments, request)
-        by_id = {message.experiment_id: from_proto(ExperimentProgress, message) for message in answer.progress}
-        return [(from_proto(Experiment, message), by_id.get(message.id)) for message in answer.experiments]
 
     async def get_experiment(self, experiment_id: int) -> ExperimentView:
         answer = await self._connection.call(
@@ -303,12 +290,16 @@ class AsyncClient(AsyncClusterCalls):
         )
         return from_proto(TraceOrder, (await self._connection.call(self._stub.ProfileTrial, request)).order)
 
-    async def preview_search(self, config_text: str, limit: int = 20, seed: int | None = None) -> SearchPreview:
+    async def preview_search(
+        self, config_text: str, limit: int = 20, seed: int | None = None, template: str = ""
+    ) -> SearchPreview:
         """Returns the trials that this configuration would make. limit: the most hyperparameter sets to return.
 
-        seed: as for `create_experiment`. The seed of the answer, given to `create_experiment`, makes these very trials.
+        seed, template: as for `create_experiment`. The seed of the answer, given to `create_experiment`, makes these
+        very trials.
         """
-        config, _ = await in_thread(parse_with_seed, config_text, seed)
+        inherited = await self.inherit(config_text, template)
+        config, _ = await in_thread(parse_with_seed, config_text, seed, inherited)
         request = pb.GatewayServicePreviewSearchRequest(config_json=config.model_dump_json(), limit=limit)
         return from_proto(SearchPreview, (await self._connection.call(self._stub.PreviewSearch, request)).preview)
 
@@ -377,13 +368,14 @@ class AsyncClient(AsyncClusterCalls):
                     last_id = stored.id
                     yield from_proto(StoredMetrics, stored)
 
-    async def list_tasks(self, experiment_id: int = 0) -> list[Task]:
+    async def list_tasks(self, experiment_id: int = 0, *, workspace: str = "", project: str = "") -> list[Task]:
         """Returns the running tasks, oldest first, then the waiting ones, in the order in which the planner considers
         them.
 
-        experiment_id: 0 for all experiments.
+        experiment_id: 0 for all experiments. workspace, project: only those in it, by name; empty for all.
         """
-        answer = await self._connection.call(self._stub.ListTasks, pb.ListTasksRequest(experiment_id=experiment_id))
+        request = pb.ListTasksRequest(experiment_id=experiment_id, workspace=workspace, project=project)
+        answer = await self._connection.call(self._stub.ListTasks, request)
         return [from_proto(Task, message) for message in answer.tasks]
 
     async def explain(self, job_id: int | str) -> Explanation:
@@ -408,15 +400,21 @@ class AsyncClient(AsyncClusterCalls):
         give_up_at = time.monotonic() + _CODE_SECONDS
         while True:
             try:
-                return await self._submit(submission.config_json, submission.archive.sha256, request_id, is_open)
+                return await self._submit(
+                    submission.config_json, submission.archive.sha256, request_id, is_open, submission.template
+                )
             except GanglineError as error:
                 if error.code not in _CODE_IS_GONE or time.monotonic() >= give_up_at:
                     raise
             await pause_for(_CODE_PAUSE_SECONDS)
             await self.upload_code(submission.archive)
 
-    async def _submit(self, config_json: str, code_sha256: str, request_id: str, is_open: bool) -> Created:
-        request = pb.CreateExperimentRequest(request_id=request_id, config_json=config_json, code_sha256=code_sha256)
+    async def _submit(
+        self, config_json: str, code_sha256: str, request_id: str, is_open: bool, template: str = ""
+    ) -> Created:
+        request = pb.CreateExperimentRequest(
+            request_id=request_id, config_json=config_json, code_sha256=code_sha256, template=template
+        )
         answer = await self._connection.call(self._stub.CreateExperiment, request, is_open=is_open)
         return Created(from_proto(Experiment, answer.experiment), tuple(answer.warnings))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.client.packing import CodeArchive, pack_code
 from gangline.client.record import OnProgress, ignore_progress
+from gangline.domain.experiment import Inheritance
 from gangline.errors import invalid
 from gangline.text_file import read_text
 
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """config_json: checked, with all defaults. warnings: of the configuration."""
+    """config_json: checked, with all defaults. warnings: of the configuration. template: the one that the configuration
+    includes; empty for none."""
 
     config_json: str
     archive: CodeArchive
     warnings: tuple[str, ...] = ()
+    template: str = ""
 
     def digest(self, *scope: str) -> str:
         """Returns a digest that reveals none of its contents. scope: within which equal submissions count as the same,
@@ -37,15 +40,17 @@ class Submission:
         return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
 
-def parse_with_seed(config_text: str, seed: int | None) -> tuple[ExperimentConfig, list[str]]:
-    """Checks a configuration, and returns it with its warnings.
+def parse_with_seed(
+    config_text: str, seed: int | None, inherited: Inheritance | None = None
+) -> tuple[ExperimentConfig, list[str]]:
+    """Checks a configuration, and returns it with its warnings. inherited: as for `prepare_submission`.
 
     seed: the experiment's, where the configuration leaves it open; None leaves it open here too. Raises GanglineError
     `config.*`; `config.seed` where the configuration has another seed.
     """
     from gangline.config import parse_config  # noqa: PLC0415 - loads pydantic, which readers do not need
 
-    config, warnings = parse_config(config_text)
+    config, warnings = parse_config(config_text, inherited or Inheritance())
     own = config.reproducibility.experiment_seed
     if seed is None or own == seed:
         return config, warnings
@@ -60,41 +65,38 @@ def parse_with_seed(config_text: str, seed: int | None) -> tuple[ExperimentConfi
 
 
 def prepare_submission(
-    config_text: str, code: Path, on_progress: OnProgress = ignore_progress, *, seed: int | None = None
+    config_text: str,
+    code: Path,
+    on_progress: OnProgress = ignore_progress,
+    *,
+    seed: int | None = None,
+    inherited: Inheritance | None = None,
 ) -> Submission:
-    """Checks and packs. config_text: YAML. code: the folder of the trial. seed: as for `parse_with_seed`.
+    """Checks and packs. config_text: YAML. code: the folder of the trial. seed: as for `parse_with_seed`. inherited:
+    what `Client.inherit` has returned for this configuration; None for an experiment of the default project without a
+    template.
 
     Raises GanglineError `config.*`, `code.*`.
     """
     from gangline.config import check_code, parse_entrypoint  # noqa: PLC0415 - loads pydantic
 
-    config, warnings = parse_with_seed(config_text, seed)
+    config, warnings = parse_with_seed(config_text, seed, inherited)
     archive = pack_code(code, on_progress)
     check_code(code, parse_entrypoint(config.entrypoint))
-    return Submission(config.model_dump_json(), archive, tuple(warnings))
+    template = inherited.template if inherited is not None else ""
+    return Submission(config.model_dump_json(), archive, tuple(warnings), template)
 
 
-def load_submission(
-    config: str | Path | Mapping[str, Any],
-    code: str | Path | None,
-    on_progress: OnProgress = ignore_progress,
-    *,
-    seed: int | None = None,
-) -> Submission:
-    """Does the same as `prepare_submission`, for a configuration in any of its forms: a file, its text or a mapping.
-
-    code: None takes the folder of the file. Raises GanglineError `config.*`, `code.*`.
-    """
+def read_config(config: str | Path | Mapping[str, Any], code: str | Path | None) -> tuple[str, Path]:
+    """Returns the text of a configuration in any of its forms, and the code folder. config: a file, its text or a
+    mapping. code: None takes the folder of the file. Raises GanglineError `code.no_folder`, `config.not_plain`."""
     if isinstance(config, str) and _is_file_name(config):
         config = Path(config)
     if isinstance(config, Path):
-        return prepare_submission(
-            read_text(config), config.resolve().parent if code is None else Path(code), on_progress, seed=seed
-        )
+        return read_text(config), config.resolve().parent if code is None else Path(code)
     if code is None:
         raise invalid("code.no_folder", "the code folder is missing; give the folder that holds the trial")
-    text = config if isinstance(config, str) else _dump(config)
-    return prepare_submission(text, Path(code), on_progress, seed=seed)
+    return config if isinstance(config, str) else _dump(config), Path(code)
 
 
 def _is_file_name(text: str) -> bool:

@@ -9,7 +9,7 @@ from gangline.config.code_check import check_code
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import sample as sample_hyperparameters
 from gangline.config.parallelism import Parallelism
-from gangline.config.parse import check_config, parse_config, read_config
+from gangline.config.parse import check_config, named_home, parse_config, read_config
 from gangline.config.resource import check_resource_change
 from gangline.config.schema import describe_config, export_schema
 from gangline.config.searcher import Length
@@ -30,6 +30,7 @@ __all__ = [
     "check_resource_change",
     "describe_config",
     "export_schema",
+    "named_home",
     "parse_config",
     "parse_entrypoint",
     "read_config",

@@ -38,7 +38,6 @@ NO_EFFECT: dict[str, str] = {
     "optimizations.grad_updates_size_file": "it belongs to Horovod",
     "optimizations.tensor_fusion_cycle_time": "buckets are sent as soon as they are full, there is no cycle",
     "pbs": "Gangline schedules by itself",
-    "project": _LATER,
     "records_per_epoch": "an epoch is once through the trial's own data loader",
     "resources.agent_label": "choose agents with resources.resource_pool",
     "resources.devices": _CONTAINER,
@@ -49,7 +48,6 @@ NO_EFFECT: dict[str, str] = {
     "security": "it belongs to Determined's own harness",
     "slurm": "Gangline schedules by itself",
     "tensorboard_storage": "TensorBoard files go to the cluster's storage URL",
-    "workspace": _LATER,
 }
 
 

@@ -7,6 +7,7 @@ check_config in the gateway and in the scheduler, so that both refuse it with th
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,28 +19,44 @@ from gangline.config.display_name import find_unprintable_name
 from gangline.config.effect import find_ineffective, find_unsupported
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
+from gangline.config.layer.merge import merge
 from gangline.config.parallelism import STRATEGIES
 from gangline.config.section import WRITTEN, describe
 from gangline.config.yaml_document import Document, parse_document
+from gangline.domain.experiment import DEFAULT_PROJECT_ID, ConfigLayer, Inheritance
 from gangline.errors import GanglineError, invalid
 
+NOTHING_INHERITED = Inheritance()
 
-def parse_config(text: str) -> tuple[ExperimentConfig, list[str]]:
+
+def parse_config(text: str, inherited: Inheritance = NOTHING_INHERITED) -> tuple[ExperimentConfig, list[str]]:
     """Returns the configuration with its defaults filled in, and a warning for every setting that is not carried out as
-    written.
+    written. inherited: the settings of workspace, project and template, which the text overrides.
 
     Raises GanglineError: config.syntax, config.too_large, config.duplicate_key, config.unknown_key, config.wrong_type,
     config.missing_key, config.invalid_value, config.batch_too_small, config.not_supported.
     """
-    return _read(parse_document(text))
+    return _read(parse_document(text), inherited)
 
 
-def read_config(values: Any) -> tuple[ExperimentConfig, list[str]]:
+def read_config(values: Any, inherited: Inheritance = NOTHING_INHERITED) -> tuple[ExperimentConfig, list[str]]:
     """Reads as parse_config does, for a configuration from a JSON document, which has no lines to name."""
-    return _read(Document(values))
+    return _read(Document(values), inherited)
 
 
-def _read(document: Document) -> tuple[ExperimentConfig, list[str]]:
+def named_home(config: str | Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the names of workspace and project in a configuration that is otherwise unchecked. Raises GanglineError
+    `config.*`."""
+    values = parse_document(config).values if isinstance(config, str) else config
+    names = [values.get(key) if isinstance(values, Mapping) else None for key in ("workspace", "project")]
+    # A value of another type is an error of the whole configuration, which names its line.
+    workspace, project = (name if isinstance(name, str) else "" for name in names)
+    return workspace, project
+
+
+def _read(document: Document, inherited: Inheritance) -> tuple[ExperimentConfig, list[str]]:
+    if inherited.layers and isinstance(document.values, Mapping | None):
+        document = _with_layers(document, inherited.layers)
     if document.values is None:
         raise invalid("config.wrong_type", "the configuration is empty; it needs at least entrypoint and searcher")
     if not isinstance(document.values, dict):
@@ -49,12 +66,24 @@ def _read(document: Document) -> tuple[ExperimentConfig, list[str]]:
         )
     unusable = find_unusable(document.values)
     if unusable is not None:
-        raise _error([unusable], document)
+        raise first_error([unusable], document)
     config = _validate(document)
     unfit = find_unprintable_name(config) or find_unsupported(config)
     if unfit is not None:
-        raise _error([unfit], document)
+        raise first_error([unfit], document)
+    if inherited.project_id != DEFAULT_PROJECT_ID:
+        config = config.model_copy(update={"workspace": inherited.workspace, "project": inherited.project})
     return config, [*_batch_warnings(config), *find_ineffective(config)]
+
+
+def _with_layers(document: Document, layers: Sequence[ConfigLayer]) -> Document:
+    own_values = document.values or {}
+    unusable = find_unusable(own_values)
+    if unusable is not None:
+        raise first_error([unusable], document)
+    merged = merge(layers, own_values)
+    origins = {path: (origin.source, origin.path) for path, origin in merged.origin_by_path.items()}
+    return Document(merged.values, document.line_by_path, origins)
 
 
 def check_config(config_json: str) -> ExperimentConfig:
@@ -91,17 +120,18 @@ def _validate(document: Document) -> ExperimentConfig:
     try:
         return ExperimentConfig.model_validate(document.values, context=WRITTEN)
     except ValidationError as failure:
-        raise _error(complaints_of(failure, document.values), document) from failure
+        raise first_error(complaints_of(failure, document.values), document) from failure
 
 
-def _error(complaints: list[Complaint], document: Document) -> GanglineError:
+def first_error(complaints: list[Complaint], document: Document) -> GanglineError:
     """Makes the error for the first complaint in the order of the text, with the number of further ones."""
     # pydantic may report one mistake several times, as for each branch of a union.
     one_per_place = {(document.line_of(complaint.path) or 0, complaint.text): complaint for complaint in complaints}
     complaints = [one_per_place[place] for place in sorted(one_per_place)]
     first = complaints[0]
     line = document.line_of(first.path)
-    place = f" (line {line})" if line else ""
+    source = f"line {line}" if line else document.source_of(first.path)
+    place = f" ({source})" if source else ""
     more = f" (and {len(complaints) - 1} more to correct)" if len(complaints) > 1 else ""
     return invalid(f"config.{first.code}", f"{join_path(first.path)}{place}: {first.text}{more}")
 

@@ -8,7 +8,7 @@ keeps the limits of gangline.config.bound. Called by gangline.config.parse alone
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,16 +21,32 @@ from gangline.errors import GanglineError, invalid
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The parsed text. line_by_path: 1-based; maps the path of a value to the line of its key."""
+    """The parsed text. line_by_path: 1-based; maps the path of a value to the line of its key.
+
+    origin_by_path: of values that were merged from several layers: the layer, empty for this text, and the path there.
+    """
 
     values: Any
     line_by_path: dict[tuple[str | int, ...], int] = field(default_factory=dict)
+    origin_by_path: Mapping[tuple[str | int, ...], tuple[str, tuple[str | int, ...]]] = field(default_factory=dict)
 
     def line_of(self, path: tuple[str | int, ...]) -> int | None:
         """Returns the line of the value, or of the nearest mapping around an absent value; None for the whole text."""
+        source, path = self._origin_of(path)
         while path and path not in self.line_by_path:
             path = path[:-1]
-        return self.line_by_path.get(path)
+        return None if source else self.line_by_path.get(path)
+
+    def source_of(self, path: tuple[str | int, ...]) -> str:
+        """Returns the layer that set the value; empty for the text itself."""
+        return self._origin_of(path)[0]
+
+    def _origin_of(self, path: tuple[str | int, ...]) -> tuple[str, tuple[str | int, ...]]:
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.origin_by_path:
+                source, original = self.origin_by_path[path[:length]]
+                return source, (*original, *path[length:])
+        return "", path
 
 
 # A longer text is no number that fits into 64 bits, and parsing it takes time that grows with the square of its length.

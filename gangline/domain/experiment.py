@@ -1,4 +1,5 @@
-"""PURE: experiments, trials and checkpoints. See types.proto."""
+"""PURE: experiments, trials and checkpoints, and the workspaces, projects and templates around them. types.proto and
+project.proto explain the fields."""
 
 from __future__ import annotations
 
@@ -33,10 +34,17 @@ class Experiment:
     gives_back: bool = False
     archived: bool = False
     deletion: DeletionStage | None = None
+    project_id: int = 0
+    template: str = ""
 
     @property
     def is_deleting(self) -> bool:
         return self.deletion is not None
+
+    @property
+    def home_id(self) -> int:
+        """Returns the id of its project. Experiments of earlier versions name none."""
+        return self.project_id or DEFAULT_PROJECT_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +115,100 @@ class Checkpoint:
     created_at: float = 0.0
     state: CheckpointState = CheckpointState.COMPLETED
     delete_request_id: str = ""
+
+
+# The project of experiments that name none, and its workspace. Both exist in every cluster, and nothing changes them.
+DEFAULT_WORKSPACE_ID = 1
+DEFAULT_PROJECT_ID = 1
+UNCATEGORIZED = "Uncategorized"
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectDefaults:
+    """Settings of experiments that leave them open; an empty one is not set. checkpoint_storage_json: the section of a
+    configuration, as a user wrote it."""
+
+    resource_pool: str = ""
+    checkpoint_storage_json: str = ""
+    template: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """request_ids: the newest requests that changed it, so that a repeated one changes nothing."""
+
+    id: int
+    name: str
+    owner: str = ""
+    created_at: float = 0.0
+    archived: bool = False
+    defaults: ProjectDefaults = field(default_factory=ProjectDefaults)
+    request_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """request_ids: as of a workspace."""
+
+    id: int
+    workspace_id: int
+    name: str
+    description: str = ""
+    owner: str = ""
+    created_at: float = 0.0
+    archived: bool = False
+    defaults: ProjectDefaults = field(default_factory=ProjectDefaults)
+    request_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """config_json: the settings as a user wrote them, without defaults. request_ids: as of a workspace."""
+
+    name: str
+    owner: str = ""
+    config_json: str = "{}"
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    request_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectCounter:
+    """The ids of the next workspace and the next project, which are never given again. removal_request_ids: the newest
+    requests that deleted a workspace, a project or a template."""
+
+    next_workspace_id: int = DEFAULT_WORKSPACE_ID + 1
+    next_project_id: int = DEFAULT_PROJECT_ID + 1
+    removal_request_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectChange:
+    """A change of a workspace or a project. None leaves a value as it is; an empty text unsets a default."""
+
+    name: str | None = None
+    description: str | None = None
+    resource_pool: str | None = None
+    checkpoint_storage_json: str | None = None
+    template: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigLayer:
+    """Settings that an experiment inherits. source: where they come from, as in "template base"."""
+
+    source: str
+    config_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """The project of a new experiment, and the settings that it inherits. template: empty for none. layers: in the
+    order of increasing precedence."""
+
+    workspace: str = UNCATEGORIZED
+    project: str = UNCATEGORIZED
+    project_id: int = DEFAULT_PROJECT_ID
+    template: str = ""
+    layers: tuple[ConfigLayer, ...] = ()

@@ -92,6 +92,16 @@ class ExperimentAction(StrEnum):
     CANCEL = "CANCEL"
 
 
+class ProjectAction(StrEnum):
+    """A user's request for a workspace or a project."""
+
+    CREATE = "CREATE"
+    EDIT = "EDIT"
+    ARCHIVE = "ARCHIVE"
+    UNARCHIVE = "UNARCHIVE"
+    DELETE = "DELETE"
+
+
 class SearchEventKind(StrEnum):
     """An event of a search; each searcher listens to some of them."""
 
@@ -115,6 +125,8 @@ class UsageGroup(StrEnum):
     OWNER = "OWNER"
     POOL = "POOL"
     EXPERIMENT = "EXPERIMENT"
+    PROJECT = "PROJECT"
+    WORKSPACE = "WORKSPACE"
 
 
 class DeletionStage(StrEnum):

@@ -40,7 +40,7 @@ class AllocationUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageEntry:
-    """What one owner, pool or experiment has held. key: its name, or its id as text."""
+    """What one owner, pool, experiment, project or workspace has held. key: its name, or its id as text."""
 
     key: str
     cpu_slot_seconds: float = 0.0
@@ -85,12 +85,13 @@ def entry_of(record: AllocationUsage, by: UsageGroup, since: float, until: float
 
 
 def key_of(record: AllocationUsage, by: UsageGroup) -> str:
+    """Returns the key of a group that the record itself names. A record of usage names no project."""
     match by:
         case UsageGroup.OWNER:
             return record.owner
         case UsageGroup.POOL:
             return record.usage.pool
-        case UsageGroup.EXPERIMENT:
+        case _:
             return str(record.experiment_id)
 
 

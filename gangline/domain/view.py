@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gangline.domain.allocation import Allocation, Reason
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import Experiment, Project, Trial, Workspace
 from gangline.domain.history import MetricsPoint, Newest, ProgressPoint
 from gangline.domain.resource import Agent, Cluster, EtcdHealth, ServiceInstance
 from gangline.domain.search import Search
@@ -55,6 +55,24 @@ class ExperimentProgress:
     num_trials_planned: int = 0
     batches_completed: int = 0
     batches_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceView:
+    workspace: Workspace
+    num_projects: int = 0
+    num_experiments: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectView:
+    """num_active_experiments: those that have not ended."""
+
+    project: Project
+    workspace_name: str
+    num_experiments: int = 0
+    num_active_experiments: int = 0
+    workspace_archived: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,18 +61,22 @@ class CreateExperimentRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     CONFIG_JSON_FIELD_NUMBER: builtins.int
     CODE_SHA256_FIELD_NUMBER: builtins.int
+    TEMPLATE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Made by the client, one for each experiment it wants; a retry sends the same one."""
     config_json: builtins.str
     code_sha256: builtins.str
+    template: builtins.str
+    """The template whose settings the configuration has; for the record."""
     def __init__(
         self,
         *,
         request_id: builtins.str = ...,
         config_json: builtins.str = ...,
         code_sha256: builtins.str = ...,
+        template: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code_sha256", b"code_sha256", "config_json", b"config_json", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code_sha256", b"code_sha256", "config_json", b"config_json", "request_id", b"request_id", "template", b"template"]) -> None: ...
 
 Global___CreateExperimentRequest: typing_extensions.TypeAlias = CreateExperimentRequest
 
@@ -105,6 +109,9 @@ class ListExperimentsRequest(google.protobuf.message.Message):
     BEFORE_ID_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     ARCHIVED_FIELD_NUMBER: builtins.int
+    WORKSPACE_FIELD_NUMBER: builtins.int
+    PROJECT_FIELD_NUMBER: builtins.int
+    PROJECT_ID_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """0 means 50; at most 1000."""
     before_id: builtins.int
@@ -113,6 +120,11 @@ class ListExperimentsRequest(google.protobuf.message.Message):
     """Only the experiment that this request made. Fails as unavailable while that cannot be known."""
     archived: builtins.bool
     """Only archived ones, or only the others; absent for both."""
+    workspace: builtins.str
+    """Only those in this workspace, in this project; empty for all."""
+    project: builtins.str
+    project_id: builtins.int
+    """In place of the names; 0 for all."""
     def __init__(
         self,
         *,
@@ -120,9 +132,12 @@ class ListExperimentsRequest(google.protobuf.message.Message):
         before_id: builtins.int = ...,
         request_id: builtins.str = ...,
         archived: builtins.bool | None = ...,
+        workspace: builtins.str = ...,
+        project: builtins.str = ...,
+        project_id: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_archived", b"_archived", "archived", b"archived"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_archived", b"_archived", "archived", b"archived", "before_id", b"before_id", "limit", b"limit", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_archived", b"_archived", "archived", b"archived", "before_id", b"before_id", "limit", b"limit", "project", b"project", "project_id", b"project_id", "request_id", b"request_id", "workspace", b"workspace"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_archived", b"_archived"]) -> typing.Literal["archived"] | None: ...
 
 Global___ListExperimentsRequest: typing_extensions.TypeAlias = ListExperimentsRequest
@@ -829,14 +844,21 @@ class ListTasksRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    WORKSPACE_FIELD_NUMBER: builtins.int
+    PROJECT_FIELD_NUMBER: builtins.int
     experiment_id: builtins.int
     """0 for all experiments."""
+    workspace: builtins.str
+    """As in ListExperimentsRequest."""
+    project: builtins.str
     def __init__(
         self,
         *,
         experiment_id: builtins.int = ...,
+        workspace: builtins.str = ...,
+        project: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "project", b"project", "workspace", b"workspace"]) -> None: ...
 
 Global___ListTasksRequest: typing_extensions.TypeAlias = ListTasksRequest
 

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from gangline.v1 import gateway_pb2 as gangline_dot_v1_dot_gateway__pb2
+from gangline.v1 import project_pb2 as gangline_dot_v1_dot_project__pb2
 
 GRPC_GENERATED_VERSION = '1.66.2'
 GRPC_VERSION = grpc.__version__
@@ -173,6 +174,51 @@ class GatewayServiceStub(object):
                 '/gangline.v1.GatewayService/ForgetFusion',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionResponse.FromString,
+                _registered_method=True)
+        self.ListWorkspaces = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListWorkspaces',
+                request_serializer=gangline_dot_v1_dot_project__pb2.ListWorkspacesRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.ListWorkspacesResponse.FromString,
+                _registered_method=True)
+        self.ListProjects = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListProjects',
+                request_serializer=gangline_dot_v1_dot_project__pb2.ListProjectsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.ListProjectsResponse.FromString,
+                _registered_method=True)
+        self.ListTemplates = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListTemplates',
+                request_serializer=gangline_dot_v1_dot_project__pb2.ListTemplatesRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.ListTemplatesResponse.FromString,
+                _registered_method=True)
+        self.GetInheritance = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetInheritance',
+                request_serializer=gangline_dot_v1_dot_project__pb2.GetInheritanceRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.GetInheritanceResponse.FromString,
+                _registered_method=True)
+        self.UpdateWorkspace = channel.unary_unary(
+                '/gangline.v1.GatewayService/UpdateWorkspace',
+                request_serializer=gangline_dot_v1_dot_project__pb2.UpdateWorkspaceRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.UpdateWorkspaceResponse.FromString,
+                _registered_method=True)
+        self.UpdateProject = channel.unary_unary(
+                '/gangline.v1.GatewayService/UpdateProject',
+                request_serializer=gangline_dot_v1_dot_project__pb2.UpdateProjectRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.UpdateProjectResponse.FromString,
+                _registered_method=True)
+        self.SetTemplate = channel.unary_unary(
+                '/gangline.v1.GatewayService/SetTemplate',
+                request_serializer=gangline_dot_v1_dot_project__pb2.SetTemplateRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.SetTemplateResponse.FromString,
+                _registered_method=True)
+        self.RemoveTemplate = channel.unary_unary(
+                '/gangline.v1.GatewayService/RemoveTemplate',
+                request_serializer=gangline_dot_v1_dot_project__pb2.RemoveTemplateRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.RemoveTemplateResponse.FromString,
+                _registered_method=True)
+        self.MoveExperiment = channel.unary_unary(
+                '/gangline.v1.GatewayService/MoveExperiment',
+                request_serializer=gangline_dot_v1_dot_project__pb2.MoveExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.MoveExperimentResponse.FromString,
                 _registered_method=True)
 
 
@@ -367,6 +413,65 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListWorkspaces(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListProjects(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTemplates(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetInheritance(self, request, context):
+        """The settings that a new experiment would take over from its workspace, its project and its template.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWorkspace(self, request, context):
+        """Creates, edits, archives, unarchives or deletes a workspace. Only its owner and administrators may change it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateProject(self, request, context):
+        """The same for a project.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTemplate(self, request, context):
+        """Creates a template, or replaces its settings. Experiments that were made from it stay as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveTemplate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveExperiment(self, request, context):
+        """Moves an experiment into another project. Moving it to where it is changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -509,6 +614,51 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.ForgetFusion,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionResponse.SerializeToString,
+            ),
+            'ListWorkspaces': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkspaces,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.ListWorkspacesRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.ListWorkspacesResponse.SerializeToString,
+            ),
+            'ListProjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProjects,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.ListProjectsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.ListProjectsResponse.SerializeToString,
+            ),
+            'ListTemplates': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTemplates,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.ListTemplatesRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.ListTemplatesResponse.SerializeToString,
+            ),
+            'GetInheritance': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetInheritance,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.GetInheritanceRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.GetInheritanceResponse.SerializeToString,
+            ),
+            'UpdateWorkspace': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWorkspace,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.UpdateWorkspaceRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.UpdateWorkspaceResponse.SerializeToString,
+            ),
+            'UpdateProject': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateProject,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.UpdateProjectRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.UpdateProjectResponse.SerializeToString,
+            ),
+            'SetTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTemplate,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.SetTemplateRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.SetTemplateResponse.SerializeToString,
+            ),
+            'RemoveTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveTemplate,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.RemoveTemplateRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.RemoveTemplateResponse.SerializeToString,
+            ),
+            'MoveExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveExperiment,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.MoveExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.MoveExperimentResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1267,6 +1417,249 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/ForgetFusion',
             gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.GatewayServiceForgetFusionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkspaces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListWorkspaces',
+            gangline_dot_v1_dot_project__pb2.ListWorkspacesRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.ListWorkspacesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListProjects',
+            gangline_dot_v1_dot_project__pb2.ListProjectsRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.ListProjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTemplates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListTemplates',
+            gangline_dot_v1_dot_project__pb2.ListTemplatesRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.ListTemplatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetInheritance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetInheritance',
+            gangline_dot_v1_dot_project__pb2.GetInheritanceRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.GetInheritanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWorkspace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/UpdateWorkspace',
+            gangline_dot_v1_dot_project__pb2.UpdateWorkspaceRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.UpdateWorkspaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateProject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/UpdateProject',
+            gangline_dot_v1_dot_project__pb2.UpdateProjectRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.UpdateProjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/SetTemplate',
+            gangline_dot_v1_dot_project__pb2.SetTemplateRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.SetTemplateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/RemoveTemplate',
+            gangline_dot_v1_dot_project__pb2.RemoveTemplateRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.RemoveTemplateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/MoveExperiment',
+            gangline_dot_v1_dot_project__pb2.MoveExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.MoveExperimentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ What users reach: the SDK, the CLI and the HTTP API speak this and nothing else.
 import abc
 import collections.abc
 import gangline.v1.gateway_pb2
+import gangline.v1.project_pb2
 import grpc
 import grpc.aio
 import sys
@@ -473,7 +474,151 @@ _GatewayServiceForgetFusionType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType]):
+_GatewayServiceListWorkspacesType = typing_extensions.TypeVar(
+    '_GatewayServiceListWorkspacesType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListWorkspacesRequest,
+        gangline.v1.project_pb2.ListWorkspacesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListWorkspacesRequest,
+        gangline.v1.project_pb2.ListWorkspacesResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListWorkspacesRequest,
+        gangline.v1.project_pb2.ListWorkspacesResponse,
+    ],
+)
+
+_GatewayServiceListProjectsType = typing_extensions.TypeVar(
+    '_GatewayServiceListProjectsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListProjectsRequest,
+        gangline.v1.project_pb2.ListProjectsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListProjectsRequest,
+        gangline.v1.project_pb2.ListProjectsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListProjectsRequest,
+        gangline.v1.project_pb2.ListProjectsResponse,
+    ],
+)
+
+_GatewayServiceListTemplatesType = typing_extensions.TypeVar(
+    '_GatewayServiceListTemplatesType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListTemplatesRequest,
+        gangline.v1.project_pb2.ListTemplatesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListTemplatesRequest,
+        gangline.v1.project_pb2.ListTemplatesResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListTemplatesRequest,
+        gangline.v1.project_pb2.ListTemplatesResponse,
+    ],
+)
+
+_GatewayServiceGetInheritanceType = typing_extensions.TypeVar(
+    '_GatewayServiceGetInheritanceType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.GetInheritanceRequest,
+        gangline.v1.project_pb2.GetInheritanceResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.GetInheritanceRequest,
+        gangline.v1.project_pb2.GetInheritanceResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.GetInheritanceRequest,
+        gangline.v1.project_pb2.GetInheritanceResponse,
+    ],
+)
+
+_GatewayServiceUpdateWorkspaceType = typing_extensions.TypeVar(
+    '_GatewayServiceUpdateWorkspaceType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.UpdateWorkspaceRequest,
+        gangline.v1.project_pb2.UpdateWorkspaceResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.UpdateWorkspaceRequest,
+        gangline.v1.project_pb2.UpdateWorkspaceResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.UpdateWorkspaceRequest,
+        gangline.v1.project_pb2.UpdateWorkspaceResponse,
+    ],
+)
+
+_GatewayServiceUpdateProjectType = typing_extensions.TypeVar(
+    '_GatewayServiceUpdateProjectType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.UpdateProjectRequest,
+        gangline.v1.project_pb2.UpdateProjectResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.UpdateProjectRequest,
+        gangline.v1.project_pb2.UpdateProjectResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.UpdateProjectRequest,
+        gangline.v1.project_pb2.UpdateProjectResponse,
+    ],
+)
+
+_GatewayServiceSetTemplateType = typing_extensions.TypeVar(
+    '_GatewayServiceSetTemplateType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SetTemplateRequest,
+        gangline.v1.project_pb2.SetTemplateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SetTemplateRequest,
+        gangline.v1.project_pb2.SetTemplateResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SetTemplateRequest,
+        gangline.v1.project_pb2.SetTemplateResponse,
+    ],
+)
+
+_GatewayServiceRemoveTemplateType = typing_extensions.TypeVar(
+    '_GatewayServiceRemoveTemplateType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.RemoveTemplateRequest,
+        gangline.v1.project_pb2.RemoveTemplateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.RemoveTemplateRequest,
+        gangline.v1.project_pb2.RemoveTemplateResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.RemoveTemplateRequest,
+        gangline.v1.project_pb2.RemoveTemplateResponse,
+    ],
+)
+
+_GatewayServiceMoveExperimentType = typing_extensions.TypeVar(
+    '_GatewayServiceMoveExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.MoveExperimentRequest,
+        gangline.v1.project_pb2.MoveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.MoveExperimentRequest,
+        gangline.v1.project_pb2.MoveExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.MoveExperimentRequest,
+        gangline.v1.project_pb2.MoveExperimentResponse,
+    ],
+)
+
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -587,6 +732,42 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GatewayServiceForgetFusionRequest,
             gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.ListWorkspacesRequest,
+            gangline.v1.project_pb2.ListWorkspacesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.ListProjectsRequest,
+            gangline.v1.project_pb2.ListProjectsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.ListTemplatesRequest,
+            gangline.v1.project_pb2.ListTemplatesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.GetInheritanceRequest,
+            gangline.v1.project_pb2.GetInheritanceResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.UpdateWorkspaceRequest,
+            gangline.v1.project_pb2.UpdateWorkspaceResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.UpdateProjectRequest,
+            gangline.v1.project_pb2.UpdateProjectResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SetTemplateRequest,
+            gangline.v1.project_pb2.SetTemplateResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.RemoveTemplateRequest,
+            gangline.v1.project_pb2.RemoveTemplateResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.MoveExperimentRequest,
+            gangline.v1.project_pb2.MoveExperimentResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -704,6 +885,42 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.GatewayServiceForgetFusionRequest,
             gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.ListWorkspacesRequest,
+            gangline.v1.project_pb2.ListWorkspacesResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.ListProjectsRequest,
+            gangline.v1.project_pb2.ListProjectsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.ListTemplatesRequest,
+            gangline.v1.project_pb2.ListTemplatesResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.GetInheritanceRequest,
+            gangline.v1.project_pb2.GetInheritanceResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.UpdateWorkspaceRequest,
+            gangline.v1.project_pb2.UpdateWorkspaceResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.UpdateProjectRequest,
+            gangline.v1.project_pb2.UpdateProjectResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SetTemplateRequest,
+            gangline.v1.project_pb2.SetTemplateResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.RemoveTemplateRequest,
+            gangline.v1.project_pb2.RemoveTemplateResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.MoveExperimentRequest,
+            gangline.v1.project_pb2.MoveExperimentResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     UploadCode: _GatewayServiceUploadCodeType
@@ -783,6 +1000,29 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     ForgetFusion: _GatewayServiceForgetFusionType
     """Has the next trial of this kind tune anew."""
+
+    ListWorkspaces: _GatewayServiceListWorkspacesType
+
+    ListProjects: _GatewayServiceListProjectsType
+
+    ListTemplates: _GatewayServiceListTemplatesType
+
+    GetInheritance: _GatewayServiceGetInheritanceType
+    """The settings that a new experiment would take over from its workspace, its project and its template."""
+
+    UpdateWorkspace: _GatewayServiceUpdateWorkspaceType
+    """Creates, edits, archives, unarchives or deletes a workspace. Only its owner and administrators may change it."""
+
+    UpdateProject: _GatewayServiceUpdateProjectType
+    """The same for a project."""
+
+    SetTemplate: _GatewayServiceSetTemplateType
+    """Creates a template, or replaces its settings. Experiments that were made from it stay as they are."""
+
+    RemoveTemplate: _GatewayServiceRemoveTemplateType
+
+    MoveExperiment: _GatewayServiceMoveExperimentType
+    """Moves an experiment into another project. Moving it to where it is changes nothing."""
 
 GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.StreamUnaryMultiCallable[
@@ -896,6 +1136,42 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.GatewayServiceForgetFusionRequest,
         gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListWorkspacesRequest,
+        gangline.v1.project_pb2.ListWorkspacesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListProjectsRequest,
+        gangline.v1.project_pb2.ListProjectsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.ListTemplatesRequest,
+        gangline.v1.project_pb2.ListTemplatesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.GetInheritanceRequest,
+        gangline.v1.project_pb2.GetInheritanceResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.UpdateWorkspaceRequest,
+        gangline.v1.project_pb2.UpdateWorkspaceResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.UpdateProjectRequest,
+        gangline.v1.project_pb2.UpdateProjectResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SetTemplateRequest,
+        gangline.v1.project_pb2.SetTemplateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.RemoveTemplateRequest,
+        gangline.v1.project_pb2.RemoveTemplateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.MoveExperimentRequest,
+        gangline.v1.project_pb2.MoveExperimentResponse,
     ],
 ]
 
@@ -1117,5 +1393,73 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GatewayServiceForgetFusionResponse]]:
         """Has the next trial of this kind tune anew."""
+
+    @abc.abstractmethod
+    def ListWorkspaces(
+        self,
+        request: gangline.v1.project_pb2.ListWorkspacesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.ListWorkspacesResponse, collections.abc.Awaitable[gangline.v1.project_pb2.ListWorkspacesResponse]]: ...
+
+    @abc.abstractmethod
+    def ListProjects(
+        self,
+        request: gangline.v1.project_pb2.ListProjectsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.ListProjectsResponse, collections.abc.Awaitable[gangline.v1.project_pb2.ListProjectsResponse]]: ...
+
+    @abc.abstractmethod
+    def ListTemplates(
+        self,
+        request: gangline.v1.project_pb2.ListTemplatesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.ListTemplatesResponse, collections.abc.Awaitable[gangline.v1.project_pb2.ListTemplatesResponse]]: ...
+
+    @abc.abstractmethod
+    def GetInheritance(
+        self,
+        request: gangline.v1.project_pb2.GetInheritanceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.GetInheritanceResponse, collections.abc.Awaitable[gangline.v1.project_pb2.GetInheritanceResponse]]:
+        """The settings that a new experiment would take over from its workspace, its project and its template."""
+
+    @abc.abstractmethod
+    def UpdateWorkspace(
+        self,
+        request: gangline.v1.project_pb2.UpdateWorkspaceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.UpdateWorkspaceResponse, collections.abc.Awaitable[gangline.v1.project_pb2.UpdateWorkspaceResponse]]:
+        """Creates, edits, archives, unarchives or deletes a workspace. Only its owner and administrators may change it."""
+
+    @abc.abstractmethod
+    def UpdateProject(
+        self,
+        request: gangline.v1.project_pb2.UpdateProjectRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.UpdateProjectResponse, collections.abc.Awaitable[gangline.v1.project_pb2.UpdateProjectResponse]]:
+        """The same for a project."""
+
+    @abc.abstractmethod
+    def SetTemplate(
+        self,
+        request: gangline.v1.project_pb2.SetTemplateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.SetTemplateResponse, collections.abc.Awaitable[gangline.v1.project_pb2.SetTemplateResponse]]:
+        """Creates a template, or replaces its settings. Experiments that were made from it stay as they are."""
+
+    @abc.abstractmethod
+    def RemoveTemplate(
+        self,
+        request: gangline.v1.project_pb2.RemoveTemplateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.RemoveTemplateResponse, collections.abc.Awaitable[gangline.v1.project_pb2.RemoveTemplateResponse]]: ...
+
+    @abc.abstractmethod
+    def MoveExperiment(
+        self,
+        request: gangline.v1.project_pb2.MoveExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.MoveExperimentResponse, collections.abc.Awaitable[gangline.v1.project_pb2.MoveExperimentResponse]]:
+        """Moves an experiment into another project. Moving it to where it is changes nothing."""
 
 def add_GatewayServiceServicer_to_server(servicer: GatewayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -29,10 +29,13 @@ class SubmitExperimentRequest(google.protobuf.message.Message):
     OWNER_FIELD_NUMBER: builtins.int
     CONFIG_JSON_FIELD_NUMBER: builtins.int
     CODE_SHA256_FIELD_NUMBER: builtins.int
+    TEMPLATE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     owner: builtins.str
     config_json: builtins.str
     code_sha256: builtins.str
+    template: builtins.str
+    """The template whose settings the configuration has; for the record."""
     def __init__(
         self,
         *,
@@ -40,8 +43,9 @@ class SubmitExperimentRequest(google.protobuf.message.Message):
         owner: builtins.str = ...,
         config_json: builtins.str = ...,
         code_sha256: builtins.str = ...,
+        template: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code_sha256", b"code_sha256", "config_json", b"config_json", "owner", b"owner", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code_sha256", b"code_sha256", "config_json", b"config_json", "owner", b"owner", "request_id", b"request_id", "template", b"template"]) -> None: ...
 
 Global___SubmitExperimentRequest: typing_extensions.TypeAlias = SubmitExperimentRequest
 

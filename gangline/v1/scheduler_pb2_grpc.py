@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from gangline.v1 import project_pb2 as gangline_dot_v1_dot_project__pb2
 from gangline.v1 import scheduler_pb2 as gangline_dot_v1_dot_scheduler__pb2
 
 GRPC_GENERATED_VERSION = '1.66.2'
@@ -123,6 +124,31 @@ class SchedulerServiceStub(object):
                 '/gangline.v1.SchedulerService/UnarchiveExperiment',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentResponse.FromString,
+                _registered_method=True)
+        self.UpdateWorkspace = channel.unary_unary(
+                '/gangline.v1.SchedulerService/UpdateWorkspace',
+                request_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateWorkspaceRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateWorkspaceResponse.FromString,
+                _registered_method=True)
+        self.UpdateProject = channel.unary_unary(
+                '/gangline.v1.SchedulerService/UpdateProject',
+                request_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateProjectRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateProjectResponse.FromString,
+                _registered_method=True)
+        self.SetTemplate = channel.unary_unary(
+                '/gangline.v1.SchedulerService/SetTemplate',
+                request_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceSetTemplateRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceSetTemplateResponse.FromString,
+                _registered_method=True)
+        self.RemoveTemplate = channel.unary_unary(
+                '/gangline.v1.SchedulerService/RemoveTemplate',
+                request_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceRemoveTemplateRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceRemoveTemplateResponse.FromString,
+                _registered_method=True)
+        self.MoveExperiment = channel.unary_unary(
+                '/gangline.v1.SchedulerService/MoveExperiment',
+                request_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentResponse.FromString,
                 _registered_method=True)
         self.EndExperiment = channel.unary_unary(
                 '/gangline.v1.SchedulerService/EndExperiment',
@@ -282,6 +308,40 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateWorkspace(self, request, context):
+        """Creates, edits, archives, unarchives or deletes a workspace. A request id makes its change once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateProject(self, request, context):
+        """The same for a project.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTemplate(self, request, context):
+        """Creates a template, or replaces its settings. Experiments that were made from it stay as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveTemplate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveExperiment(self, request, context):
+        """Moves an experiment into another project. Moving it to where it is changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EndExperiment(self, request, context):
         """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
         KillTrial, UpdateAgent, and DeleteCheckpoints or ConfirmCheckpointsDeleted do.
@@ -406,6 +466,31 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.UnarchiveExperiment,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentResponse.SerializeToString,
+            ),
+            'UpdateWorkspace': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWorkspace,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateWorkspaceRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateWorkspaceResponse.SerializeToString,
+            ),
+            'UpdateProject': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateProject,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateProjectRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateProjectResponse.SerializeToString,
+            ),
+            'SetTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTemplate,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceSetTemplateRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceSetTemplateResponse.SerializeToString,
+            ),
+            'RemoveTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveTemplate,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceRemoveTemplateRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceRemoveTemplateResponse.SerializeToString,
+            ),
+            'MoveExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveExperiment,
+                    request_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentResponse.SerializeToString,
             ),
             'EndExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.EndExperiment,
@@ -919,6 +1004,141 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/UnarchiveExperiment',
             gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWorkspace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/UpdateWorkspace',
+            gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateWorkspaceRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateWorkspaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateProject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/UpdateProject',
+            gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateProjectRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.SchedulerServiceUpdateProjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/SetTemplate',
+            gangline_dot_v1_dot_project__pb2.SchedulerServiceSetTemplateRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.SchedulerServiceSetTemplateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/RemoveTemplate',
+            gangline_dot_v1_dot_project__pb2.SchedulerServiceRemoveTemplateRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.SchedulerServiceRemoveTemplateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/MoveExperiment',
+            gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ from etcd is read there, so this is only what changes state or lives in the lead
 
 import abc
 import collections.abc
+import gangline.v1.project_pb2
 import gangline.v1.scheduler_pb2
 import grpc
 import grpc.aio
@@ -315,6 +316,86 @@ _SchedulerServiceUnarchiveExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceUpdateWorkspaceType = typing_extensions.TypeVar(
+    '_SchedulerServiceUpdateWorkspaceType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceRequest,
+        gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceRequest,
+        gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceRequest,
+        gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceResponse,
+    ],
+)
+
+_SchedulerServiceUpdateProjectType = typing_extensions.TypeVar(
+    '_SchedulerServiceUpdateProjectType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceUpdateProjectRequest,
+        gangline.v1.project_pb2.SchedulerServiceUpdateProjectResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceUpdateProjectRequest,
+        gangline.v1.project_pb2.SchedulerServiceUpdateProjectResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceUpdateProjectRequest,
+        gangline.v1.project_pb2.SchedulerServiceUpdateProjectResponse,
+    ],
+)
+
+_SchedulerServiceSetTemplateType = typing_extensions.TypeVar(
+    '_SchedulerServiceSetTemplateType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceSetTemplateRequest,
+        gangline.v1.project_pb2.SchedulerServiceSetTemplateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceSetTemplateRequest,
+        gangline.v1.project_pb2.SchedulerServiceSetTemplateResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceSetTemplateRequest,
+        gangline.v1.project_pb2.SchedulerServiceSetTemplateResponse,
+    ],
+)
+
+_SchedulerServiceRemoveTemplateType = typing_extensions.TypeVar(
+    '_SchedulerServiceRemoveTemplateType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceRemoveTemplateRequest,
+        gangline.v1.project_pb2.SchedulerServiceRemoveTemplateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceRemoveTemplateRequest,
+        gangline.v1.project_pb2.SchedulerServiceRemoveTemplateResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceRemoveTemplateRequest,
+        gangline.v1.project_pb2.SchedulerServiceRemoveTemplateResponse,
+    ],
+)
+
+_SchedulerServiceMoveExperimentType = typing_extensions.TypeVar(
+    '_SchedulerServiceMoveExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceMoveExperimentRequest,
+        gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceMoveExperimentRequest,
+        gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceMoveExperimentRequest,
+        gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
+    ],
+)
+
 _SchedulerServiceEndExperimentType = typing_extensions.TypeVar(
     '_SchedulerServiceEndExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -395,7 +476,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -469,6 +550,26 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
             gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceRequest,
+            gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SchedulerServiceUpdateProjectRequest,
+            gangline.v1.project_pb2.SchedulerServiceUpdateProjectResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SchedulerServiceSetTemplateRequest,
+            gangline.v1.project_pb2.SchedulerServiceSetTemplateResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SchedulerServiceRemoveTemplateRequest,
+            gangline.v1.project_pb2.SchedulerServiceRemoveTemplateResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SchedulerServiceMoveExperimentRequest,
+            gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -567,6 +668,26 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceRequest,
+            gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SchedulerServiceUpdateProjectRequest,
+            gangline.v1.project_pb2.SchedulerServiceUpdateProjectResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SchedulerServiceSetTemplateRequest,
+            gangline.v1.project_pb2.SchedulerServiceSetTemplateResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SchedulerServiceRemoveTemplateRequest,
+            gangline.v1.project_pb2.SchedulerServiceRemoveTemplateResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.project_pb2.SchedulerServiceMoveExperimentRequest,
+            gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
             gangline.v1.scheduler_pb2.EndExperimentResponse,
         ],
@@ -646,6 +767,20 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     """Archives an ended experiment. Archiving an archived one changes nothing."""
 
     UnarchiveExperiment: _SchedulerServiceUnarchiveExperimentType
+
+    UpdateWorkspace: _SchedulerServiceUpdateWorkspaceType
+    """Creates, edits, archives, unarchives or deletes a workspace. A request id makes its change once."""
+
+    UpdateProject: _SchedulerServiceUpdateProjectType
+    """The same for a project."""
+
+    SetTemplate: _SchedulerServiceSetTemplateType
+    """Creates a template, or replaces its settings. Experiments that were made from it stay as they are."""
+
+    RemoveTemplate: _SchedulerServiceRemoveTemplateType
+
+    MoveExperiment: _SchedulerServiceMoveExperimentType
+    """Moves an experiment into another project. Moving it to where it is changes nothing."""
 
     EndExperiment: _SchedulerServiceEndExperimentType
     """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
@@ -732,6 +867,26 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
         gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceRequest,
+        gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceUpdateProjectRequest,
+        gangline.v1.project_pb2.SchedulerServiceUpdateProjectResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceSetTemplateRequest,
+        gangline.v1.project_pb2.SchedulerServiceSetTemplateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceRemoveTemplateRequest,
+        gangline.v1.project_pb2.SchedulerServiceRemoveTemplateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.project_pb2.SchedulerServiceMoveExperimentRequest,
+        gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -904,6 +1059,45 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse]]: ...
+
+    @abc.abstractmethod
+    def UpdateWorkspace(
+        self,
+        request: gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceResponse, collections.abc.Awaitable[gangline.v1.project_pb2.SchedulerServiceUpdateWorkspaceResponse]]:
+        """Creates, edits, archives, unarchives or deletes a workspace. A request id makes its change once."""
+
+    @abc.abstractmethod
+    def UpdateProject(
+        self,
+        request: gangline.v1.project_pb2.SchedulerServiceUpdateProjectRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.SchedulerServiceUpdateProjectResponse, collections.abc.Awaitable[gangline.v1.project_pb2.SchedulerServiceUpdateProjectResponse]]:
+        """The same for a project."""
+
+    @abc.abstractmethod
+    def SetTemplate(
+        self,
+        request: gangline.v1.project_pb2.SchedulerServiceSetTemplateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.SchedulerServiceSetTemplateResponse, collections.abc.Awaitable[gangline.v1.project_pb2.SchedulerServiceSetTemplateResponse]]:
+        """Creates a template, or replaces its settings. Experiments that were made from it stay as they are."""
+
+    @abc.abstractmethod
+    def RemoveTemplate(
+        self,
+        request: gangline.v1.project_pb2.SchedulerServiceRemoveTemplateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.SchedulerServiceRemoveTemplateResponse, collections.abc.Awaitable[gangline.v1.project_pb2.SchedulerServiceRemoveTemplateResponse]]: ...
+
+    @abc.abstractmethod
+    def MoveExperiment(
+        self,
+        request: gangline.v1.project_pb2.SchedulerServiceMoveExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse, collections.abc.Awaitable[gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse]]:
+        """Moves an experiment into another project. Moving it to where it is changes nothing."""
 
     @abc.abstractmethod
     def EndExperiment(

@@ -287,6 +287,30 @@ EXPERIMENT_ACTION_CANCEL: ExperimentAction.ValueType  # 3
 """Its trials checkpoint, then it has ended."""
 Global___ExperimentAction: typing_extensions.TypeAlias = ExperimentAction
 
+class _ProjectAction:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ProjectActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ProjectAction.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    PROJECT_ACTION_UNSPECIFIED: _ProjectAction.ValueType  # 0
+    PROJECT_ACTION_CREATE: _ProjectAction.ValueType  # 1
+    PROJECT_ACTION_EDIT: _ProjectAction.ValueType  # 2
+    PROJECT_ACTION_ARCHIVE: _ProjectAction.ValueType  # 3
+    PROJECT_ACTION_UNARCHIVE: _ProjectAction.ValueType  # 4
+    PROJECT_ACTION_DELETE: _ProjectAction.ValueType  # 5
+
+class ProjectAction(_ProjectAction, metaclass=_ProjectActionEnumTypeWrapper):
+    """What a user asks of a workspace or of a project."""
+
+PROJECT_ACTION_UNSPECIFIED: ProjectAction.ValueType  # 0
+PROJECT_ACTION_CREATE: ProjectAction.ValueType  # 1
+PROJECT_ACTION_EDIT: ProjectAction.ValueType  # 2
+PROJECT_ACTION_ARCHIVE: ProjectAction.ValueType  # 3
+PROJECT_ACTION_UNARCHIVE: ProjectAction.ValueType  # 4
+PROJECT_ACTION_DELETE: ProjectAction.ValueType  # 5
+Global___ProjectAction: typing_extensions.TypeAlias = ProjectAction
+
 class _SearchEventKind:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -341,6 +365,9 @@ class _UsageGroupEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     USAGE_GROUP_OWNER: _UsageGroup.ValueType  # 1
     USAGE_GROUP_POOL: _UsageGroup.ValueType  # 2
     USAGE_GROUP_EXPERIMENT: _UsageGroup.ValueType  # 3
+    USAGE_GROUP_PROJECT: _UsageGroup.ValueType  # 4
+    """Of the projects that hold the experiments now; the key is "<workspace>/<project>"."""
+    USAGE_GROUP_WORKSPACE: _UsageGroup.ValueType  # 5
 
 class UsageGroup(_UsageGroup, metaclass=_UsageGroupEnumTypeWrapper):
     """What a report of usage adds up."""
@@ -349,6 +376,9 @@ USAGE_GROUP_UNSPECIFIED: UsageGroup.ValueType  # 0
 USAGE_GROUP_OWNER: UsageGroup.ValueType  # 1
 USAGE_GROUP_POOL: UsageGroup.ValueType  # 2
 USAGE_GROUP_EXPERIMENT: UsageGroup.ValueType  # 3
+USAGE_GROUP_PROJECT: UsageGroup.ValueType  # 4
+"""Of the projects that hold the experiments now; the key is "<workspace>/<project>"."""
+USAGE_GROUP_WORKSPACE: UsageGroup.ValueType  # 5
 Global___UsageGroup: typing_extensions.TypeAlias = UsageGroup
 
 class _DeletionStage:
@@ -1002,6 +1032,8 @@ class Experiment(google.protobuf.message.Message):
     GIVES_BACK_FIELD_NUMBER: builtins.int
     ARCHIVED_FIELD_NUMBER: builtins.int
     DELETION_FIELD_NUMBER: builtins.int
+    PROJECT_ID_FIELD_NUMBER: builtins.int
+    TEMPLATE_FIELD_NUMBER: builtins.int
     id: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -1027,6 +1059,10 @@ class Experiment(google.protobuf.message.Message):
     """Listings leave it out unless they are asked for it. Only an ended experiment is archived."""
     deletion: Global___DeletionStage.ValueType
     """It is being deleted; unspecified otherwise. Only an ended experiment is deleted."""
+    project_id: builtins.int
+    """The project that holds it. 0 from earlier versions: the project "Uncategorized", whose id is 1."""
+    template: builtins.str
+    """The template whose settings are merged into config_json; empty for none."""
     def __init__(
         self,
         *,
@@ -1046,9 +1082,11 @@ class Experiment(google.protobuf.message.Message):
         gives_back: builtins.bool = ...,
         archived: builtins.bool = ...,
         deletion: Global___DeletionStage.ValueType = ...,
+        project_id: builtins.int = ...,
+        template: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "gives_back", b"gives_back", "id", b"id", "name", b"name", "outcome", b"outcome", "owner", b"owner", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "gives_back", b"gives_back", "id", b"id", "name", b"name", "outcome", b"outcome", "owner", b"owner", "project_id", b"project_id", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind", "template", b"template"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_queue_position", b"_queue_position"]) -> typing.Literal["queue_position"] | None: ...
 
 Global___Experiment: typing_extensions.TypeAlias = Experiment

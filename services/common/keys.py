@@ -1,11 +1,15 @@
 """PURE: every key that Gangline keeps in etcd, and the schema of its value.
 
-| key                              | value (types.proto) | writer                  | lives                      |
+| key                              | value (its message) | writer                  | lives                      |
 |----------------------------------|---------------------|-------------------------|----------------------------|
 | election/scheduler               | ServiceInstance     | the candidate that wins | its lease                  |
 | alive/<kind>/<id>                | ServiceInstance     | that scheduler, gateway | its lease                  |
 | meta/cluster                     | Cluster             | leader                  | for ever                   |
 | meta/next_experiment             | Counter             | leader                  | for ever                   |
+| meta/next_project                | ProjectCounter      | leader                  | for ever                   |
+| workspaces/<workspace id>        | Workspace           | leader                  | until deleted              |
+| projects/<project id>            | Project             | leader                  | until deleted              |
+| templates/<name>                 | Template            | leader                  | until removed              |
 | agents/<agent id>                | Agent               | leader                  | until removed              |
 | experiments/<experiment id>      | Experiment          | leader                  | until deleted              |
 | trials/<trial id>                | Trial               | leader                  | with its experiment        |
@@ -29,6 +33,10 @@ LEADER = ROOT + "election/scheduler"
 ALIVE = ROOT + "alive/"
 CLUSTER = ROOT + "meta/cluster"
 NEXT_EXPERIMENT = ROOT + "meta/next_experiment"
+NEXT_PROJECT = ROOT + "meta/next_project"
+WORKSPACES = ROOT + "workspaces/"
+PROJECTS = ROOT + "projects/"
+TEMPLATES = ROOT + "templates/"
 AGENTS = ROOT + "agents/"
 EXPERIMENTS = ROOT + "experiments/"
 TRIALS = ROOT + "trials/"
@@ -84,3 +92,15 @@ def user(name: str) -> str:
 
 def fusion(key: str) -> str:
     return FUSION + key
+
+
+def workspace(workspace_id: int) -> str:
+    return f"{WORKSPACES}{workspace_id:010d}"
+
+
+def project(project_id: int) -> str:
+    return f"{PROJECTS}{project_id:010d}"
+
+
+def template(name: str) -> str:
+    return TEMPLATES + name

@@ -21,6 +21,7 @@ from services.gateway.http import (
     history,
     model,
     operation,
+    project,
     queue,
     trace,
     usage,
@@ -42,7 +43,7 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
     )  # fmt: skip
     app.state.usecases = usecases
     add_problem_handlers(app)
-    for part in (experiment, history, queue, agent, cluster, usage, fusion, operation, trace):
+    for part in (experiment, history, queue, agent, cluster, usage, fusion, operation, trace, project):
         app.include_router(part.router)
     app.add_middleware(Admission, authenticator=authenticator)
     app.add_middleware(Measure)

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
 
-from gangline.config import ExperimentConfig, parse_config, read_config
-from gangline.domain.experiment import ResourceChange
+from gangline.config import ExperimentConfig, named_home, parse_config, read_config
+from gangline.config.parse import NOTHING_INHERITED
+from gangline.domain.experiment import Inheritance, ResourceChange
 from gangline.domain.state import ExperimentAction
 from gangline.errors import invalid
 from gangline.protocol.rpc import CHUNK_BYTES
@@ -39,9 +40,12 @@ async def create_experiment(
     """Creates an experiment from its configuration and its code. The same request id, in the body or as the header
     Idempotency-Key, gives the same experiment again, also after an answer was lost."""
     request_id = _one_request_id(body.request_id, idempotency_key)
-    config, config_warnings = await _read(body.config)
+    inherited = await _inherit(body, caller, cases)
+    config, config_warnings = await _read(body.config, inherited)
     code_sha256 = await _take_code(body, caller, cases)
-    experiment, warnings = await cases.experiments.create(caller, request_id, config.model_dump_json(), code_sha256)
+    experiment, warnings = await cases.experiments.create(
+        caller, request_id, config.model_dump_json(), code_sha256, inherited.template
+    )
     # Both sides check the configuration, so they may give the same warning.
     unique = list(dict.fromkeys([*config_warnings, *warnings]))
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment), warnings=unique)
@@ -56,14 +60,19 @@ async def list_experiments(
     beforeId: model.Int64 = 0,  # noqa: N803  the API's names are in camel case
     requestId: str = "",  # noqa: N803  as above
     archived: bool | None = None,
+    workspace: str = "",
+    project: str = "",
+    projectId: model.Int64 = 0,  # noqa: N803  as above
 ) -> model.ExperimentList:
     """Lists experiments, the newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller id.
     requestId: only the one that this request made; 404 when it certainly made none so far, 503 while that cannot be
-    known. archived: only archived ones, or only the others; both when absent."""
+    known. archived: only archived ones, or only the others; both when absent. workspace, project: names; projectId in
+    place of them."""
     if requestId:
         return model.ExperimentList.model_validate({"experiments": [await cases.experiments.find(caller, requestId)]})
+    project_ids = await cases.projects.select(caller, workspace, project, projectId)
     return model.ExperimentList.model_validate(
-        {"experiments": cases.experiments.list(caller, limit, beforeId, archived)}
+        {"experiments": cases.experiments.list(caller, limit, beforeId, archived, project_ids=project_ids)}
     )
 
 
@@ -153,8 +162,16 @@ async def _change(
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment))
 
 
-async def _read(config: str | dict[str, Any]) -> tuple[ExperimentConfig, list[str]]:
-    return await off_loop(parse_config if isinstance(config, str) else read_config, config)
+async def _read(
+    config: str | dict[str, Any], inherited: Inheritance = NOTHING_INHERITED
+) -> tuple[ExperimentConfig, list[str]]:
+    return await off_loop(parse_config if isinstance(config, str) else read_config, config, inherited)
+
+
+async def _inherit(body: model.CreateExperiment, caller: Principal, cases: UseCases) -> Inheritance:
+    """Returns the project of the new experiment, and the settings of workspace, project and template."""
+    workspace, project = await off_loop(named_home, body.config)
+    return await cases.projects.inherit(caller, workspace, project, body.template or "", body.project_id or 0)
 
 
 async def _take_code(body: model.CreateExperiment, caller: Principal, cases: UseCases) -> str:

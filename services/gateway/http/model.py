@@ -75,6 +75,8 @@ class Experiment(Answer):
     end_time: Instant = Field(validation_alias="ended_at")
     archived: bool
     is_deleting: bool
+    project_id: int = Field(validation_alias="home_id")
+    template: str
 
 
 class LogHit(Answer):
@@ -454,12 +456,15 @@ class ClusterView(Answer):
 class CreateExperiment(Body):
     """Creates an experiment. config: the YAML as text, or the same as a JSON object. The code is either code_archive (a
     gzipped tar in base64) or code_sha256 of one that was uploaded before. request_id: the same on a retry; generated
-    when absent. The header Idempotency-Key has the same meaning."""
+    when absent. The header Idempotency-Key has the same meaning. template: whose settings the configuration overrides.
+    project_id: in place of the names in the configuration."""
 
     config: str | dict[str, Any]
     code_archive: str | None = None
     code_sha256: str | None = Field(default=None, alias="codeSha256")
     request_id: str | None = None
+    template: str | None = None
+    project_id: Int64 | None = None
 
 
 class PreviewSearch(Body):

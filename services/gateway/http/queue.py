@@ -19,11 +19,15 @@ router = APIRouter(prefix="/api/v1", route_class=Route)
 async def list_tasks(
     caller: Caller,
     cases: Cases,
+    *,
     experimentId: model.Int64 = 0,  # noqa: N803  the API's names are in camel case
+    workspace: str = "",
+    project: str = "",
 ) -> model.TaskList:
     """Lists running and waiting tasks, each waiting one with its reason. experimentId: only those of this
-    experiment."""
-    return model.TaskList.model_validate({"tasks": await cases.queue.list_tasks(caller, experimentId)})
+    experiment. workspace, project: only those in it, by name."""
+    project_ids = await cases.projects.select(caller, workspace, project)
+    return model.TaskList.model_validate({"tasks": await cases.queue.list_tasks(caller, experimentId, project_ids)})
 
 
 @router.get("/job-queues", tags=["queue"])

@@ -58,14 +58,14 @@ async def get_usage(
     cases: Cases,
     since: Annotated[str, Query(description="A date, a time, or an age such as 7d; UTC where it names no zone")],
     until: Annotated[str, Query(description="The same; now when absent")] = "",
-    by: Annotated[str, Query(description="owner, pool or experiment")] = "owner",
+    by: Annotated[str, Query(description="owner, pool, experiment, project or workspace")] = "owner",
 ) -> UsageReport:
     """Adds up the slots that were held in a period, the largest first. What still runs counts until now."""
     now = time.time()
     begin = parse_when(since, now, "since", UTC)
     end = parse_when(until, now, "until", UTC) if until else 0.0
     if by.upper() not in UsageGroup.__members__:
-        raise invalid("usage.by", f"by is {by!r}; give owner, pool or experiment")
+        raise invalid("usage.by", f"by is {by!r}; give {', '.join(UsageGroup).lower()}")
     report = await cases.usage.report(caller, begin, end, UsageGroup[by.upper()])
     return UsageReport.model_validate(report)
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import DecodeError
 
 from gangline.domain.allocation import Allocation, Request
-from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, Project, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.resource import Agent, Cluster, Counter, ServiceInstance, User
 from gangline.domain.search import Search
@@ -92,6 +92,9 @@ class ClusterState:
         self.checkpoints = RecordTable(keys.CHECKPOINTS, Checkpoint, lambda checkpoint: checkpoint.experiment_id)
         self.users = RecordTable(keys.USERS, User)
         self.fusion = RecordTable(keys.FUSION, FusionRecord)
+        self.workspaces = RecordTable(keys.WORKSPACES, Workspace)
+        self.projects = RecordTable(keys.PROJECTS, Project)
+        self.templates = RecordTable(keys.TEMPLATES, Template)
         self.instances = RecordTable(keys.ALIVE, ServiceInstance)
         # Keys whose present value cannot be read.
         self._unreadable_keys: set[str] = set()
@@ -100,8 +103,8 @@ class ClusterState:
         self._next_experiment = RecordTable(keys.NEXT_EXPERIMENT, Counter)
         self._shelves: tuple[RecordTable[Any], ...] = (
             self.experiments, self.trials, self.searches, self.requests, self.allocations, self.agents,
-            self.checkpoints, self.users, self.fusion, self.instances, self._leader, self._cluster,
-            self._next_experiment,
+            self.checkpoints, self.users, self.fusion, self.workspaces, self.projects, self.templates,
+            self.instances, self._leader, self._cluster, self._next_experiment,
         )  # fmt: skip
 
     @property

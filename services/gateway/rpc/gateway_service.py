@@ -15,13 +15,14 @@ from gangline.v1 import gateway_pb2 as pb
 from services.common.server import current_principal
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.rpc import mapping
+from services.gateway.rpc.project_calls import ProjectCalls
 from services.gateway.rpc.removal_calls import RemovalCalls
 from services.gateway.usecase.bundle import UseCases
 
 Context = Any
 
 
-class GatewayService(RemovalCalls):
+class GatewayService(RemovalCalls, ProjectCalls):
     """Serves the gateway's calls. services.common.server authenticates callers and maps errors to statuses."""
 
     def __init__(self, usecases: UseCases) -> None:
@@ -42,7 +43,7 @@ class GatewayService(RemovalCalls):
         self, request: pb.CreateExperimentRequest, context: Context
     ) -> pb.CreateExperimentResponse:
         experiment, warnings = await self._usecases.experiments.create(
-            current_principal(), request.request_id, request.config_json, request.code_sha256
+            current_principal(), request.request_id, request.config_json, request.code_sha256, request.template
         )
         return pb.CreateExperimentResponse(experiment=wire.to_proto(experiment), warnings=warnings)
 
@@ -52,7 +53,12 @@ class GatewayService(RemovalCalls):
             listed = [await experiments.find(current_principal(), request.request_id)]
         else:
             archived = request.archived if request.HasField("archived") else None
-            listed = experiments.list(current_principal(), request.limit, request.before_id, archived)
+            project_ids = await self._usecases.projects.select(
+                current_principal(), request.workspace, request.project, request.project_id
+            )
+            listed = experiments.list(
+                current_principal(), request.limit, request.before_id, archived, project_ids=project_ids
+            )
         progress = experiments.progress(current_principal(), listed)
         return pb.ListExperimentsResponse(
             experiments=[wire.to_proto(experiment) for experiment in listed],
@@ -123,7 +129,8 @@ class GatewayService(RemovalCalls):
             yield pb.StreamMetricsResponse(metrics=[wire.to_proto(row) for row in page])
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
-        tasks = await self._usecases.queue.list_tasks(current_principal(), request.experiment_id)
+        project_ids = await self._usecases.projects.select(current_principal(), request.workspace, request.project)
+        tasks = await self._usecases.queue.list_tasks(current_principal(), request.experiment_id, project_ids)
         return pb.ListTasksResponse(tasks=[wire.to_proto(task) for task in tasks])
 
     async def ExplainJob(self, request: pb.ExplainJobRequest, context: Context) -> pb.ExplainJobResponse:

@@ -25,6 +25,7 @@ from services.gateway.usecase.fusion import Fusion
 from services.gateway.usecase.history import Records
 from services.gateway.usecase.ingest import Ingest
 from services.gateway.usecase.pending import Pending
+from services.gateway.usecase.project import Projects
 from services.gateway.usecase.queue import Queue
 from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.tensorboard import Tensorboard
@@ -49,6 +50,7 @@ class History:
 class UseCases:
     experiments: Experiments
     removals: Removals
+    projects: Projects
     records: Records
     queue: Queue
     agents: Agents
@@ -79,6 +81,7 @@ def assemble(
     return UseCases(
         experiments=Experiments(mirror, leader, submitter, views, code, following=history.following),
         removals=Removals(mirror, leader),
+        projects=Projects(mirror, leader),
         records=Records(mirror, views, history.reader, ingest, history.following),
         queue=Queue(mirror, history.reader, leader, views, pending),
         agents=Agents(mirror, leader),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from gangline.config import check_config, check_resource_change
 from gangline.config.searcher import MAX_PREVIEWED
@@ -49,15 +49,20 @@ class Experiments:
         self._following = following
 
     async def create(
-        self, principal: Principal, request_id: str, config_json: str, code_sha256: str
+        self, principal: Principal, request_id: str, config_json: str, code_sha256: str, template: str = ""
     ) -> tuple[Experiment, list[str]]:
-        """Returns the experiment and the scheduler's warnings. The same request id gives the same experiment again."""
+        """Returns the experiment and the scheduler's warnings. The same request id gives the same experiment again.
+        template: the one that the configuration includes."""
         check_user(principal)
         check_request_id(request_id)
         await read_text(check_config, config_json)
         await self._code.check_stored(code_sha256)
         request = scheduler_pb2.SubmitExperimentRequest(
-            request_id=request_id, owner=principal.name, config_json=config_json, code_sha256=code_sha256
+            request_id=request_id,
+            owner=principal.name,
+            config_json=config_json,
+            code_sha256=code_sha256,
+            template=template,
         )
         try:
             answer = await self._submitter.submit(request)
@@ -134,10 +139,17 @@ class Experiments:
         )
 
     def list(
-        self, principal: Principal, limit: int = 0, before_id: int = 0, archived: bool | None = None
+        self,
+        principal: Principal,
+        limit: int = 0,
+        before_id: int = 0,
+        archived: bool | None = None,
+        *,
+        project_ids: Collection[int] | None = None,
     ) -> list[Experiment]:
         """Returns experiments, the newest first. limit: 0 for the default. before_id: 0 to begin with the newest.
-        archived: only archived ones, or only the others; None for both."""
+        archived: only archived ones, or only the others; None for both. project_ids: only those in these projects; None
+        for all."""
         check_user(principal)
         if not 0 <= limit <= MAX_LIMIT:
             raise invalid("request.limit", f"limit is {limit}; give 1 to {MAX_LIMIT}, or 0 for {DEFAULT_LIMIT}")
@@ -145,7 +157,9 @@ class Experiments:
         wanted = [
             experiment
             for experiment in newest_first
-            if (not before_id or experiment.id < before_id) and archived in (None, experiment.archived)
+            if (not before_id or experiment.id < before_id)
+            and archived in (None, experiment.archived)
+            and (project_ids is None or experiment.home_id in project_ids)
         ]
         return wanted[: limit or DEFAULT_LIMIT]
 

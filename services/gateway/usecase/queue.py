@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -34,11 +34,14 @@ class Queue:
         self._views = views
         self._pending = pending
 
-    async def list_tasks(self, principal: Principal, experiment_id: int = 0) -> list[Task]:
+    async def list_tasks(
+        self, principal: Principal, experiment_id: int = 0, project_ids: Collection[int] | None = None
+    ) -> list[Task]:
         """Returns tasks that hold slots, the oldest first; then waiting ones, in the order in which the planner
         considers them.
 
-        experiment_id: 0 for all of them. Raises GanglineError `experiment.not_found`.
+        experiment_id: 0 for all of them. project_ids: only those in these projects; None for all. Raises GanglineError
+        `experiment.not_found`.
         """
         check_user(principal)
         if experiment_id:
@@ -48,9 +51,19 @@ class Queue:
         running = self._running()
         standings = await self._pending.standings(waiting) if waiting or running else {}
         records: list[Allocation | Request] = [*running, *self._waiting(standings)]
-        wanted = [record for record in records if experiment_id in (0, record.experiment_id)]
+        wanted = [
+            record
+            for record in records
+            if experiment_id in (0, record.experiment_id) and self._is_in(record.experiment_id, project_ids)
+        ]
         tasks = (self._task(record, standings.get(record.trial_id)) for record in wanted)
         return await self._with_progress([task for task in tasks if task is not None])
+
+    def _is_in(self, experiment_id: int, project_ids: Collection[int] | None) -> bool:
+        if project_ids is None:
+            return True
+        experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
+        return experiment is not None and experiment.home_id in project_ids
 
     async def explain(self, principal: Principal, job_id: str) -> Explanation:
         """Explains why a job waits. job_id: of an experiment ("7") or of a trial ("7.1")."""

@@ -1,9 +1,11 @@
-"""Reports the slots that were held in a period, by owner, pool or experiment."""
+"""Reports the slots that were held in a period, by owner, pool, experiment, project or workspace."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
+from gangline.config.layer.lookup import DEFAULT_PROJECT, DEFAULT_WORKSPACE
 from gangline.domain.state import UsageGroup
 from gangline.domain.usage import AllocationUsage, UsageReport, add_up, entry_of, usage_of
 from gangline.errors import invalid
@@ -18,6 +20,8 @@ from services.gateway.mirror.mirror import Watched
 # Allocations that have ended within this time are compared with the live ones by their ids, because one may end while
 # the report is made. It exceeds the difference between the clocks of leader and gateway.
 RECENT_SECONDS = 600.0
+# The key of experiments whose project is not known any more.
+DELETED = "(deleted experiments)"
 
 
 class Usage:
@@ -33,17 +37,33 @@ class Usage:
         """
         check_user(principal)
         if by is None:
-            raise invalid("usage.by", "usage is added up by OWNER, POOL or EXPERIMENT; name one of them")
+            raise invalid("usage.by", f"usage is added up by {', '.join(UsageGroup)}; name one of them")
         now = time.time()
         until = until or now
         check_period(since, until, now)
         # Invariant: read before the ended ones are stored, so each allocation is among the live or the stored ones.
+        # Usage outlives experiments, but not their projects, so these are looked up by the experiment's present record.
+        is_of_home = by in (UsageGroup.PROJECT, UsageGroup.WORKSPACE)
+        stored_by = UsageGroup.EXPERIMENT if is_of_home else by
         record_by_id = {record.allocation_id: record for record in self._live(now)}
         await self._recorder.record()
-        entries, recent = await self._reader.usage(since, until, by, now - RECENT_SECONDS)
+        entries, recent = await self._reader.usage(since, until, stored_by, now - RECENT_SECONDS)
         record_by_id |= {record.allocation_id: record for record in recent}
-        parts = (entry_of(record, by, since, until) for record in record_by_id.values())
-        return UsageReport(since, until, by, add_up([*entries, *(part for part in parts if part is not None)]))
+        parts = (entry_of(record, stored_by, since, until) for record in record_by_id.values())
+        all_entries = [*entries, *(part for part in parts if part is not None)]
+        if is_of_home:
+            all_entries = [replace(entry, key=self._home_of(entry.key, by)) for entry in all_entries]
+        return UsageReport(since, until, by, add_up(all_entries))
+
+    def _home_of(self, experiment_id: str, by: UsageGroup) -> str:
+        """Returns the name of the workspace, or of it and the project, that holds the experiment now."""
+        state = self._mirror.state
+        experiment = state.experiments.find(keys.experiment(int(experiment_id)))
+        if experiment is None:
+            return DELETED
+        project = state.projects.find(keys.project(experiment.home_id)) or DEFAULT_PROJECT
+        workspace = state.workspaces.find(keys.workspace(project.workspace_id)) or DEFAULT_WORKSPACE
+        return workspace.name if by is UsageGroup.WORKSPACE else f"{workspace.name}/{project.name}"
 
     def _live(self, now: float) -> list[AllocationUsage]:
         state = self._mirror.state

@@ -10,10 +10,11 @@ import asyncio
 import time
 import uuid
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
+from gangline.config.layer.lookup import DEFAULT_PROJECT, DEFAULT_WORKSPACE
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent, Cluster, User
@@ -191,10 +192,14 @@ class Term:
         first.result()
 
     def _found(self, records: Records) -> StateChange:
-        """Returns the records that a new cluster needs, and the administrator as the settings name it."""
+        """Returns the records that every cluster needs and this one lacks, and the administrator as the settings name
+        it."""
         draft = Draft(records)
         if records.find(Cluster, SINGLETON) is None:
             draft.put(self._cluster)
+        for default in (DEFAULT_WORKSPACE, DEFAULT_PROJECT):
+            if records.find(type(default), default.id) is None:
+                draft.put(replace(default, created_at=time.time()))
         if self.context.admin_token is not None:
             admin = records.find(User, ADMIN)
             created_at = admin.created_at if admin else time.time()

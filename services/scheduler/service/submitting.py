@@ -38,6 +38,7 @@ async def submit_one(
         "owner": request.owner,
         "config_json": request.config_json,
         "code_sha256": request.code_sha256,
+        "template": request.template,
     }
     earlier_experiment = term.state.experiment_of_request(request.request_id) if request.request_id else None
     if earlier_experiment is not None:

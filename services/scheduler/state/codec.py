@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gangline.domain.allocation import Allocation, Request
-from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.resource import Agent, Cluster, Counter, User
 from gangline.domain.search import Search, SearchLog
@@ -26,7 +26,11 @@ _KEY_OF: dict[type[Any], Callable[[Any], str]] = {
     Checkpoint: keys.checkpoint,
     User: keys.user,
     FusionRecord: keys.fusion,
+    Workspace: keys.workspace,
+    Project: keys.project,
+    Template: keys.template,
     Counter: lambda _: keys.NEXT_EXPERIMENT,
+    ProjectCounter: lambda _: keys.NEXT_PROJECT,
     Cluster: lambda _: keys.CLUSTER,
 }
 _KIND_OF_PREFIX: dict[str, type[Any]] = {
@@ -40,14 +44,21 @@ _KIND_OF_PREFIX: dict[str, type[Any]] = {
     keys.CHECKPOINTS: Checkpoint,
     keys.USERS: User,
     keys.FUSION: FusionRecord,
+    keys.WORKSPACES: Workspace,
+    keys.PROJECTS: Project,
+    keys.TEMPLATES: Template,
     keys.NEXT_EXPERIMENT: Counter,
+    keys.NEXT_PROJECT: ProjectCounter,
     keys.CLUSTER: Cluster,
 }
 # Converts the rest of a key into the record's id. For all other kinds the rest of the key is the id.
 _ID_OF_SUFFIX: dict[type[Any], Callable[[str], Id]] = {
     Experiment: int,
     Search: int,
+    Workspace: int,
+    Project: int,
     Counter: lambda _: SINGLETON,
+    ProjectCounter: lambda _: SINGLETON,
     Cluster: lambda _: SINGLETON,
 }
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast, get_args
 
 from gangline.domain.allocation import Allocation, Request
-from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import absent, allocation_id
 from gangline.domain.resource import Agent, Cluster, Counter, User
@@ -33,6 +33,10 @@ Record = (
     | User
     | FusionRecord
     | Cluster
+    | Workspace
+    | Project
+    | Template
+    | ProjectCounter
 )
 Id = str | int
 Reference = tuple[type[Any], Id]
@@ -43,17 +47,18 @@ SINGLETON = "-"
 
 
 def id_of(record: Record) -> Id:
-    """Returns the id that is unique among records of its kind. Counter and Cluster exist once."""
+    """Returns the id that is unique among records of its kind. Counter, Cluster and ProjectCounter exist
+    once."""
     match record:
         case Request():
             return record.trial_id
         case Search():
             return record.experiment_id
-        case User():
+        case User() | Template():
             return record.name
         case FusionRecord():
             return record.key
-        case Counter() | Cluster():
+        case Counter() | Cluster() | ProjectCounter():
             return SINGLETON
         case _:
             return record.id

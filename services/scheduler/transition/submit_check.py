@@ -24,6 +24,7 @@ from services.scheduler.searcher.replay import make_searcher
 from services.scheduler.searcher.study import first_suggestions
 from services.scheduler.state.facts import DEFAULT_POOL, Facts, facts_of, facts_of_parsed
 from services.scheduler.state.records import SINGLETON, Draft, Records, StateChange
+from services.scheduler.transition.project.project import home_of
 from services.scheduler.transition.removal import check_code_stays
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import begin_search
@@ -34,8 +35,8 @@ def admit(
 ) -> tuple[Submission, list[str]]:
     """Returns the submission to write, and warnings.
 
-    submitted: request_id, owner, config_json and code_sha256, as the caller sent them. rng: chooses a seed where the
-    configuration names none. Raises GanglineError `config.*`, `pool.not_found` or `request.never_fits`.
+    submitted: request_id, owner, config_json, code_sha256 and template, as the caller sent them. rng: chooses a
+    seed where the configuration names none. Raises GanglineError `config.*`, `pool.not_found` or `request.never_fits`.
     """
     if not submitted["request_id"]:
         raise invalid("request.no_id", "a submit needs a request id; the client makes one for each experiment")
@@ -51,6 +52,9 @@ def admit(
         config_json=config_json,
         code_sha256=submitted["code_sha256"],
         seed=_choose_seed(facts, rng),
+        workspace=config.workspace,
+        project=config.project,
+        template=submitted.get("template", ""),
     )
     return submission, warnings
 
@@ -58,7 +62,8 @@ def admit(
 def check_repeated(experiment: Experiment, submitted: Mapping[str, str]) -> None:
     """Refuses another submit under the request id that made `experiment`: its answer would name a wrong experiment.
 
-    Resources are not compared, because users may change them later. Raises GanglineError `request.reused`.
+    Resources and the project are not compared, because users may change them later. Raises GanglineError
+    `request.reused`.
     """
     is_same = (experiment.owner, experiment.code_sha256) == (submitted["owner"], submitted["code_sha256"])
     if is_same and _unchanging(experiment.config_json) == _unchanging(submitted["config_json"]):
@@ -70,7 +75,7 @@ def check_repeated(experiment: Experiment, submitted: Mapping[str, str]) -> None
 
 
 def _unchanging(config_json: str) -> dict[str, object]:
-    return _parse(config_json).model_dump(exclude={"resources"})
+    return _parse(config_json).model_dump(exclude={"resources", "workspace", "project"})
 
 
 def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
@@ -145,7 +150,8 @@ def _check_fit(facts: Facts, pool: PoolConfig, agents: Sequence[Agent]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Describes a validated request for an experiment. seed: of its search and of its first trial."""
+    """Describes a validated request for an experiment. seed: of its search and of its first trial. workspace, project:
+    names; both empty for the default project. template: the name of the template that the configuration includes."""
 
     request_id: str
     owner: str
@@ -153,13 +159,20 @@ class Submission:
     config_json: str
     code_sha256: str
     seed: int
+    workspace: str = ""
+    project: str = ""
+    template: str = ""
 
 
 def submit(records: Records, submission: Submission, rules: Rules, now: float) -> StateChange:
-    """Creates the experiment, unless this request id made one before; find that by `experiment_of_request`. Raises
-    GanglineError `code.deleting`."""
+    """Creates the experiment, unless this request id made one before; find that by `experiment_of_request`.
+
+    Raises GanglineError `code.deleting`, `workspace.not_found`, `project.not_found`, `project.incomplete`,
+    `workspace.archived`, `project.archived`.
+    """
     if records.experiment_of_request(submission.request_id) is not None:
         return StateChange()
+    project = home_of(records, submission.workspace, submission.project)
     check_code_stays(records, submission.code_sha256)
     counter = records.find(Counter, SINGLETON) or Counter(1)
     experiment = Experiment(
@@ -170,6 +183,8 @@ def submit(records: Records, submission: Submission, rules: Rules, now: float) -
         code_sha256=submission.code_sha256,
         request_id=submission.request_id,
         created_at=now,
+        project_id=project.id,
+        template=submission.template,
     )
     draft = Draft(records)
     draft.put(Counter(experiment.id + 1))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -68,6 +69,7 @@ async def test_ended_and_running_work_by_owner_pool_and_experiment(bench: Bench,
     }
     by_owner = await _report(gateway)
     assert by_owner == {"ann": (used[0] + used[2], 2), "bob": (used[1], 1)}
+    await _check_projects(gateway, used)
     await bench.caller.submit(config_json(2), owner="bob")
     await agent.started()
     first = (await _report(gateway))["bob"]
@@ -82,6 +84,21 @@ async def test_ended_and_running_work_by_owner_pool_and_experiment(bench: Bench,
     for since, until, expected in ((begin - 0.5, begin + 0.0005, 0.001), (begin + 0.0005, begin + 0.001, 0.001)):
         cut = await _report(gateway, "experiment", since=_iso(since), until=_iso(until))
         assert abs(cut["4"][0] - expected) < 1e-4, "cut at the borders of the period"
+
+
+async def _check_projects(gateway: GatewayProcess, used: list[float]) -> None:
+    """Usage follows an experiment that is moved into another project."""
+    total = pytest.approx(sum(used))
+    assert await _report(gateway, "project") == {"Uncategorized/Uncategorized": (total, 3)}
+    client = Client(gateway.addresses["grpc"], gateway.addresses["http"])
+    workspace = (await client.http.post("/api/v1/workspaces", json={"name": "lab"})).json()["workspace"]
+    path = f"/api/v1/workspaces/{workspace['id']}/projects"
+    project = (await client.http.post(path, json={"name": "vision"})).json()["project"]
+    await client.http.post("/api/v1/experiments/2/move", json={"destinationProjectId": project["id"]})
+    await client.close()
+    moved, rest = pytest.approx(used[1]), pytest.approx(used[0] + used[2])
+    assert await _report(gateway, "project") == {"lab/vision": (moved, 1), "Uncategorized/Uncategorized": (rest, 2)}
+    assert await _report(gateway, "workspace") == {"lab": (moved, 1), "Uncategorized": (rest, 2)}
 
 
 async def _check_days(gateway: GatewayProcess, ended_seconds: float) -> None:
@@ -123,6 +140,7 @@ async def test_usage_survives_gateways_that_are_away_and_the_deletion(bench: Ben
         await bench.caller.delete_experiment(number)
         await _gone(bench, number)
     assert await _report(gateway) == {"ann": (used, 3)}
+    assert await _report(gateway, "project") == {"(deleted experiments)": (pytest.approx(used), 3)}
     await gateway.end()
     await gateway.start()
     assert await _report(gateway) == {"ann": (used, 3)}

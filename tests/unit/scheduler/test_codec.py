@@ -10,7 +10,8 @@ from services.common.etcd import Event, Put, WatchBatch
 from services.scheduler.state.codec import change_of, key_of, operations_of
 from services.scheduler.state.records import KINDS, SINGLETON, Id, StateChange
 
-IDS: dict[str, Id] = {"Experiment": 7, "Search": 7, "SearchLog": "7/1", "Counter": SINGLETON, "Cluster": SINGLETON}
+SINGLETONS: dict[str, Id] = dict.fromkeys(("Counter", "Cluster", "ProjectCounter"), SINGLETON)
+IDS: dict[str, Id] = {"Experiment": 7, "Search": 7, "SearchLog": "7/1", "Workspace": 7, "Project": 7, **SINGLETONS}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -1,0 +1,70 @@
+"""`gangline template ...`: settings that experiments share, merged under their own configuration."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gangline.cli.output.table_layout import Column
+from gangline.cli.output.text import format_age
+from gangline.cli.shared import Json, Wide, connect, new_group, read_text, show, show_table
+
+app = new_group("Set, list and remove templates: settings that experiments share.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the template.")]
+
+_COLUMNS = (Column("NAME", 9, least=12), Column("OWNER", 8, least=8), Column("KEYS", 5, least=12), Column("CHANGED", 3))
+
+
+@app.command("set")
+@app.command("create", hidden=True)
+def set_template(
+    name: Name,
+    file: Annotated[Path, typer.Argument(help="A YAML file with settings of an experiment.")],
+    is_json: Json = False,
+) -> None:
+    """Create a template, or replace its settings. Experiments that were made from it stay as they are."""
+    text = read_text(file)
+    with connect() as client:
+        template = client.set_template(name, text)
+    hint = f"use it: gangline experiment create --template {name} FILE"
+    show(template, is_json, lambda: [f"set template {name}", hint])
+
+
+@app.command("list")
+@app.command("ls", hidden=True)
+def list_templates(is_json: Json = False, is_wide: Wide = False) -> None:
+    """List templates by name."""
+    with connect() as client:
+        templates = client.list_templates()
+    now = time.time()
+    rows = [
+        (entry.name, entry.owner, ", ".join(json.loads(entry.config_json)), format_age(entry.updated_at, now))
+        for entry in templates
+    ]
+    empty = "no templates yet; set one with gangline template set"
+    show_table(templates, _COLUMNS, rows, empty, is_json=is_json, is_wide=is_wide)
+
+
+@app.command()
+def describe(name: Name, is_json: Json = False) -> None:
+    """Print the settings of a template as YAML."""
+    import yaml  # noqa: PLC0415 - one command needs it
+
+    with connect() as client:
+        template = client.find_template(name)
+    values = json.loads(template.config_json)
+    show(template, is_json, lambda: yaml.safe_dump(values, sort_keys=False, allow_unicode=True).splitlines())
+
+
+@app.command()
+@app.command("rm", hidden=True)
+def remove(name: Name, is_json: Json = False) -> None:
+    """Remove a template. Experiments that were made from it stay as they are."""
+    with connect() as client:
+        client.remove_template(name)
+    show({"name": name, "state": "REMOVED"}, is_json, lambda: [f"removed template {name}"])

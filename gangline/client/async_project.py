@@ -1,0 +1,274 @@
+"""The twin of gangline.client.project for asyncio.
+
+Written by scripts/generate_async_client.py from project.py. Change that file, then run `make async-client`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from gangline.client.async_cluster_calls import AsyncClusterCalls
+from gangline.client.change import new_request_id
+from gangline.domain.experiment import (
+    Experiment,
+    Inheritance,
+    Project,
+    ProjectChange,
+    Template,
+    Workspace,
+)
+from gangline.domain.state import ProjectAction
+from gangline.domain.view import ExperimentProgress, ProjectView, WorkspaceView
+from gangline.protocol.wire import enum_number, from_proto, to_proto
+from gangline.v1 import gateway_pb2, project_pb2
+
+T = TypeVar("T")
+
+
+class AsyncProjectMethods(AsyncClusterCalls):
+    """Base of Client. A change of None leaves a value as it is, and an empty text unsets
+    a default. checkpoint_storage: the section of a configuration, as YAML or JSON.
+
+    Changes raise GanglineError `workspace.*`, `project.*`, `template.*`, and `auth.not_owner` for users who are neither
+    the owner nor administrators.
+    """
+
+    async def list_experiments(
+        self,
+        limit: int = 50,
+        before_id: int = 0,
+        archived: bool | None = False,
+        *,
+        workspace: str = "",
+        project: str = "",
+    ) -> list[Experiment]:
+        """Returns experiments, newest first. before_id: limits them to smaller ids; 0 begins with the newest.
+        archived: only archived ones, or only the others; None for both. workspace, project: only those in it, by name;
+        empty for all."""
+        request = gateway_pb2.ListExperimentsRequest(
+            limit=limit, before_id=before_id, archived=archived, workspace=workspace, project=project
+        )
+        answer = await self._connection.call(self._stub.ListExperiments, request)
+        return [from_proto(Experiment, message) for message in answer.experiments]
+
+    async def list_progress(
+        self,
+        limit: int = 50,
+        before_id: int = 0,
+        *,
+        archived: bool | None = False,
+        workspace: str = "",
+        project: str = "",
+    ) -> list[tuple[Experiment, ExperimentProgress | None]]:
+        """Returns the same as `list_experiments`, each experiment with its progress; None from an older gateway."""
+        request = gateway_pb2.ListExperimentsRequest(
+            limit=limit, before_id=before_id, archived=archived, workspace=workspace, project=project
+        )
+        answer = await self._connection.call(self._stub.ListExperiments, request)
+        by_id = {message.experiment_id: from_proto(ExperimentProgress, message) for message in answer.progress}
+        return [(from_proto(Experiment, message), by_id.get(message.id)) for message in answer.experiments]
+
+    async def list_workspaces(self) -> list[WorkspaceView]:
+        answer = await self._connection.call(self._stub.ListWorkspaces, project_pb2.ListWorkspacesRequest())
+        return [from_proto(WorkspaceView, message) for message in answer.workspaces]
+
+    async def find_workspace(self, name: str) -> WorkspaceView:
+        """Raises GanglineError `workspace.not_found`, with the nearest name."""
+        from gangline.config.layer import lookup  # noqa: PLC0415 - loads pydantic
+
+        views = {view.workspace.name: view for view in await self.list_workspaces()}
+        return views[lookup.find_workspace(name, (view.workspace for view in views.values())).name]
+
+    async def create_workspace(
+        self,
+        name: str,
+        *,
+        resource_pool: str | None = None,
+        checkpoint_storage: str | None = None,
+        template: str | None = None,
+        request_id: str | None = None,
+    ) -> Workspace:
+        change = ProjectChange(name, None, resource_pool, _storage(checkpoint_storage), template)
+        return _present(await self._update_workspace(ProjectAction.CREATE, 0, change, request_id))
+
+    async def edit_workspace(
+        self,
+        name: str,
+        *,
+        new_name: str | None = None,
+        resource_pool: str | None = None,
+        checkpoint_storage: str | None = None,
+        template: str | None = None,
+        request_id: str | None = None,
+    ) -> Workspace:
+        change = ProjectChange(new_name, None, resource_pool, _storage(checkpoint_storage), template)
+        workspace_id = (await self.find_workspace(name)).workspace.id
+        return _present(await self._update_workspace(ProjectAction.EDIT, workspace_id, change, request_id))
+
+    async def archive_workspace(self, name: str, request_id: str | None = None) -> Workspace:
+        """Keeps new experiments out of all of its projects."""
+        workspace_id = (await self.find_workspace(name)).workspace.id
+        return _present(await self._update_workspace(ProjectAction.ARCHIVE, workspace_id, None, request_id))
+
+    async def unarchive_workspace(self, name: str, request_id: str | None = None) -> Workspace:
+        workspace_id = (await self.find_workspace(name)).workspace.id
+        return _present(await self._update_workspace(ProjectAction.UNARCHIVE, workspace_id, None, request_id))
+
+    async def delete_workspace(self, name: str, request_id: str | None = None) -> None:
+        """Deletes it with its projects. Raises GanglineError `workspace.not_empty` while experiments are in it."""
+        await self._update_workspace(
+            ProjectAction.DELETE, (await self.find_workspace(name)).workspace.id, None, request_id
+        )
+
+    async def list_projects(self, workspace: str = "") -> list[ProjectView]:
+        """Returns the projects of a workspace; empty for those of all."""
+        request = project_pb2.ListProjectsRequest(workspace=workspace)
+        answer = await self._connection.call(self._stub.ListProjects, request)
+        return [from_proto(ProjectView, message) for message in answer.projects]
+
+    async def find_project(self, workspace: str, name: str) -> ProjectView:
+        """Raises GanglineError `workspace.not_found` or `project.not_found`, with the nearest name."""
+        from gangline.config.layer import lookup  # noqa: PLC0415 - loads pydantic
+
+        views = {view.project.name: view for view in await self.list_projects(workspace)}
+        holder = (await self.find_workspace(workspace)).workspace
+        return views[lookup.find_project(holder, name, (view.project for view in views.values())).name]
+
+    async def create_project(
+        self,
+        workspace: str,
+        name: str,
+        *,
+        description: str | None = None,
+        resource_pool: str | None = None,
+        checkpoint_storage: str | None = None,
+        template: str | None = None,
+        request_id: str | None = None,
+    ) -> Project:
+        change = ProjectChange(name, description, resource_pool, _storage(checkpoint_storage), template)
+        workspace_id = (await self.find_workspace(workspace)).workspace.id
+        return _present(await self._update_project(ProjectAction.CREATE, 0, change, request_id, workspace_id))
+
+    async def edit_project(
+        self,
+        workspace: str,
+        name: str,
+        *,
+        new_name: str | None = None,
+        description: str | None = None,
+        resource_pool: str | None = None,
+        checkpoint_storage: str | None = None,
+        template: str | None = None,
+        request_id: str | None = None,
+    ) -> Project:
+        change = ProjectChange(new_name, description, resource_pool, _storage(checkpoint_storage), template)
+        project_id = (await self.find_project(workspace, name)).project.id
+        return _present(await self._update_project(ProjectAction.EDIT, project_id, change, request_id))
+
+    async def archive_project(self, workspace: str, name: str, request_id: str | None = None) -> Project:
+        """Keeps new experiments out of it."""
+        project_id = (await self.find_project(workspace, name)).project.id
+        return _present(await self._update_project(ProjectAction.ARCHIVE, project_id, None, request_id))
+
+    async def unarchive_project(self, workspace: str, name: str, request_id: str | None = None) -> Project:
+        project_id = (await self.find_project(workspace, name)).project.id
+        return _present(await self._update_project(ProjectAction.UNARCHIVE, project_id, None, request_id))
+
+    async def delete_project(self, workspace: str, name: str, request_id: str | None = None) -> None:
+        """Raises GanglineError `project.not_empty` while experiments are in it."""
+        project_id = (await self.find_project(workspace, name)).project.id
+        await self._update_project(ProjectAction.DELETE, project_id, None, request_id)
+
+    async def move_to_project(self, experiment_id: int, project_id: int, request_id: str | None = None) -> Experiment:
+        """Moves the experiment. Moving it to where it is changes nothing."""
+        request = project_pb2.MoveExperimentRequest(
+            request_id=request_id or new_request_id(), experiment_id=experiment_id, project_id=project_id
+        )
+        return from_proto(Experiment, (await self._connection.call(self._stub.MoveExperiment, request)).experiment)
+
+    async def list_templates(self) -> list[Template]:
+        answer = await self._connection.call(self._stub.ListTemplates, project_pb2.ListTemplatesRequest())
+        return [from_proto(Template, message) for message in answer.templates]
+
+    async def find_template(self, name: str) -> Template:
+        """Raises GanglineError `template.not_found`, with the nearest name."""
+        from gangline.config.layer import lookup  # noqa: PLC0415 - loads pydantic
+
+        return lookup.find_template(name, await self.list_templates())
+
+    async def set_template(self, name: str, config_text: str, request_id: str | None = None) -> Template:
+        """Creates a template, or replaces its settings. config_text: YAML. Raises GanglineError `config.*`."""
+        from gangline.config.layer.template import read_template  # noqa: PLC0415 - loads pydantic
+
+        request = project_pb2.SetTemplateRequest(
+            request_id=request_id or new_request_id(), name=name, config_json=read_template(config_text)
+        )
+        return from_proto(Template, (await self._connection.call(self._stub.SetTemplate, request)).template)
+
+    async def remove_template(self, name: str, request_id: str | None = None) -> None:
+        """Removes it. Raises GanglineError `template.needed` while it is a default."""
+        request = project_pb2.RemoveTemplateRequest(request_id=request_id or new_request_id(), name=name)
+        await self._connection.call(self._stub.RemoveTemplate, request)
+
+    async def inherit(self, config_text: str, template: str = "") -> Inheritance:
+        """Returns the settings that an experiment of this configuration takes from its workspace, its project and its
+        template. Nothing is asked of the cluster for a configuration that names none of them, because the default
+        project has no defaults.
+
+        Raises GanglineError `workspace.*`, `project.*`, `template.not_found`.
+        """
+        if not template and "workspace" not in config_text and "project" not in config_text:
+            return Inheritance()
+        from gangline.config import named_home  # noqa: PLC0415 - loads pydantic
+
+        workspace, project = named_home(config_text)
+        if not (template or workspace or project):
+            return Inheritance()
+        return await self.inherit_from(workspace, project, template)
+
+    async def inherit_from(self, workspace: str, project: str, template: str = "") -> Inheritance:
+        """Returns the settings that an experiment of this project inherits. Raises the same errors."""
+        request = project_pb2.GetInheritanceRequest(workspace=workspace, project=project, template=template)
+        return from_proto(Inheritance, (await self._connection.call(self._stub.GetInheritance, request)).inheritance)
+
+    async def _update_workspace(
+        self, action: ProjectAction, workspace_id: int, change: ProjectChange | None, request_id: str | None
+    ) -> Workspace | None:
+        request = project_pb2.UpdateWorkspaceRequest(
+            request_id=request_id or new_request_id(), workspace_id=workspace_id
+        )
+        request.action = enum_number(action)  # type: ignore[assignment]  # an enum's number is what protobuf takes
+        if change is not None:
+            request.change.CopyFrom(to_proto(change))
+        answer = await self._connection.call(self._stub.UpdateWorkspace, request)
+        return from_proto(Workspace, answer.workspace) if answer.HasField("workspace") else None
+
+    async def _update_project(
+        self,
+        action: ProjectAction,
+        project_id: int,
+        change: ProjectChange | None,
+        request_id: str | None,
+        workspace_id: int = 0,
+    ) -> Project | None:
+        request = project_pb2.UpdateProjectRequest(
+            request_id=request_id or new_request_id(), project_id=project_id, workspace_id=workspace_id
+        )
+        request.action = enum_number(action)  # type: ignore[assignment]  # as above
+        if change is not None:
+            request.change.CopyFrom(to_proto(change))
+        answer = await self._connection.call(self._stub.UpdateProject, request)
+        return from_proto(Project, answer.project) if answer.HasField("project") else None
+
+
+def _storage(section: str | None) -> str | None:
+    if section is None:
+        return None
+    from gangline.config.layer.template import read_storage  # noqa: PLC0415 - loads pydantic
+
+    return read_storage(section)
+
+
+def _present(record: T | None) -> T:
+    assert record is not None, "only a deletion answers without a record"
+    return record

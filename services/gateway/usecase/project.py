@@ -1,0 +1,288 @@
+"""Workspaces, projects and templates: lists and changes them, and finds the settings that an experiment inherits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from gangline.config.layer.lookup import (
+    DEFAULT_PROJECT,
+    DEFAULT_WORKSPACE,
+    check_open,
+    find_home,
+    find_project,
+    find_template,
+    find_workspace,
+    no_project,
+    no_workspace,
+)
+from gangline.config.layer.template import check_description, check_name, check_storage, check_template, defaults_layer
+from gangline.domain.experiment import (
+    DEFAULT_PROJECT_ID,
+    ConfigLayer,
+    Experiment,
+    Inheritance,
+    Project,
+    ProjectChange,
+    Template,
+    Workspace,
+)
+from gangline.domain.state import ProjectAction, State
+from gangline.domain.view import ProjectView, WorkspaceView
+from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.protocol import wire
+from gangline.v1 import project_pb2
+from services.common import keys
+from services.common.server import Principal
+from services.gateway.leader.leader_client import Leader
+from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.mirror import Watched
+from services.gateway.usecase.parsing import read_text
+
+T = TypeVar("T")
+
+
+class Projects:
+    def __init__(self, mirror: Watched, leader: Leader) -> None:
+        self._mirror = mirror
+        self._leader = leader
+
+    def list_workspaces(self, principal: Principal) -> list[WorkspaceView]:
+        """Returns all workspaces by name."""
+        check_user(principal)
+        workspace_ids = {project.id: project.workspace_id for project in self._projects()}
+        num_projects = Counter(workspace_ids.values())
+        num_experiments = Counter(
+            workspace_ids.get(experiment.home_id, 0) for experiment in self._mirror.state.experiments.all()
+        )
+        return [
+            WorkspaceView(workspace, num_projects[workspace.id], num_experiments[workspace.id])
+            for workspace in sorted(self._workspaces(), key=lambda workspace: workspace.name)
+        ]
+
+    async def list_projects(self, principal: Principal, workspace_name: str = "") -> list[ProjectView]:
+        """Returns projects by workspace and name. workspace_name: empty for those of all workspaces. Raises
+        GanglineError `workspace.not_found`."""
+        check_user(principal)
+        chosen_id = 0
+        if workspace_name:
+            chosen_id = (await self._found(lambda: find_workspace(workspace_name, self._workspaces()))).id
+        num_experiments: Counter[int] = Counter()
+        num_active: Counter[int] = Counter()
+        for experiment in self._mirror.state.experiments.all():
+            num_experiments[experiment.home_id] += 1
+            num_active[experiment.home_id] += experiment.state is not State.TERMINAL
+        by_id = {workspace.id: workspace for workspace in self._workspaces()}
+        views = [
+            ProjectView(
+                project,
+                by_id[project.workspace_id].name,
+                num_experiments[project.id],
+                num_active[project.id],
+                by_id[project.workspace_id].archived,
+            )
+            for project in self._projects()
+            if chosen_id in (0, project.workspace_id) and project.workspace_id in by_id
+        ]
+        return sorted(views, key=lambda view: (view.workspace_name, view.project.name))
+
+    async def view_workspace(self, principal: Principal, workspace_id: int) -> WorkspaceView:
+        """Raises GanglineError `workspace.not_found`."""
+
+        def find() -> WorkspaceView:
+            for view in self.list_workspaces(principal):
+                if view.workspace.id == workspace_id:
+                    return view
+            raise no_workspace(workspace_id)
+
+        return await self._found(find)
+
+    async def view_project(self, principal: Principal, project_id: int) -> ProjectView:
+        """Raises GanglineError `project.not_found`."""
+        check_user(principal)
+        await self._found(lambda: self._project(project_id))
+        for view in await self.list_projects(principal):
+            if view.project.id == project_id:
+                return view
+        raise no_project(project_id)
+
+    def list_templates(self, principal: Principal) -> list[Template]:
+        """Returns all templates by name."""
+        check_user(principal)
+        return sorted(self._mirror.state.templates.all(), key=lambda template: template.name)
+
+    async def find_template(self, principal: Principal, name: str) -> Template:
+        """Raises GanglineError `template.not_found`."""
+        check_user(principal)
+        return await self._found(lambda: find_template(name, self._mirror.state.templates.all()), keys.template(name))
+
+    async def inherit(
+        self, principal: Principal, workspace_name: str, project_name: str, template_name: str, project_id: int = 0
+    ) -> Inheritance:
+        """Returns the project of a new experiment, and the settings that it inherits, the weakest first: the defaults
+        of its workspace, those of its project, and its template.
+
+        Both names empty choose the default project. template_name: empty for the default of the project, else of the
+        workspace. project_id: in place of the names; 0 for none. Raises GanglineError `workspace.*`, `project.*`,
+        `template.not_found`.
+        """
+        check_user(principal)
+        workspace, project = await self._found(lambda: self._home(workspace_name, project_name, project_id))
+        check_open(workspace, project)
+        template_name = template_name or project.defaults.template or workspace.defaults.template
+        layers = [
+            defaults_layer(f"workspace {workspace.name}", workspace.defaults),
+            defaults_layer(f"project {project.name}", project.defaults),
+        ]
+        if template_name:
+            template = await self.find_template(principal, template_name)
+            layers.append(ConfigLayer(f"template {template_name}", template.config_json))
+        present = tuple(layer for layer in layers if layer is not None)
+        return Inheritance(workspace.name, project.name, project.id, template_name, present)
+
+    async def select(
+        self, principal: Principal, workspace_name: str, project_name: str, project_id: int = 0
+    ) -> frozenset[int] | None:
+        """Returns the ids of the projects that a filter chooses; None for all projects. project_name: without a
+        workspace the projects of this name in all workspaces.
+
+        Raises GanglineError `workspace.not_found`, `project.not_found`.
+        """
+        check_user(principal)
+        if project_id:
+            return frozenset({(await self._found(lambda: self._project(project_id))).id})
+        if not workspace_name and not project_name:
+            return None
+        return await self._found(lambda: self._chosen(workspace_name, project_name))
+
+    async def update_workspace(
+        self,
+        principal: Principal,
+        request_id: str,
+        action: ProjectAction | None,
+        workspace_id: int = 0,
+        change: ProjectChange | None = None,
+    ) -> Workspace | None:
+        """Creates, edits, archives, unarchives or deletes a workspace. Returns None when it has been deleted."""
+        check_user(principal)
+        request = project_pb2.SchedulerServiceUpdateWorkspaceRequest(
+            workspace_id=workspace_id,
+            action=_number(action),  # type: ignore[arg-type]  # protobuf takes the number
+            change=_checked("workspace", change),
+            is_admin=principal.is_admin,
+        )
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateWorkspace, request)
+        return wire.from_proto(Workspace, answer.workspace) if answer.HasField("workspace") else None
+
+    async def update_project(
+        self,
+        principal: Principal,
+        request_id: str,
+        action: ProjectAction | None,
+        project_id: int = 0,
+        change: ProjectChange | None = None,
+        *,
+        workspace_id: int = 0,
+    ) -> Project | None:
+        """Does the same for a project. workspace_id: of a new project."""
+        check_user(principal)
+        request = project_pb2.SchedulerServiceUpdateProjectRequest(
+            project_id=project_id,
+            workspace_id=workspace_id,
+            action=_number(action),  # type: ignore[arg-type]  # as above
+            change=_checked("project", change),
+            is_admin=principal.is_admin,
+        )
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateProject, request)
+        return wire.from_proto(Project, answer.project) if answer.HasField("project") else None
+
+    async def set_template(self, principal: Principal, request_id: str, name: str, config_json: str) -> Template:
+        """Creates a template, or replaces its settings. Raises GanglineError `template.name`, `config.*`."""
+        check_user(principal)
+        check_name("template", name)
+        await read_text(check_template, config_json)
+        request = project_pb2.SchedulerServiceSetTemplateRequest(
+            name=name, config_json=config_json, is_admin=principal.is_admin
+        )
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.SetTemplate, request)
+        return wire.from_proto(Template, answer.template)
+
+    async def remove_template(self, principal: Principal, request_id: str, name: str) -> None:
+        request = project_pb2.SchedulerServiceRemoveTemplateRequest(name=name, is_admin=principal.is_admin)
+        await self._leader.change(principal, request_id, lambda scheduler: scheduler.RemoveTemplate, request)
+
+    async def move_experiment(
+        self, principal: Principal, request_id: str, experiment_id: int, project_id: int
+    ) -> Experiment:
+        request = project_pb2.SchedulerServiceMoveExperimentRequest(experiment_id=experiment_id, project_id=project_id)
+        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.MoveExperiment, request)
+        return wire.from_proto(Experiment, answer.experiment)
+
+    async def _found(self, find: Callable[[], T], key: str = keys.NEXT_PROJECT) -> T:
+        """Returns what the function finds. A record that the mirror lacks may be new, so the mirror is brought up to
+        date for `key` first: every creation changes the counter of ids."""
+        try:
+            return find()
+        except GanglineError as error:
+            if error.kind is not ErrorKind.NOT_FOUND:
+                raise
+        await self._mirror.confirm(key)
+        return find()
+
+    def _workspaces(self) -> list[Workspace]:
+        return list(self._mirror.state.workspaces.all()) or [DEFAULT_WORKSPACE]
+
+    def _projects(self) -> list[Project]:
+        return list(self._mirror.state.projects.all()) or [DEFAULT_PROJECT]
+
+    def _project(self, project_id: int) -> Project:
+        for project in self._projects():
+            if project.id == project_id:
+                return project
+        raise no_project(project_id)
+
+    def _home(self, workspace_name: str, project_name: str, project_id: int) -> tuple[Workspace, Project]:
+        if not project_id:
+            return find_home(workspace_name, project_name, self._workspaces(), self._projects())
+        project = self._project(project_id)
+        if project.id == DEFAULT_PROJECT_ID:
+            return DEFAULT_WORKSPACE, project
+        workspace = self._mirror.state.workspaces.find(keys.workspace(project.workspace_id))
+        if workspace is None:
+            raise no_workspace(project.workspace_id)
+        return workspace, project
+
+    def _chosen(self, workspace_name: str, project_name: str) -> frozenset[int]:
+        if workspace_name:
+            workspace = find_workspace(workspace_name, self._workspaces())
+            if project_name:
+                return frozenset({find_project(workspace, project_name, self._projects()).id})
+            return frozenset(project.id for project in self._projects() if project.workspace_id == workspace.id)
+        project_ids = frozenset(project.id for project in self._projects() if project.name == project_name)
+        if not project_ids:
+            raise GanglineError(
+                "project.not_found",
+                f"no workspace has a project {project_name!r}; list them with: gangline project list",
+                ErrorKind.NOT_FOUND,
+            )
+        return project_ids
+
+
+def _number(action: ProjectAction | None) -> int:
+    if action is None:
+        raise invalid("request.action", f"this version knows no such action; it has {', '.join(ProjectAction)}")
+    return wire.enum_number(action)
+
+
+def _checked(kind: str, change: ProjectChange | None) -> project_pb2.ProjectChange | None:
+    """Returns the message of the change. Raises GanglineError for a name or a storage that no leader accepts."""
+    if change is None:
+        return None
+    if change.name is not None:
+        check_name(kind, change.name)
+    check_description(change.description or "")
+    if change.checkpoint_storage_json:
+        check_storage(change.checkpoint_storage_json)
+    message: project_pb2.ProjectChange = wire.to_proto(change)
+    return message

@@ -1,0 +1,1 @@
+"""Changes of workspaces, projects and templates, and the project of an experiment."""
