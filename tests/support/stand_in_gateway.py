@@ -27,6 +27,7 @@ from gangline.errors import Effect, GanglineError, not_found, unauthenticated
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import gateway_pb2_grpc, types_pb2
+from tests.support.unserved import UnservedByGateway
 
 TOKEN = "token-of-the-tests"
 T = TypeVar("T")
@@ -39,7 +40,7 @@ _STATE_AFTER = {
 }
 
 
-class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
+class StandInGateway(UnservedByGateway):
     """failures: what the next calls fail with, first one first. before_answer: called before each answer that is no
     stream. calls: the names of all calls, in order. num_catch_ups: how many of them asked the gateway to catch up with
     etcd first.

@@ -25,13 +25,14 @@ from services.common.leader_probe import not_leader
 from services.common.security import is_same_token
 from services.common.server import Principal, Server, serve
 from services.scheduler.service.earlier_calls import EarlierCalls
+from tests.support.unserved import UnservedByLeader
 
 R = TypeVar("R")
 
 DEFAULT_PRIORITIES = {"default": 37}
 
 
-class StandInLeader(EarlierCalls):
+class StandInLeader(EarlierCalls, UnservedByLeader):
     """submissions: every submit that came in, refused ones as well. group_sizes: of each call that brought some."""
 
     def __init__(self, etcd: EtcdClient, cluster_token: str) -> None:

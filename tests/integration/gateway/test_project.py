@@ -162,13 +162,14 @@ async def test_lists_are_filtered_by_workspace_and_project(bench: Bench) -> None
         _fill(bench.alice)
         bench.alice.create_project("lab", "audio")
         ids = [bench.create(config).id for config in (CONFIG, IN_VISION, IN_VISION.replace("vision", "audio"))]
-        for names, expected in (
+        filters: list[tuple[dict[str, Any], list[int]]] = [
             ({}, ids),
             ({"workspace": "lab"}, ids[1:]),
             ({"workspace": "lab", "project": "vision"}, ids[1:2]),
             ({"project": "audio"}, ids[2:]),
             ({"workspace": "Uncategorized"}, ids[:1]),
-        ):
+        ]
+        for names, expected in filters:
             assert [entry.id for entry in bench.alice.list_experiments(**names)][::-1] == expected, names
             listed = [entry.id for entry, _ in bench.alice.list_progress(**names)]
             assert listed[::-1] == expected, names

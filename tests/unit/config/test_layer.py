@@ -95,7 +95,7 @@ def test_two_layers_merge(template: str, own: str, result: str) -> None:
     assert _merged(template, own) == yaml.safe_load(result)
 
 
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     "workspace": ProjectDefaults("of-workspace", '{"save_trial_best": 2}'),
     "project": ProjectDefaults("of-project", '{"save_trial_best": 3}'),
     "template": "{resources: {resource_pool: of-template}, checkpoint_storage: {save_trial_best: 4}}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,7 @@ EDIT, ARCHIVE, UNARCHIVE, DELETE = (
     ProjectAction.EDIT, ProjectAction.ARCHIVE, ProjectAction.UNARCHIVE, ProjectAction.DELETE,
 )  # fmt: skip
 NOTHING = ProjectChange()
+Act = Callable[[], StateChange]
 
 
 def _state(*more: Record) -> SchedulerState:
@@ -195,7 +197,11 @@ def test_archiving_is_reversible_and_keeps_new_experiments_out() -> None:
     state = _state(_experiment(5, 1))
     _apply(state, _project(state, ARCHIVE))
     assert not _project(state, ARCHIVE, replace(ANN, request_id="again"))
-    for act in (lambda: move_to_project(state, 5, 2), lambda: submit(state, _submission(), Rules(), 1.0)):
+    acts: list[Act] = [
+        lambda: move_to_project(state, 5, 2),
+        lambda: submit(state, _submission(), Rules(), 1.0),
+    ]
+    for act in acts:
         with pytest.raises(GanglineError) as raised:
             act()
         assert raised.value.code == "project.archived"
@@ -208,12 +214,13 @@ def test_archiving_is_reversible_and_keeps_new_experiments_out() -> None:
 def test_an_archived_workspace_closes_its_projects() -> None:
     state = _state(_experiment(5, 1))
     _apply(state, _workspace(state, ARCHIVE))
-    for act in (
+    acts: list[Act] = [
         lambda: move_to_project(state, 5, 2),
         lambda: submit(state, _submission(), Rules(), 1.0),
         lambda: _create_project(state, "audio"),
         lambda: _workspace(state, EDIT, replace(ANN, request_id="r6"), ProjectChange(name="x")),
-    ):
+    ]
+    for act in acts:
         with pytest.raises(GanglineError) as raised:
             act()
         assert raised.value.code == "workspace.archived"

@@ -66,7 +66,10 @@ def was_removed_by(records: Records, caller: Caller) -> bool:
 def with_defaults(
     records: Records, defaults: ProjectDefaults, change: ProjectChange, pool_names: Collection[str]
 ) -> ProjectDefaults:
-    """Returns the defaults after a change, all of whose values are checked but the name. Raises GanglineError `pool.not_found`, `template.not_found`, `project.description`, `config.*`."""
+    """Returns the defaults after a change. Checks all values of the change but the name.
+
+    Raises GanglineError `pool.not_found`, `template.not_found`, `project.description`, `config.*`.
+    """
     check_description(change.description or "")
     if change.resource_pool and change.resource_pool not in pool_names:
         pools = ", ".join(sorted(pool_names))
