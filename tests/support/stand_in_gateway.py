@@ -50,10 +50,13 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
     knows_filters: False for a gateway of an earlier version, which ignores the filters of logs. One that knows them
     records them here and filters nothing.
 
+    num_threads: how many calls and streams are served at a time.
+
     break_after: a stream ends as if the connection was lost after so many messages, once; None for never.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_threads: int = 8) -> None:
+        self._num_threads = num_threads
         self.failures: list[GanglineError] = []
         self.create_failures: list[GanglineError] = []
         self.before_answer: Callable[[], object] = lambda: None
@@ -92,7 +95,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self._server: grpc.Server | None = None
 
     def start(self, address: str = "127.0.0.1:0") -> None:
-        self._server = grpc.server(ThreadPoolExecutor(8), options=rpc.SERVER_OPTIONS)
+        self._server = grpc.server(ThreadPoolExecutor(self._num_threads), options=rpc.SERVER_OPTIONS)
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(self, self._server)
         host, _, _ = address.rpartition(":")
         self.address = f"{host}:{self._server.add_insecure_port(address)}"
