@@ -60,6 +60,8 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.failures: list[GanglineError] = []
         self.create_failures: list[GanglineError] = []
         self.before_answer: Callable[[], object] = lambda: None
+        # Called when a client has left the watch of an experiment that has not ended.
+        self.on_gone: Callable[[], object] = lambda: None
         self.calls: list[str] = []
         self.num_catch_ups = 0
         self.break_after: int | None = None
@@ -411,6 +413,7 @@ class StandInGateway(gateway_pb2_grpc.GatewayServiceServicer):
             # As with the real one, nothing more happens, and the client goes when its patience is over.
             has_gone = threading.Event()
             assert not context.add_callback(has_gone.set) or has_gone.wait(60)
+            self.on_gone()
 
     def _views(self, number: int) -> list[pb.ExperimentView]:
         experiment = self._experiment(number)
