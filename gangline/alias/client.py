@@ -9,9 +9,22 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from gangline.alias import experimental
 from gangline.alias.experimental import (
+    Checkpoint,
+    CheckpointSortBy,
+    CheckpointState,
+    CheckpointTrainingMetadata,
     Determined,
+    DownloadMode,
+    Experiment,
+    ExperimentSortBy,
+    ExperimentState,
+    LogLevel,
+    OrderBy,
+    Trial,
+    TrialMetrics,
+    TrialSortBy,
+    TrialState,
 )
 
 P = ParamSpec("P")
@@ -56,6 +69,21 @@ stream_trials_training_metrics = _function(Determined.stream_trials_training_met
 stream_trials_validation_metrics = _function(Determined.stream_trials_validation_metrics)
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointSortBy",
+    "CheckpointState",
+    "CheckpointTrainingMetadata",
+    "Determined",
+    "DownloadMode",
+    "Experiment",
+    "ExperimentSortBy",
+    "ExperimentState",
+    "LogLevel",
+    "OrderBy",
+    "Trial",
+    "TrialMetrics",
+    "TrialSortBy",
+    "TrialState",
     "create_experiment",
     "get_checkpoint",
     "get_experiment",
@@ -67,4 +95,3 @@ __all__ = [
     "stream_trials_training_metrics",
     "stream_trials_validation_metrics",
 ]
-__all__ += experimental.__all__

@@ -181,7 +181,8 @@ class AsyncExperiment:
         validated."""
         best = await self.top_n_checkpoints(1, sort_by, smaller_is_better)
         if not best:
-            raise not_found("checkpoint.none", f"experiment {self.id} has no checkpoint with the metric to compare")
+            metric = sort_by or "the searcher's metric"
+            raise not_found("checkpoint.none", f"experiment {self.id} has no checkpoint with a value of {metric}")
         return best[0]
 
     async def kill(self) -> None:
@@ -340,7 +341,8 @@ class AsyncTrial:
         """Returns its best checkpoint, as `Experiment.top_checkpoint`."""
         best = await self.top_n_checkpoints(1, sort_by, smaller_is_better)
         if not best:
-            raise not_found("checkpoint.none", f"trial {self.id} has no checkpoint with the metric to compare")
+            metric = sort_by or "the searcher's metric"
+            raise not_found("checkpoint.none", f"trial {self.id} has no checkpoint with a value of {metric}")
         return best[0]
 
     async def kill(self) -> None:

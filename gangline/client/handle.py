@@ -180,7 +180,8 @@ class Experiment:
         validated."""
         best = self.top_n_checkpoints(1, sort_by, smaller_is_better)
         if not best:
-            raise not_found("checkpoint.none", f"experiment {self.id} has no checkpoint with the metric to compare")
+            metric = sort_by or "the searcher's metric"
+            raise not_found("checkpoint.none", f"experiment {self.id} has no checkpoint with a value of {metric}")
         return best[0]
 
     def kill(self) -> None:
@@ -337,7 +338,8 @@ class Trial:
         """Returns its best checkpoint, as `Experiment.top_checkpoint`."""
         best = self.top_n_checkpoints(1, sort_by, smaller_is_better)
         if not best:
-            raise not_found("checkpoint.none", f"trial {self.id} has no checkpoint with the metric to compare")
+            metric = sort_by or "the searcher's metric"
+            raise not_found("checkpoint.none", f"trial {self.id} has no checkpoint with a value of {metric}")
         return best[0]
 
     def kill(self) -> None:

@@ -5,7 +5,7 @@ Nothing here loads such a package before a caller asks for it. Called by ganglin
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -60,8 +60,10 @@ def load_trial(
 
 
 def _check(package: str, extra: str, otherwise: str) -> None:
-    if importlib.util.find_spec(package) is None:
+    try:
+        importlib.import_module(package)
+    except ImportError as failure:
         raise GanglineError(
             f"client.no_{package}",
-            f"{package} is not installed; install it with: pip install 'gangline[{extra}]', {otherwise}",
-        )
+            f"{package} cannot be imported ({failure}); install it with: pip install 'gangline[{extra}]', {otherwise}",
+        ) from failure

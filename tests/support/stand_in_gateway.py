@@ -51,13 +51,18 @@ class StandInGateway(UnservedByGateway):
     knows_filters: False for a gateway of an earlier version, which ignores the filters of logs. One that knows them
     records them here and filters nothing.
 
+    num_threads: how many calls and streams are served at a time.
+
     break_after: a stream ends as if the connection was lost after so many messages, once; None for never.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_threads: int = 8) -> None:
+        self._num_threads = num_threads
         self.failures: list[GanglineError] = []
         self.create_failures: list[GanglineError] = []
         self.before_answer: Callable[[], object] = lambda: None
+        # Called when a client has left the watch of an experiment that has not ended.
+        self.on_gone: Callable[[], object] = lambda: None
         self.calls: list[str] = []
         self.num_catch_ups = 0
         self.break_after: int | None = None
@@ -93,7 +98,7 @@ class StandInGateway(UnservedByGateway):
         self._server: grpc.Server | None = None
 
     def start(self, address: str = "127.0.0.1:0") -> None:
-        self._server = grpc.server(ThreadPoolExecutor(8), options=rpc.SERVER_OPTIONS)
+        self._server = grpc.server(ThreadPoolExecutor(self._num_threads), options=rpc.SERVER_OPTIONS)
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(self, self._server)
         host, _, _ = address.rpartition(":")
         self.address = f"{host}:{self._server.add_insecure_port(address)}"
@@ -409,6 +414,7 @@ class StandInGateway(UnservedByGateway):
             # As with the real one, nothing more happens, and the client goes when its patience is over.
             has_gone = threading.Event()
             assert not context.add_callback(has_gone.set) or has_gone.wait(60)
+            self.on_gone()
 
     def _views(self, number: int) -> list[pb.ExperimentView]:
         experiment = self._experiment(number)

@@ -123,3 +123,18 @@ def make_agent_view() -> pb.AgentView:
         registered_at=1000.0,
     )
     return pb.AgentView(agent=agent, allocation_id_by_slot_id={"a1/0": "1.1.1"})
+
+
+def make_checkpoint(name: str, trial: str = "1.1", batches: int = 100, **metrics: float) -> types_pb2.Checkpoint:
+    """metrics: of its validation; none for one that was not validated."""
+    return types_pb2.Checkpoint(
+        id=name,
+        trial_id=trial,
+        experiment_id=int(trial.partition(".")[0]),
+        batches_completed=batches,
+        url=f"file:///storage/{name}",
+        file_bytes={"model.pt": 10},
+        metadata_json=json.dumps({"steps_completed": batches, **({"validation_metrics": metrics} if metrics else {})}),
+        created_at=1000.0 + batches,
+        state=types_pb2.CHECKPOINT_STATE_COMPLETED,
+    )

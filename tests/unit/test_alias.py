@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gangline.alias.finder import SHIM
 from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo, TrialInfo
 from tests.support.source import ROOT
@@ -63,7 +65,9 @@ def test_nothing_is_loaded_before_it_is_asked_for(tmp_path: Path) -> None:
 _LACKING = {
     "import determined.keras": "determined.keras",
     "from determined import keras": "determined.keras",
-    "from determined.experimental import client": "determined.experimental",
+    "from determined.experimental.client import get_model": "determined.experimental.client.get_model",
+    "from determined.experimental import Determined; Determined.list_users": "Determined.list_users",
+    "from determined.experimental.client import Checkpoint; Checkpoint.add_metadata": "Checkpoint.add_metadata",
     "from determined.pytorch import deepspeed": "determined.pytorch.deepspeed",
     "from determined.pytorch import ClipGradsL2Norm": "determined.pytorch.ClipGradsL2Norm",
     "import determined as det; det.core.DeepSpeedContext": "determined.core.DeepSpeedContext",
@@ -87,6 +91,31 @@ def test_what_is_lacking_is_named_with_the_page_of_differences(tmp_path: Path) -
     done = _python("", tmp_path, arguments=("-c", _INSTALL + _TRYING, *_LACKING))
     page = "docs/from-determined.md says what is, and what to use instead"
     assert done.stdout.splitlines() == [f"{name} is not part of Gangline; {page}" for name in _LACKING.values()]
+
+
+@pytest.mark.parametrize(
+    "line", ["from determined.experimental import core_v2", "import determined.experimental.core_v2"]
+)
+def test_unmanaged_experiments_are_refused_with_the_way_out(tmp_path: Path, line: str) -> None:
+    done = _python("", tmp_path, arguments=("-c", _INSTALL + _TRYING, line))
+    assert done.stdout == (
+        "determined.experimental.core_v2 is not part of Gangline; run the script by `gangline experiment create`, or "
+        "alone with determined.core, which then reports to no cluster; docs/from-determined.md has more\n"
+    )
+
+
+def test_sdk_has_the_names_and_loads_grpc_only_where_it_is_used(tmp_path: Path) -> None:
+    code = """
+import sys
+import determined.experimental
+assert "grpc" not in sys.modules
+from determined.experimental import Determined, client
+from determined.experimental.client import Checkpoint, Experiment, OrderBy, Trial, create_experiment, login
+assert client.ExperimentState.COMPLETED.name == "COMPLETED" and Determined is client.Determined
+assert set(client.__all__) <= set(dir(client))
+"""
+    done = _python(_INSTALL + code, tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_installed_determined_comes_first(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gangline.cli.output.terminal import can_ask, mention
-from gangline.cli.shared import read_text
 from gangline.errors import invalid
+from gangline.text_file import read_text
 
 if TYPE_CHECKING:
     from gangline.client import Client

@@ -11,7 +11,8 @@ import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
-from gangline.cli.shared import Json, Wide, connect, new_group, read_text, show, show_table
+from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
+from gangline.text_file import read_text
 
 app = new_group("Set, list and remove templates: settings that experiments share.")
 

@@ -1,0 +1,147 @@
+"""The SDK on a cluster of real processes: the examples of docs/sdk.md as printed, and a gateway that dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline import AsyncClient, Client
+from gangline.client.login import HOME_VARIABLE
+from gangline.domain.state import Outcome
+from tests.support.cluster import Cluster, running_cluster
+from tests.support.gated_run import gated_run, services_away
+from tests.support.gated_trial import NUM_BATCHES, wait_for
+from tests.support.source import ROOT
+
+pytestmark = pytest.mark.timeout(300)
+
+PAGE = (ROOT / "docs" / "sdk.md").read_text()
+# What the followers of one experiment have read: ids of log lines, ids of metrics, and its outcome.
+Readings = tuple[list[int], list[int], Outcome | None]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("sdk")) as running:
+        yield running
+
+
+def test_examples_work_as_printed(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    script = tmp_path / "page.py"
+    # Each block says on standard output that it has run.
+    script.write_text("".join(f"{block}\nprint('block {number} ran')\n" for number, block in enumerate(blocks)))
+    done = subprocess.run(
+        [sys.executable, script.name], cwd=tmp_path, env={**os.environ, HOME_VARIABLE: str(cluster.home)},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"block (\d+) ran", done.stdout) == [str(number) for number in range(len(blocks))]
+    lines = done.stdout.splitlines()
+    assert lines[lines.index("block 0 ran") - 2].startswith("1 COMPLETED"), done.stdout
+    assert float(lines[lines.index("block 0 ran") - 1].split()[1]) > 0.9
+    assert "experiment.not_found there is no experiment 4711; list them with: gangline experiment list" in lines
+    assert "[<Outcome.COMPLETED: 'COMPLETED'>, <Outcome.COMPLETED: 'COMPLETED'>]" in lines
+    assert lines[-2:] == ["CANCELED", f"block {len(blocks) - 1} ran"]
+    assert (tmp_path / "model" / "metadata.json").exists()
+
+
+def follow(client: Client, number: int, on_metric: Callable[[], object]) -> Readings:
+    """Reads logs, metrics and changes at the same time, with one client."""
+    experiment = client.experiment(number)
+
+    def read_metrics() -> list[int]:
+        return [_note(entry.id, on_metric) for entry in experiment.metrics(follow=True)]
+
+    with ThreadPoolExecutor(2) as pool:
+        logs = pool.submit(lambda: [entry.id for entry in experiment.logs(follow=True)])
+        metrics = pool.submit(read_metrics)
+        outcome = client.experiment(number).wait(120)
+        return logs.result(60), metrics.result(60), outcome
+
+
+async def follow_async(client: AsyncClient, number: int, on_metric: Callable[[], object]) -> Readings:
+    experiment = await client.experiment(number)
+
+    async def read_logs() -> list[int]:
+        return [entry.id async for entry in experiment.logs(follow=True)]
+
+    async def read_metrics() -> list[int]:
+        return [_note(entry.id, on_metric) async for entry in experiment.metrics(follow=True)]
+
+    async with asyncio.TaskGroup() as tasks:
+        logs, metrics = tasks.create_task(read_logs()), tasks.create_task(read_metrics())
+        outcome = tasks.create_task((await client.experiment(number)).wait(120))
+    return logs.result(), metrics.result(), outcome.result()
+
+
+def _note(number: int, on_metric: Callable[[], object]) -> int:
+    on_metric()
+    return number
+
+
+def _run_blocking(cluster: Cluster, number: int, on_metric: Callable[[], object]) -> Readings:
+    with Client(cluster.login.address, cluster.login.token, retry_seconds=60) as client:
+        return follow(client, number, on_metric)
+
+
+def _run_async(cluster: Cluster, number: int, on_metric: Callable[[], object]) -> Readings:
+    async def run() -> Readings:
+        async with AsyncClient(cluster.login.address, cluster.login.token, retry_seconds=60) as client:
+            return await follow_async(client, number, on_metric)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("read", [_run_blocking, _run_async])
+def test_wait_logs_and_metrics_outlive_a_gateway_that_is_killed(cluster: Cluster, tmp_path: Path, read: Any) -> None:
+    with gated_run(cluster, tmp_path) as run, ThreadPoolExecutor(1) as pool:
+        run.gate.allow(6)
+        run.wait_at(6)
+        has_metric = threading.Event()
+        reading = pool.submit(read, cluster, run.experiment_id, has_metric.set)
+        wait_for(lambda: has_metric.is_set() or reading.done(), "the first metric at the reader")
+        with services_away(cluster, "gateway"):
+            run.allow_all()
+        logs, metrics, outcome = reading.result(150)
+        assert outcome is Outcome.COMPLETED
+        experiment = run.client.experiment(run.experiment_id)
+        assert logs == [entry.id for entry in experiment.logs()]
+        stored = list(experiment.metrics())
+        assert metrics == [entry.id for entry in stored]
+        assert max(entry.point.batches_completed for entry in stored) == NUM_BATCHES
+        assert len(set(logs)) == len(logs) > 0
+
+
+def test_life_of_an_experiment_through_its_object(cluster: Cluster, tmp_path: Path) -> None:
+    with gated_run(cluster, tmp_path) as run:
+        experiment = run.client.experiment(run.experiment_id)
+        run.gate.allow(5)
+        run.wait_at(5)
+        run.wait_checkpoint(4)
+        experiment.pause()
+        run.allow_all()
+        wait_for(lambda: run.client.jobs()[0].task.allocation is None, "the trial's slots free")
+        assert experiment.reload().state == "PAUSED"
+        assert not experiment.trials()[0].explain().tasks[0].task.allocation
+        experiment.activate()
+        assert experiment.wait(90) is Outcome.COMPLETED
+        best = experiment.top_checkpoint()
+        assert best.id in {checkpoint.id for checkpoint in experiment.trials()[0].checkpoints()}
+        folder = best.download(tmp_path / "model")
+        assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} >= set(best.files)
+        assert list(run.client.checkpoint(best.id).trial().experiment().config) == list(experiment.config)
+        experiment.archive()
+        assert experiment.id not in [each.id for each in run.client.experiments()]
+        assert experiment.id in [each.id for each in run.client.experiments(archived=True)]

@@ -1,0 +1,60 @@
+"""The table of metrics, and the message where pandas is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gangline.client.optional import load_trial, make_frame
+from gangline.domain.history import MetricsPoint, StoredMetrics
+from gangline.errors import GanglineError
+
+pandas = pytest.importorskip("pandas")
+
+
+def entry(number: int, group: str, batches: int, **metrics: float) -> StoredMetrics:
+    return StoredMetrics(number, "7.1", 1000.0 + number, MetricsPoint(group, batches, metrics))
+
+
+def test_each_report_is_a_row_and_each_metric_a_column() -> None:
+    frame = make_frame([entry(1, "training", 10, loss=0.5), entry(2, "validation", 10, accuracy=0.9, at=3.0)])
+    assert list(frame.columns) == ["trial_id", "group", "batches_completed", "at", "loss", "accuracy", "metric_at"]
+    assert list(frame["group"]) == ["training", "validation"]
+    assert frame["loss"].tolist()[0] == 0.5
+    assert frame["loss"].isna().tolist() == [False, True]
+    assert frame["metric_at"].tolist()[1] == 3.0
+    assert frame["at"][0].isoformat() == "1970-01-01T00:16:41+00:00"
+    assert str(frame["loss"].dtype) == str(frame["accuracy"].dtype) == "float64"
+
+
+def test_no_report_makes_an_empty_table_with_the_fixed_columns() -> None:
+    frame = make_frame([])
+    assert (len(frame), list(frame.columns)) == (0, ["trial_id", "group", "batches_completed", "at"])
+
+
+def test_missing_pandas_is_said_before_anything_is_read() -> None:
+    program = """
+import sys
+sys.modules["pandas"] = None
+from gangline.client import MetricsReader
+from gangline.errors import GanglineError
+def entries():
+    raise AssertionError("was read")
+    yield
+try:
+    MetricsReader(entries()).to_pandas()
+except GanglineError as error:
+    print(error.code, error.message, sep="|")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    code, message = done.stdout.strip().split("|")
+    assert code == "client.no_pandas"
+    assert message.endswith("install it with: pip install 'gangline[pandas]', or read the entries one by one")
+
+
+def test_trial_class_must_be_one(tmp_path: object) -> None:
+    with pytest.raises(GanglineError) as caught:
+        load_trial(tmp_path, dict, None, {})  # type: ignore[arg-type]  # not reached
+    assert caught.value.code == "checkpoint.no_code"
