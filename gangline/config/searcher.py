@@ -1,7 +1,7 @@
 """PURE: the `searcher` section: how many trials an experiment has and how long each one trains.
 
 A length is a number of batches, records or epochs. All searchers share one model, because every key has the same
-meaning wherever it is allowed. KEYS_BY_NAME lists the keys that each searcher allows.
+meaning wherever it is allowed. SEARCHER_ROWS lists the keys that each searcher allows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from gangline.config.optuna_part import read_part
-from gangline.config.section import WRITTEN, Section, describe, fault, unknown_key
+from gangline.config.section import WRITTEN, Section, describe, fault, unknown_key, wrong_type
 from gangline.domain.search import SearchBracket, count_rungs, divide_search, make_bracket, rung_lengths
 
 Unit = Literal["batches", "records", "epochs"]
@@ -112,6 +111,11 @@ BUILT_SEARCHERS = tuple(row.name for row in SEARCHER_ROWS.values() if row.is_bui
 MAX_TRIALS = 10_000
 # Trials whose hyperparameters a preview shows. Each one takes a millisecond to draw.
 MAX_PREVIEWED = 2000
+# Arguments of Optuna's samplers and pruners are a few numbers.
+_MAX_ARGUMENTS = 32
+_MAX_ITEMS = 64
+_PLAIN = (bool, int, float, str, type(None))
+_WRAPPED = "wrapped_pruner"
 # More rungs than any length can be divided into.
 MAX_RUNGS = 64
 
@@ -129,7 +133,7 @@ class Searcher(Section):
     source_trial_id, source_checkpoint_uuid: all trials begin from the latest checkpoint of this trial, or from this
     checkpoint: they take its state, and count batches from 0.
 
-    sampler, pruner: classes of Optuna with their arguments, see gangline.config.optuna_part. They suggest each trial
+    sampler, pruner: classes of Optuna with their arguments, as _read_part reads them. They suggest each trial
     from the results of those before it, and stop trials by their validations.
     """
 
@@ -201,7 +205,7 @@ class Searcher(Section):
             return value
         default_names = {"sampler": "TPESampler" if value.get("name") == "tpe" else None, "pruner": None}
         parts = {
-            key: read_part(value[key], key, default_name)
+            key: _read_part(value[key], key, default_name)
             for key, default_name in default_names.items()
             if value.get(key) is not None
         }
@@ -245,3 +249,33 @@ class Searcher(Section):
         if self.is_halving and self.length is None:
             text = f"required by the searcher {self.name!r}, but missing; time_metric and max_time may take its place"
             raise fault("missing_key", text, "max_length")
+
+
+def _read_part(value: Any, key: str, default_name: str | None = None) -> dict[str, Any]:
+    """Returns the part as a mapping with a name. value: a name, or a mapping with `name` and arguments. key: of the
+    searcher's section, for errors. default_name: where the mapping has no name; None: it must have one."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping):
+        raise wrong_type("a name of Optuna, or a mapping with name and arguments", value, key)
+    part = dict(value)
+    name = part.pop("name", default_name)
+    if not isinstance(name, str):
+        text = "required, but missing" if name is None else f"expected a name of Optuna, found {describe(name)}"
+        raise fault("missing_key" if name is None else "wrong_type", text, key, "name")
+    if len(part) > _MAX_ARGUMENTS:
+        raise fault("invalid_value", f"has {len(part)} arguments; at most {_MAX_ARGUMENTS} are allowed", key)
+    for argument, given in part.items():
+        if not isinstance(argument, str):
+            raise wrong_type("the name of an argument", argument, key)
+        if argument == _WRAPPED:
+            part[argument] = _read_part(given, argument)
+        elif not _is_plain(given):
+            raise wrong_type("a number, a string, a boolean or a list of them", given, key, argument)
+    return {"name": name, **part}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return len(value) <= _MAX_ITEMS and all(isinstance(item, _PLAIN) for item in value)
+    return isinstance(value, _PLAIN)
