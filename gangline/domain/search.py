@@ -94,7 +94,8 @@ def search_log_id(experiment_id: int, page: int) -> str:
 
 def rung_lengths(length: int, divisor: float, num_rungs: int) -> tuple[int, ...]:
     """Returns the rungs of a bracket: length / divisor ** k, rounded down, at least 1; the last one is the length."""
-    return tuple(max(int(length / divisor ** (num_rungs - 1 - rung)), 1) for rung in range(num_rungs))
+    shorter = (max(int(length / divisor**power), 1) for power in range(num_rungs - 1, 0, -1))
+    return (*shorter, length)
 
 
 def count_rungs(mode: str, max_rungs: int, divisor: float, length: int, max_trials: int) -> list[int]:

@@ -43,8 +43,9 @@ class TrialSetting:
     @property
     def searcher_unit(self) -> str:
         """Name of the unit in which the searcher measures trials: batches, epochs, records or a validation metric."""
-        section = self._section
-        return section.unit_name if section is not None else "batches"
+        length = self._searcher.get("max_length")
+        units = [unit for unit in UNITS if isinstance(length, Mapping) and length.get(unit)]
+        return str(self._searcher.get("time_metric") or (units[0] if units else "batches"))
 
     @property
     def rungs(self) -> tuple[TrainUnit, ...]:
@@ -68,7 +69,7 @@ class TrialSetting:
             return None
 
     def _as_unit(self, length: int | None) -> TrainUnit | None:
-        name = self._searcher.get("time_metric") or self.searcher_unit
+        name = self.searcher_unit
         return parse_unit({name: length}, "searcher.max_time") if length and name in UNITS else None
 
     @property

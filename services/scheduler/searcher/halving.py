@@ -1,6 +1,6 @@
 """PURE: the searchers `async_halving` and `adaptive_asha`: asynchronous successive halving that stops trials (ASHA).
 
-The rule is that of Determined since its version 0.38. A bracket has rungs, which are lengths of training: the whole
+The rule is that of Determined 0.38. A bracket has rungs, which are lengths of training: the whole
 length divided by powers of `divisor`. A validation at or after a rung is a result of that rung. It is ranked among the
 results that the rung already has. The trial trains on if its rank is within the best 1 / divisor of them, its own
 included, rounded down and at least 1; otherwise it is stopped. Of equal results, the newest ranks first. A validation

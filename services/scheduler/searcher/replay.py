@@ -18,8 +18,9 @@ from services.scheduler.state.records import Draft, Records, get
 
 # Events on one page. A new event rewrites only the last page.
 PAGE_EVENTS = 64
-# Searchers kept at a time. With more searches than that, each event of the others replays a log.
-MAX_KEPT = 512
+# Events of all searchers kept at a time, which bounds their memory. With more than that, the searchers that have not
+# received an event for the longest time are dropped, and their next event replays their log.
+MAX_KEPT_EVENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,12 @@ def take_searcher(records: Records, search: Search, facts: Facts) -> Searcher:
 def keep_searcher(records: Records, search: Search, searcher: Searcher) -> None:
     """Keeps a searcher that has received all events of the log, as `records` and `search` have it."""
     newest_page = _newest_page(records, search)
-    if newest_page is None:
+    if newest_page is None or search.is_shut_down:
         return
     _kept[search.experiment_id] = _Kept(searcher, search.num_events, newest_page)
-    if len(_kept) > MAX_KEPT:
-        _kept.popitem(last=False)
+    excess = sum(kept.num_events for kept in _kept.values()) - MAX_KEPT_EVENTS
+    while excess > 0 and len(_kept) > 1:
+        excess -= _kept.popitem(last=False)[1].num_events
 
 
 def replay(records: Records, search: Search, facts: Facts) -> Searcher:

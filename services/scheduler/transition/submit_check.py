@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gangline.config import ExperimentConfig, check_config
 from gangline.config.hyperparameter import Random
 from gangline.domain.experiment import Experiment
+from gangline.domain.limits import MOST_COUNT
 from gangline.domain.resource import Agent, Counter
 from gangline.domain.search import SearchPreview, total_lengths
 from gangline.errors import GanglineError, conflict, invalid, not_found
@@ -100,9 +101,9 @@ def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
         hyperparameters_json=tuple(map(json.dumps, points)),
         unit=section.unit_name if section.length is not None else "",
         brackets=brackets,
-        min_total=totals[0],
-        expected_total=totals[1],
-        max_total=totals[2],
+        min_total=min(totals[0], MOST_COUNT),
+        expected_total=min(totals[1], MOST_COUNT),
+        max_total=min(totals[2], MOST_COUNT),
     )
 
 

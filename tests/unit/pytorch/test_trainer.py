@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from gangline import pytorch
 from gangline.errors import GanglineError
 from gangline.pytorch.training.loop import _place_here
+from gangline.pytorch.trial.setting import TrialSetting
 from tests.support.small_trial import DATA, SmallTrial, fit
 
 
@@ -246,6 +247,20 @@ def test_a_trial_is_validated_at_the_rungs_of_its_search(
     _fit(init={"exp_conf": {"searcher": section}})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [int(words[2]) for words in lines if words[0] == "validation"] == validated
+
+
+@pytest.mark.parametrize(
+    ("searcher", "unit"),
+    [
+        ({"name": "random", "max_length": {"batches": None, "records": None, "epochs": 2}}, "epochs"),
+        ({"name": "random", "max_length": {"records": 9}}, "records"),
+        ({"name": "single", "max_length": 9}, "batches"),
+        ({"max_length": {"epochs": 2}, "time_metric": "tokens", "max_time": 5}, "tokens"),
+        ({}, "batches"),
+    ],
+)
+def test_the_unit_of_any_searcher(searcher: dict[str, Any], unit: str) -> None:
+    assert TrialSetting({"searcher": searcher}).searcher_unit == unit
 
 
 def test_trial_may_end_early() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,15 +14,16 @@ import pytest
 from gangline.config.searcher import BUILT_SEARCHERS
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, ResourceChange
-from gangline.domain.search import SearchEvent, SearchLog
+from gangline.domain.search import Search, SearchEvent, SearchLog
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, SearchEventKind, State
 from gangline.errors import GanglineError
 from services.scheduler.searcher import replay as replay_module
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, ShutDown
 from services.scheduler.searcher.methods import SEARCHERS
 from services.scheduler.state.estimate import Progress
+from services.scheduler.state.facts import facts_of
 from services.scheduler.state.hold import held_reason
-from services.scheduler.state.records import Records, StateChange, get
+from services.scheduler.state.records import Records, SchedulerState, StateChange, get
 from services.scheduler.transition.end import (
     MAX_TRIALS,
     activate_experiment,
@@ -651,6 +654,21 @@ def test_an_event_replays_no_log_and_a_refused_one_leaves_nothing_behind(monkeyp
     world.change_leader()
     _report(world, "1.2", 30, loss=0.5)
     assert num_replays == 2
+
+
+def test_searchers_in_memory_are_bounded_by_their_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_module, "MAX_KEPT_EVENTS", 10)
+    monkeypatch.setattr(replay_module, "_kept", OrderedDict())
+    searcher = replay_module.make_searcher(facts_of(config_of(RANDOM)), 7)
+    search = Search(1, 7, num_events=4)
+    for number in range(1, 5):
+        page = SearchLog(number, 0, (SearchEvent(SearchEventKind.EXPERIMENT_CREATED),))
+        records = SchedulerState.of([page])
+        replay_module.keep_searcher(records, replace(search, experiment_id=number), searcher)
+    assert list(replay_module._kept) == [3, 4]
+    records = SchedulerState.of([SearchLog(5, 0, (SearchEvent(SearchEventKind.EXPERIMENT_CREATED),))])
+    replay_module.keep_searcher(records, Search(5, 7, num_events=4, is_shut_down=True), searcher)
+    assert 5 not in replay_module._kept, "a search that has ended asks for nothing more"
 
 
 def test_pursuing_what_is_settled_changes_nothing() -> None:

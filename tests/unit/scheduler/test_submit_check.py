@@ -9,9 +9,11 @@ import pytest
 
 from gangline.config import ExperimentConfig
 from gangline.config.bound import MAX_TEXT_BYTES
+from gangline.domain.limits import MOST_COUNT
 from gangline.domain.resource import Agent, Slot
-from gangline.domain.search import expected_lengths
+from gangline.domain.search import SearchPreview, expected_lengths
 from gangline.errors import GanglineError
+from gangline.protocol import wire
 from services.scheduler.placement import PoolConfig
 from services.scheduler.state.facts import facts_of
 from services.scheduler.transition.submit_check import Submission, admit, preview
@@ -117,6 +119,15 @@ def test_preview_of_other_searchers_counts_the_length_of_all_trials() -> None:
     document["searcher"] = {**searcher, "max_length": None}
     shown = preview(json.dumps(document), 0, random.Random(1))
     assert (shown.unit, shown.max_total, expected_lengths(shown)) == ("", 0, ())
+
+
+@pytest.mark.parametrize("name", ["random", "adaptive_asha"])
+def test_preview_of_the_longest_training_fits_into_its_message(name: str) -> None:
+    searcher = {"name": name, "metric": "loss", "max_trials": 100, "max_length": {"batches": 2**63 - 1}}
+    shown = preview(json.dumps({"entrypoint": "python3 t.py", "searcher": searcher}), 0, random.Random(1))
+    assert wire.from_proto(SearchPreview, wire.to_proto(shown)) == shown
+    assert shown.max_total == MOST_COUNT
+    assert all(bracket.rungs[-1].length == 2**63 - 1 for bracket in shown.brackets)
 
 
 def test_refusals() -> None:
