@@ -27,7 +27,7 @@ from gangline.errors import Effect, GanglineError, not_found, unauthenticated
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import gateway_pb2_grpc, types_pb2
-from tests.support.unserved import UnservedByGateway
+from tests.support.project_calls import StandInProjects
 
 TOKEN = "token-of-the-tests"
 T = TypeVar("T")
@@ -40,7 +40,7 @@ _STATE_AFTER = {
 }
 
 
-class StandInGateway(UnservedByGateway):
+class StandInGateway(StandInProjects):
     """failures: what the next calls fail with, first one first. before_answer: called before each answer that is no
     stream. calls: the names of all calls, in order. num_catch_ups: how many of them asked the gateway to catch up with
     etcd first.
@@ -57,6 +57,7 @@ class StandInGateway(UnservedByGateway):
     """
 
     def __init__(self, num_threads: int = 8) -> None:
+        super().__init__()
         self._num_threads = num_threads
         self.failures: list[GanglineError] = []
         self.create_failures: list[GanglineError] = []

@@ -25,7 +25,7 @@ from services.common.leader_probe import not_leader
 from services.common.security import is_same_token
 from services.common.server import Principal, Server, serve
 from services.scheduler.service.earlier_calls import EarlierCalls
-from tests.support.unserved import UnservedByLeader
+from tests.support.project_calls import UnservedByLeader
 
 R = TypeVar("R")
 

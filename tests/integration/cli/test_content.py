@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from gangline.cli.main import assemble
 from gangline.errors import conflict
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1 import ingest_pb2, types_pb2
+from gangline.v1 import ingest_pb2, project_pb2, types_pb2
 from tests.integration.cli.conftest import Cli
 from tests.support.stand_in_gateway import StandInGateway
 from tests.support.view import make_agent_view, make_allocation, make_experiment, make_log, make_trial
@@ -41,6 +41,16 @@ _COMMANDS = {
     "slot list": (), "slot enable": ("a1/0",), "slot disable": ("a1/0",),
     "checkpoint list": (), "checkpoint download": ("c1",), "checkpoint rm": ("c1",),
     "fusion list": (), "fusion forget": ("--all",),
+    "experiment move": ("1", "2"),
+    "workspace create": ("lab",), "workspace list": (), "workspace describe": ("lab",),
+    "workspace list-projects": ("lab",), "workspace edit": ("lab", "--name", "x"), "workspace archive": ("lab",),
+    "workspace unarchive": ("lab",), "workspace delete": ("lab", "--yes"),
+    "project create": ("lab", "vision"), "project list": (), "project describe": ("lab", "vision"),
+    "project list-experiments": ("lab", "vision"), "project edit": ("lab", "vision", "--description", "x"),
+    "project archive": ("lab", "vision"), "project unarchive": ("lab", "vision"),
+    "project delete": ("lab", "vision", "--yes"),
+    "template set": ("base", "const.yaml"), "template list": (), "template describe": ("base",),
+    "template remove": ("base",),
 }  # fmt: skip
 
 
@@ -134,15 +144,35 @@ def _fill(gateway: StandInGateway) -> None:
         searcher="grid", num_trials=1, hyperparameters_json=[json.dumps({f"lr{_EVIL}": f"x{_EVIL}"})]
     )
     gateway.cluster.leader.id, gateway.cluster.leader.kind = "s1", "scheduler"
+    _fill_projects(gateway)
     lists: list[list[Any]] = [
         gateway.views[1], gateway.tasks, gateway.logs, gateway.metrics, gateway.agents, gateway.fusion,
+        gateway.workspaces, gateway.projects, gateway.templates, [gateway.inheritance],
     ]  # fmt: skip
     for messages in lists:
         for message in messages:
             _poison(message)
+    # The commands find these by their names; the second of each has a name that acts.
+    gateway.workspaces[0].workspace.name, gateway.projects[0].project.name = "lab", "vision"
+    gateway.templates[0].name = "base"
     _poison(experiment)
     _poison(gateway.cluster)
     gateway.cluster.leader.id += _EVIL
+
+
+def _fill_projects(gateway: StandInGateway) -> None:
+    text = json.dumps({"labels": [f"l{_EVIL}"], "data": {f"k{_EVIL}": f"v{_EVIL}"}})
+    storage = json.dumps({"bucket": f"b{_EVIL}"})
+    defaults = project_pb2.ProjectDefaults(resource_pool="p", checkpoint_storage_json=storage, template="t")
+    for number in (2, 3):
+        workspace = project_pb2.Workspace(id=number, name="w", owner="ann", defaults=defaults)
+        project = project_pb2.Project(
+            id=number, workspace_id=2, name="p", description="about", owner="ann", defaults=defaults
+        )
+        gateway.workspaces.append(project_pb2.WorkspaceView(workspace=workspace))
+        gateway.projects.append(project_pb2.ProjectView(project=project, workspace_name="lab"))
+        gateway.templates.append(project_pb2.Template(name="t", owner="ann", config_json=text))
+    gateway.inheritance.layers.append(project_pb2.ConfigLayer(source="template t", config_json=text))
 
 
 def _assert_harmless(text: str) -> None:

@@ -23,7 +23,7 @@ from gangline.v1 import ingest_pb2, types_pb2
 from tests.support.stand_in_gateway import TOKEN, StandInGateway
 from tests.support.view import make_agent_view, make_allocation, make_experiment, make_lifecycle, make_log, make_trial
 
-CONFIG = "entrypoint: model_def:Digits\nsearcher: {name: single, metric: loss, max_length: 10}\nworkspace: vision\n"
+CONFIG = "entrypoint: model_def:Digits\nsearcher: {name: single, metric: loss, max_length: 10}\ndebug: true\n"
 
 
 def test_create_checks_uploads_and_submits(client: Client, gateway: StandInGateway, code: Path) -> None:
@@ -31,7 +31,7 @@ def test_create_checks_uploads_and_submits(client: Client, gateway: StandInGatew
     created = client.create_experiment(CONFIG, code)
     assert created.experiment.state is State.QUEUED
     assert created.warnings == (
-        "workspace: accepted, but has no effect here (not built yet)",
+        "debug: accepted, but has no effect here (every log line is kept)",
         "from the cluster",
     )
     payload = gateway.codes[gateway.requests[0].code_sha256]
