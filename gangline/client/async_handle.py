@@ -94,7 +94,7 @@ class AsyncExperiment:
     @property
     def config(self) -> dict[str, Any]:
         """Returns its configuration with all defaults."""
-        config: dict[str, Any] = json.loads(self.record.config_json)
+        config: dict[str, Any] = json.loads(self.record.config_json or "{}")
         return config
 
     async def reload(self) -> AsyncExperiment:
@@ -269,7 +269,7 @@ class AsyncTrial:
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        hyperparameters: dict[str, Any] = json.loads(self.record.hyperparameters_json)
+        hyperparameters: dict[str, Any] = json.loads(self.record.hyperparameters_json or "{}")
         return hyperparameters
 
     async def reload(self) -> AsyncTrial:

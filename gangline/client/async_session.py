@@ -24,7 +24,7 @@ from gangline.client.submission import Submission, parse_with_seed, prepare_subm
 from gangline.domain.experiment import Experiment, ResourceChange, Trial
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import NO_FILTER, StoredMetrics
-from gangline.domain.id import absent, parse_job_id, parse_trial_id
+from gangline.domain.id import absent, check_checkpoint_id, parse_job_id, parse_trial_id
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, LogLevel, State
 from gangline.domain.task import Task
@@ -108,12 +108,13 @@ class AsyncClient(AsyncProjectMethods):
         raise absent("trial", trial_id)
 
     async def checkpoint(self, checkpoint_id: str) -> handle.AsyncCheckpoint:
-        """Returns the checkpoint as an object with methods. Raises GanglineError `checkpoint.not_found`."""
-        records = await self.list_checkpoints()
-        for record in records:
-            if record.id == checkpoint_id:
-                return handle.AsyncCheckpoint(self, record)
-        raise absent("checkpoint", checkpoint_id)
+        """Returns the checkpoint as an object with methods. Raises GanglineError `checkpoint.id`,
+        `checkpoint.not_found`."""
+        check_checkpoint_id(checkpoint_id)
+        records = await self.list_checkpoints(checkpoint_id=checkpoint_id)
+        if not records:
+            raise absent("checkpoint", checkpoint_id)
+        return handle.AsyncCheckpoint(self, records[0])
 
     async def agents(self) -> list[handle.AsyncAgent]:
         """Returns the agents as objects with methods."""

@@ -80,11 +80,13 @@ class ClusterCalls:
         """Stops its work, which checkpoints and waits for other slots; no new work starts there."""
         return self._set(agent_id, slot_ids, Availability.DISABLED, request_id)
 
-    def list_checkpoints(self, experiment_id: int = 0) -> list[Checkpoint]:
-        """Returns checkpoints. experiment_id: 0 for all experiments."""
-        request = pb.ListCheckpointsRequest(experiment_id=experiment_id)
+    def list_checkpoints(self, experiment_id: int = 0, checkpoint_id: str = "") -> list[Checkpoint]:
+        """Returns checkpoints. experiment_id: 0 for all experiments. checkpoint_id: only this one, if it exists."""
+        request = pb.ListCheckpointsRequest(experiment_id=experiment_id, checkpoint_id=checkpoint_id)
         answer = self._connection.call(self._stub.ListCheckpoints, request)
-        return [from_proto(Checkpoint, message) for message in answer.checkpoints]
+        # A gateway of an older version answers with all of them.
+        wanted = (message for message in answer.checkpoints if checkpoint_id in ("", message.id))
+        return [from_proto(Checkpoint, message) for message in wanted]
 
     def download_checkpoint(self, checkpoint_id: str, folder: Path) -> int:
         """Writes its files into a folder that is new or empty; returns their bytes."""

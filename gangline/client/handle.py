@@ -95,7 +95,7 @@ class Experiment:
     @property
     def config(self) -> dict[str, Any]:
         """Returns its configuration with all defaults."""
-        config: dict[str, Any] = json.loads(self.record.config_json)
+        config: dict[str, Any] = json.loads(self.record.config_json or "{}")
         return config
 
     def reload(self) -> Experiment:
@@ -268,7 +268,7 @@ class Trial:
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        hyperparameters: dict[str, Any] = json.loads(self.record.hyperparameters_json)
+        hyperparameters: dict[str, Any] = json.loads(self.record.hyperparameters_json or "{}")
         return hyperparameters
 
     def reload(self) -> Trial:

@@ -26,7 +26,7 @@ from gangline.client.submission import Submission, parse_with_seed, prepare_subm
 from gangline.domain.experiment import Experiment, ResourceChange, Trial
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import NO_FILTER, StoredMetrics
-from gangline.domain.id import absent, parse_job_id, parse_trial_id
+from gangline.domain.id import absent, check_checkpoint_id, parse_job_id, parse_trial_id
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, LogLevel, State
 from gangline.domain.task import Task
@@ -106,12 +106,13 @@ class Client(ProjectMethods):
         raise absent("trial", trial_id)
 
     def checkpoint(self, checkpoint_id: str) -> handle.Checkpoint:
-        """Returns the checkpoint as an object with methods. Raises GanglineError `checkpoint.not_found`."""
-        records = self.list_checkpoints()
-        for record in records:
-            if record.id == checkpoint_id:
-                return handle.Checkpoint(self, record)
-        raise absent("checkpoint", checkpoint_id)
+        """Returns the checkpoint as an object with methods. Raises GanglineError `checkpoint.id`,
+        `checkpoint.not_found`."""
+        check_checkpoint_id(checkpoint_id)
+        records = self.list_checkpoints(checkpoint_id=checkpoint_id)
+        if not records:
+            raise absent("checkpoint", checkpoint_id)
+        return handle.Checkpoint(self, records[0])
 
     def agents(self) -> list[handle.Agent]:
         """Returns the agents as objects with methods."""

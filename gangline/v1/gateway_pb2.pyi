@@ -1157,14 +1157,18 @@ class ListCheckpointsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: builtins.int
     experiment_id: builtins.int
     """0 for all experiments."""
+    checkpoint_id: builtins.str
+    """Only this one; empty for all. Gateways of older versions ignore it."""
     def __init__(
         self,
         *,
         experiment_id: builtins.int = ...,
+        checkpoint_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_id", b"checkpoint_id", "experiment_id", b"experiment_id"]) -> None: ...
 
 Global___ListCheckpointsRequest: typing_extensions.TypeAlias = ListCheckpointsRequest
 

@@ -57,6 +57,35 @@ def test_examples_work_as_printed(cluster: Cluster, tmp_path: Path) -> None:
     assert (tmp_path / "model" / "metadata.json").exists()
 
 
+_PROGRAM_OF_DETERMINED = """
+from gangline import alias
+
+alias.install()
+from determined.experimental import client
+
+exp = client.create_experiment(config="examples/digits/const.yaml", model_dir="examples/digits")
+for line in exp.await_first_trial().logs(follow=True):
+    pass
+print(exp.wait())
+best = exp.list_checkpoints()[0]
+reports = list(exp.get_trials()[0].iter_metrics("validation"))
+print(best.training.trial_id == reports[0].trial_id == exp.id * 10000 + 1, best.download())
+accuracy = best.training.validation_metrics["avgMetrics"]["accuracy"]
+print(max(report.metrics["accuracy"] for report in reports) == accuracy)
+"""
+
+
+def test_program_of_determined_runs_unchanged(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM_OF_DETERMINED], cwd=tmp_path,
+        env={**os.environ, HOME_VARIABLE: str(cluster.home)}, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [folder] = (tmp_path / "checkpoints").iterdir()
+    assert done.stdout.splitlines() == ["ExperimentState.COMPLETED", f"True checkpoints/{folder.name}", "True"]
+
+
 def follow(client: Client, number: int, on_metric: Callable[[], object]) -> Readings:
     """Reads logs, metrics and changes at the same time, with one client."""
     experiment = client.experiment(number)

@@ -48,8 +48,8 @@ class StandInGateway(StandInProjects):
     create_failures: what the next creates fail with: before they have made an experiment where the effect is NONE, else
     after it.
 
-    knows_filters: False for a gateway of an earlier version, which ignores the filters of logs. One that knows them
-    records them here and filters nothing.
+    knows_filters: False for a gateway of an earlier version, which ignores the filters of logs and the id of a
+    checkpoint. One that knows them records the filters of logs here and filters no log.
 
     num_threads: how many calls and streams are served at a time.
 
@@ -88,6 +88,7 @@ class StandInGateway(StandInProjects):
         self.tasks: list[pb.Task] = []
         self.agents: list[pb.AgentView] = []
         self.checkpoints: list[types_pb2.Checkpoint] = []
+        self.checkpoint_requests: list[pb.ListCheckpointsRequest] = []
         self.fusion: list[types_pb2.FusionRecord] = []
         self.files: dict[str, bytes] = {}
         # What DownloadTensorboard sends, as far as the caller does not have it.
@@ -351,6 +352,9 @@ class StandInGateway(StandInProjects):
     def ListCheckpoints(self, request: pb.ListCheckpointsRequest, context: Any) -> pb.ListCheckpointsResponse:
         def handle() -> pb.ListCheckpointsResponse:
             wanted = [c for c in self.checkpoints if request.experiment_id in (0, c.experiment_id)]
+            self.checkpoint_requests.append(request)
+            if self.knows_filters and request.checkpoint_id:
+                wanted = [c for c in wanted if c.id == request.checkpoint_id]
             return pb.ListCheckpointsResponse(checkpoints=wanted)
 
         return self._answer("ListCheckpoints", context, handle)

@@ -152,7 +152,9 @@ class GatewayService(RemovalCalls, ProjectCalls):
         return pb.UpdateAgentResponse(agent=wire.to_proto(agent))
 
     async def ListCheckpoints(self, request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsResponse:
-        checkpoints = await self._usecases.checkpoints.list(current_principal(), request.experiment_id)
+        checkpoints = await self._usecases.checkpoints.list(
+            current_principal(), request.experiment_id, request.checkpoint_id
+        )
         return pb.ListCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in checkpoints])
 
     async def DownloadCheckpoint(

@@ -27,14 +27,18 @@ class Checkpoints:
         self._storage = storage
         self._views = views
 
-    async def list(self, principal: Principal, experiment_id: int = 0) -> Sequence[Checkpoint]:
-        """Returns checkpoints, the oldest first. experiment_id: 0 for all."""
+    async def list(self, principal: Principal, experiment_id: int = 0, checkpoint_id: str = "") -> Sequence[Checkpoint]:
+        """Returns checkpoints, the oldest first. experiment_id: 0 for all. checkpoint_id: only this one, if it
+        exists."""
         check_user(principal)
         if experiment_id:
             await self._views.confirm(experiment_id=experiment_id)
             self._views.experiment(experiment_id)
         table = self._mirror.state.checkpoints
         checkpoints = table.of(experiment_id) if experiment_id else table.all()
+        if checkpoint_id:
+            checkpoint = table.find(keys.checkpoint(checkpoint_id))
+            return [checkpoint] if checkpoint is not None and experiment_id in (0, checkpoint.experiment_id) else []
         return sorted(checkpoints, key=lambda checkpoint: (checkpoint.created_at, checkpoint.id))
 
     def find(self, principal: Principal, checkpoint_id: str) -> Checkpoint:

@@ -250,7 +250,11 @@ async def test_cancelled_download_leaves_no_file(
     pair[0].checkpoints = [make_checkpoint("a")]
     pair[0].files = {f"part{number}": b"x" * 100_000 for number in range(200)}
     loop = asyncio.get_running_loop()
-    client._on_progress = lambda *_: loop.call_soon_threadsafe(has_begun.set) and None
+
+    def note(work: str, num_bytes: int, total_bytes: int) -> None:
+        loop.call_soon_threadsafe(has_begun.set)
+
+    client._on_progress = note
     downloading = asyncio.create_task(client.download_checkpoint("a", target))
     await has_begun.wait()
     downloading.cancel()

@@ -36,6 +36,19 @@ def experiment(client: Client, gateway: StandInGateway) -> Experiment:
     return client.experiment(1)
 
 
+@pytest.mark.parametrize("knows_filters", [True, False], ids=["of now", "older"])
+def test_one_checkpoint_is_asked_for_alone(
+    client: Client, gateway: StandInGateway, experiment: Experiment, knows_filters: bool
+) -> None:
+    gateway.knows_filters = knows_filters
+    assert client.checkpoint("c").id == "c"
+    assert [request.checkpoint_id for request in gateway.checkpoint_requests] == ["c"]
+    for wrong, code in (("", "checkpoint.id"), ("x/y", "checkpoint.id"), ("zz", "checkpoint.not_found")):
+        with pytest.raises(GanglineError) as caught:
+            client.checkpoint(wrong)
+        assert caught.value.code == code
+
+
 @pytest.mark.parametrize("form", ["text", "mapping", "file", "name", "file alone"])
 def test_configuration_comes_in_any_form(client: Client, gateway: StandInGateway, code: Path, form: str) -> None:
     file = code / "exp.yaml"
@@ -89,20 +102,20 @@ def test_changes_replace_the_record(client: Client, gateway: StandInGateway) -> 
     gateway.experiments[2] = make_experiment(id=2)
     experiment = client.experiment(1)
     experiment.pause()
-    assert experiment.state is State.PAUSED
+    assert experiment.state == "PAUSED"
     experiment.activate()
-    assert experiment.state is State.QUEUED
+    assert experiment.state == "QUEUED"
     experiment.update(priority=7, max_slots=3)
     assert experiment.config["resources"]["priority"] == 7
     experiment.move(ahead_of=2)
     experiment.cancel()
-    assert experiment.state is State.STOPPING
+    assert experiment.state == "STOPPING"
     experiment.kill()
     assert (experiment.state, experiment.outcome) == (State.TERMINAL, Outcome.CANCELED)
     experiment.archive()
-    assert experiment.record.archived
+    were_archived = [experiment.record.archived]
     experiment.unarchive()
-    assert not experiment.record.archived
+    assert [*were_archived, experiment.record.archived] == [True, False]
     experiment.delete()
     # Once more finds it gone.
     experiment.delete()

@@ -117,6 +117,27 @@ async def has(client: Client, path: str) -> bool:
     return (await client.http.get(path)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("experiment_id", "checkpoint_id", "expected"),
+    [(0, "c1", ["c1"]), (7, "c1", ["c1"]), (8, "c1", []), (0, "c2", ["c2"]), (7, "c3", []), (7, "", ["c1"])],
+)
+@pytest.mark.usefixtures("checkpoint")
+async def test_one_checkpoint_is_listed_alone(
+    client: Client, etcd: EtcdClient, experiment_id: int, checkpoint_id: str, expected: list[str]
+) -> None:
+    other = Experiment(8, "n", "alice", "{}", "b" * 64)
+    await etcd.commit(
+        [
+            Put(keys.experiment(8), wire.encode(other)),
+            Put(keys.checkpoint("c2"), wire.encode(Checkpoint("c2", "8.1", 8, 100, "/nowhere"))),
+        ]
+    )
+    await until_async(lambda: has(client, "/api/v1/checkpoints/c2"), "the gateway seeing the other checkpoint")
+    request = pb.ListCheckpointsRequest(experiment_id=experiment_id, checkpoint_id=checkpoint_id)
+    listed = await client.gateway.ListCheckpoints(request, metadata=client.metadata)
+    assert [each.id for each in listed.checkpoints] == expected
+
+
 async def test_checkpoint_is_listed_and_downloaded_whole(client: Client, checkpoint: Checkpoint) -> None:
     listed = await client.gateway.ListCheckpoints(pb.ListCheckpointsRequest(experiment_id=7), metadata=client.metadata)
     assert [each.id for each in listed.checkpoints] == ["c1"]
