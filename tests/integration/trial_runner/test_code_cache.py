@@ -79,7 +79,7 @@ async def test_a_killed_fetcher_leaves_nothing_that_a_later_one_believes(world: 
     draft = _cache(world).draft_path(world.specs[0].code_sha256)
     await until(lambda: world.gateway.num_fetches == 1 and draft.exists(), "the middle of the download")
     follower = _launch(world, 2)
-    await until(lambda: (follower.directory / "lock").exists(), "the second runner")
+    await until((follower.directory / "lock").exists, "the second runner")
     fetcher.kill(signal.SIGKILL)
     await fetcher.gone()
     assert draft.exists()
