@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gangline.alias.cluster_info import number_of
-from gangline.alias.state import (
+from gangline.alias.experiment_state import (
     CheckpointSortBy,
     CheckpointState,
     DownloadMode,

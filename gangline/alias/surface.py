@@ -11,7 +11,7 @@ TARGET_BY_MODULE = {
     ROOT: "gangline.alias.surface",
     "determined.core": "gangline.core",
     "determined.experimental": "gangline.alias.experimental",
-    "determined.experimental.client": "gangline.alias.client",
+    "determined.experimental.client": "gangline.alias.experimental_client",
     "determined.launch": "gangline.launch",
     "determined.launch.torch_distributed": "gangline.launch.torch_distributed",
     "determined.launch.wrap_rank": "gangline.launch.wrap_rank",

@@ -198,7 +198,7 @@ class AsyncProjectMethods(AsyncClusterCalls):
 
     async def set_template(self, name: str, config_text: str, request_id: str | None = None) -> Template:
         """Creates a template, or replaces its settings. config_text: YAML. Raises GanglineError `config.*`."""
-        from gangline.config.layer.template import read_template  # noqa: PLC0415 - loads pydantic
+        from gangline.config.layer.template_check import read_template  # noqa: PLC0415 - loads pydantic
 
         request = project_pb2.SetTemplateRequest(
             request_id=request_id or new_request_id(), name=name, config_json=read_template(config_text)
@@ -264,7 +264,7 @@ class AsyncProjectMethods(AsyncClusterCalls):
 def _storage(section: str | None) -> str | None:
     if section is None:
         return None
-    from gangline.config.layer.template import read_storage  # noqa: PLC0415 - loads pydantic
+    from gangline.config.layer.template_check import read_storage  # noqa: PLC0415 - loads pydantic
 
     return read_storage(section)
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from gangline.client.gateway_address import parse_addresses
 from gangline.errors import ErrorKind, GanglineError
+from gangline.gateway_address import parse_addresses
 
 ADDRESS_VARIABLE = "GANGLINE_GATEWAY"
 TOKEN_VARIABLE = "GANGLINE_TOKEN"  # noqa: S105 - the name of a variable, no token

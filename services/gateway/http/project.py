@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header
 from pydantic import Field
 
-from gangline.config.layer.template import read_template
+from gangline.config.layer.template_check import read_template
 from gangline.domain.experiment import DEFAULT_PROJECT_ID, DEFAULT_WORKSPACE_ID, ProjectChange
 from gangline.domain.state import ProjectAction
 from gangline.domain.view import ProjectView, WorkspaceView

@@ -17,7 +17,13 @@ from gangline.config.layer.lookup import (
     no_project,
     no_workspace,
 )
-from gangline.config.layer.template import check_description, check_name, check_storage, check_template, defaults_layer
+from gangline.config.layer.template_check import (
+    check_description,
+    check_name,
+    check_storage,
+    check_template,
+    defaults_layer,
+)
 from gangline.domain.experiment import (
     DEFAULT_PROJECT_ID,
     ConfigLayer,

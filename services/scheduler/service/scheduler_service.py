@@ -21,7 +21,7 @@ from services.scheduler.leader.term import Term
 from services.scheduler.placement.simulation_file import dump_simulation
 from services.scheduler.service.access import require_cluster
 from services.scheduler.service.earlier_calls import EarlierCalls
-from services.scheduler.service.project_calls import ProjectCalls
+from services.scheduler.service.project_change_calls import ProjectCalls
 from services.scheduler.service.removal_calls import RemovalCalls
 from services.scheduler.service.submitting import submit_group, submit_one
 from services.scheduler.state.records import StateChange, get

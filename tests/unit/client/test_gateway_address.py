@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.client.gateway_address import parse_addresses
 from gangline.errors import ErrorKind, GanglineError
+from gangline.gateway_address import parse_addresses
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}(\.[a-z0-9-]{1,8}[a-z0-9]){0,2}", fullmatch=True)
 ipv4 = st.ip_addresses(v=4).map(str)

@@ -22,10 +22,10 @@ from gangline.domain.state import DeletionStage, ProjectAction
 from gangline.errors import ErrorKind, GanglineError
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SINGLETON, Record, SchedulerState, StateChange
-from services.scheduler.transition.project.project import create_project, move_to_project, update_project
+from services.scheduler.transition.project.project_change import create_project, move_to_project, update_project
 from services.scheduler.transition.project.rule import MAX_REMOVALS, MAX_REQUESTS, Caller
-from services.scheduler.transition.project.template import remove_template, set_template
-from services.scheduler.transition.project.workspace import (
+from services.scheduler.transition.project.template_change import remove_template, set_template
+from services.scheduler.transition.project.workspace_change import (
     MAX_PROJECTS_DELETED,
     create_workspace,
     update_workspace,

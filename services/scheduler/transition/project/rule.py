@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gangline.config.layer.lookup import find_template
-from gangline.config.layer.template import check_description, check_storage
+from gangline.config.layer.template_check import check_description, check_storage
 from gangline.domain.experiment import (
     Experiment,
     Project,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangline.config.layer.lookup import find_template
-from gangline.config.layer.template import check_name
+from gangline.config.layer.template_check import check_name
 from gangline.domain.experiment import Project, Template, Workspace
 from gangline.errors import conflict
 from services.scheduler.state.records import Draft, Records, StateChange

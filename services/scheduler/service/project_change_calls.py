@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from gangline.config.layer.template import check_template
+from gangline.config.layer.template_check import check_template
 from gangline.domain.experiment import Experiment, Project, ProjectChange, Template, Workspace
 from gangline.domain.state import ProjectAction
 from gangline.errors import invalid
@@ -18,15 +18,19 @@ from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.placement.request.snapshot import PoolConfig
 from services.scheduler.service.access import require_cluster
 from services.scheduler.state.records import get
-from services.scheduler.transition.project.project import (
+from services.scheduler.transition.project.project_change import (
     create_project,
     move_to_project,
     project_of_request,
     update_project,
 )
 from services.scheduler.transition.project.rule import Caller
-from services.scheduler.transition.project.template import remove_template, set_template
-from services.scheduler.transition.project.workspace import create_workspace, update_workspace, workspace_of_request
+from services.scheduler.transition.project.template_change import remove_template, set_template
+from services.scheduler.transition.project.workspace_change import (
+    create_workspace,
+    update_workspace,
+    workspace_of_request,
+)
 
 _log = structlog.get_logger(__name__)
 

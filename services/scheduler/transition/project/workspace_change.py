@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gangline.config.layer.lookup import archived, no_workspace
-from gangline.config.layer.template import check_name
+from gangline.config.layer.template_check import check_name
 from gangline.domain.experiment import DEFAULT_WORKSPACE_ID, Project, ProjectChange, Workspace
 from gangline.domain.state import ProjectAction
 from gangline.errors import ErrorKind, GanglineError, conflict

@@ -20,7 +20,7 @@ from gangline.config.layer.lookup import (
     no_project,
     no_workspace,
 )
-from gangline.config.layer.template import check_name
+from gangline.config.layer.template_check import check_name
 from gangline.domain.experiment import DEFAULT_PROJECT_ID, Experiment, Project, ProjectChange, Workspace
 from gangline.domain.state import ProjectAction
 from gangline.errors import ErrorKind, GanglineError, conflict
