@@ -1,13 +1,14 @@
-"""The library that users import. Importing it loads neither torch nor grpc; the SDK is loaded with its first use."""
+"""The library that users import. Importing it loads neither torch nor grpc; the SDK is loaded with its first use.
+
+The types of all names are in __init__.pyi: an import of the SDK here would be a circle, because the SDK needs this
+package.
+"""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.errors import GanglineError, InvalidHP
-
-if TYPE_CHECKING:
-    from gangline.client import AsyncClient, Checkpoint, Client, Experiment, Trial
 
 __version__ = "0.1.0"
 

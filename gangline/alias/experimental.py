@@ -1,7 +1,8 @@
 """`determined.experimental`: Determined's SDK with its names and signatures, over the client of Gangline.
 
-`Determined` is the client; gangline.alias.experimental_client has the same calls as functions. A trial's id is a number here, as in
-`det.get_cluster_info()`. Calls that Gangline does not have are refused by name. Nothing of a rank imports this module.
+`Determined` is the client; gangline.alias.experimental_client has the same calls as functions. A trial's id is a number
+here, as in `det.get_cluster_info()`. Calls that Gangline does not have are refused by name. Nothing of a rank imports
+this module.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gangline.client.checkpoint_choice import best_checkpoints, choose_order, metrics_of
 from gangline.client.connection import in_thread
 from gangline.client.optional import check_pandas, load_trial, make_frame
 from gangline.client.record import LogEntry, OnView, ignore_view
 from gangline.domain import experiment as records
-from gangline.domain.checkpoint_choice import best_checkpoints, choose_order, metrics_of
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import StoredMetrics
 from gangline.domain.id import absent

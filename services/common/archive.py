@@ -72,7 +72,10 @@ def open_archive(path: Path, digest: Digest | None = None) -> Iterator[tarfile.T
     digest: is updated with the bytes of the file as they are read, all of them where no error is raised.
     """
     try:
-        with path.open("rb") as raw, gzip.GzipFile(fileobj=_Observed(raw, digest) if digest else raw) as unzipped:
+        with (
+            path.open("rb") as raw,
+            gzip.GzipFile(fileobj=cast("BinaryIO", _Observed(raw, digest)) if digest else raw) as unzipped,
+        ):
             stream = _Bounded(unzipped)
             # In stream mode tarfile calls only read.
             with tarfile.open(fileobj=cast("BinaryIO", stream), mode="r|", tarinfo=_Member) as archive:

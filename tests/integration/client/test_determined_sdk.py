@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.alias import client as det
+from gangline.alias import experimental_client as det
 from gangline.alias.cluster_info import number_of, trial_id_of
 from gangline.errors import GanglineError
 from gangline.lacking import NotInGangline

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gangline.domain.checkpoint_choice import best_checkpoints, choose_order, metrics_of
+from gangline.client.checkpoint_choice import best_checkpoints, choose_order, metrics_of
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.state import CheckpointState
 from gangline.errors import GanglineError
