@@ -1,7 +1,7 @@
 """PURE: the addresses of a cluster's gateways, as users write them.
 
 An address is host:port; a port that is missing is 8081. Commas separate the addresses of several gateways. An IPv6
-address has brackets, as [fd00::7]:8081. Used by gangline.client.login and by the command `gangline login`.
+address has brackets, as [fd00::7]:8081. Used by gangline.login and by the command `gangline login`.
 """
 
 from __future__ import annotations

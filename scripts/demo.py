@@ -16,7 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gangline.client import Client, ExperimentView
-from gangline.client.login import HOME_VARIABLE
+from gangline.login import HOME_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / ".gangline" / "demo"

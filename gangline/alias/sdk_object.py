@@ -24,8 +24,8 @@ from gangline.alias.experiment_state import (
     experiment_state,
     trial_state,
 )
-from gangline.client.checkpoint_choice import choose_order, value_of
 from gangline.client import Client, handle
+from gangline.client.checkpoint_choice import choose_order, value_of
 from gangline.domain.history import StoredMetrics
 from gangline.domain.state import LogLevel as OurLogLevel
 from gangline.domain.state import State

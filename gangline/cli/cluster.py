@@ -120,7 +120,7 @@ def login(
     """
     with connect(address=addresses, token=_read_token()) as client:
         # This follows `connect`, which must run before the first import of grpc.
-        from gangline.client.login import load_login, save_login  # noqa: PLC0415
+        from gangline.login import load_login, save_login  # noqa: PLC0415
 
         client.get_cluster()
         before, path = load_login(), save_login(client.login)
@@ -172,9 +172,9 @@ def _running_record(running: Running, layout: Layout) -> dict[str, Any]:
 
 def _local_table(data_dir: Path | None) -> tuple[ProcessTable | None, Layout]:
     """Returns the processes of the local cluster; None while none runs or the environment names another gateway."""
-    from gangline.client.login import ADDRESS_VARIABLE  # noqa: PLC0415 - together with the layout
     from gangline.local.layout import layout_of  # noqa: PLC0415
     from gangline.local.process_table import load_table  # noqa: PLC0415
+    from gangline.login import ADDRESS_VARIABLE  # noqa: PLC0415 - together with the layout
 
     layout = layout_of(data_dir)
     if data_dir is None and os.environ.get(ADDRESS_VARIABLE):

@@ -5,9 +5,8 @@ Importing it loads grpc, but nothing that trains. The asynchronous client is loa
 
 from typing import TYPE_CHECKING, Any
 
-from gangline.client.change import new_request_id
+from gangline.client.call_message import new_request_id
 from gangline.client.handle import Agent, Checkpoint, Experiment, Job, MetricsReader, Trial
-from gangline.client.login import Login, find_login, load_login
 from gangline.client.packing import CodeArchive, pack_code
 from gangline.client.record import Created, LogEntry
 from gangline.client.session import Client
@@ -29,6 +28,7 @@ from gangline.domain.view import (
     TrialView,
     WorkspaceView,
 )
+from gangline.login import Login, find_login, load_login
 
 if TYPE_CHECKING:
     from gangline.client.async_handle import (

@@ -20,8 +20,8 @@ import grpc
 
 from gangline.client.attempts import Attempts, Route, WayBack, error_of_change, find_effects
 from gangline.client.connection import AnyStub
-from gangline.client.login import Login, say_gateways
 from gangline.errors import Effect, GanglineError, conflict
+from gangline.login import Login, say_gateways
 from gangline.protocol import rpc
 from gangline.v1 import gateway_pb2_grpc
 

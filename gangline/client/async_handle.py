@@ -12,8 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gangline.checkpoint_choice import best_checkpoints, choose_order, metrics_of
 from gangline.client.async_connection import in_thread
+from gangline.client.checkpoint_choice import best_checkpoints, choose_order, metrics_of
 from gangline.client.optional import check_pandas, load_trial, make_frame
 from gangline.client.record import LogEntry, OnView, ignore_view
 from gangline.domain import experiment as records
@@ -29,7 +29,7 @@ from gangline.errors import not_found
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from gangline.client.async_session import AsyncClient
+    from gangline.client.async_experiment_calls import AsyncExperimentCalls
 
 T = TypeVar("T")
 
@@ -57,7 +57,9 @@ class AsyncExperiment:
     """An experiment. record: as of the last call. warnings: about settings that are not carried out as written, after
     `create_experiment`."""
 
-    def __init__(self, client: AsyncClient, record: records.Experiment, warnings: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, client: AsyncExperimentCalls, record: records.Experiment, warnings: tuple[str, ...] = ()
+    ) -> None:
         self._client = client
         self.record = record
         self.warnings = warnings
@@ -243,7 +245,7 @@ class AsyncExperiment:
 class AsyncTrial:
     """A trial. record: as of the last call."""
 
-    def __init__(self, client: AsyncClient, record: records.Trial) -> None:
+    def __init__(self, client: AsyncExperimentCalls, record: records.Trial) -> None:
         self._client = client
         self.record = record
 
@@ -288,7 +290,7 @@ class AsyncTrial:
 
     async def experiment(self) -> AsyncExperiment:
         """Returns the experiment to which it belongs."""
-        return await self._client.experiment(self.experiment_id)
+        return AsyncExperiment(self._client, (await self._client.get_experiment(self.experiment_id)).experiment)
 
     def logs(
         self,
@@ -328,8 +330,8 @@ class AsyncTrial:
         self, n: int, sort_by: str | None = None, smaller_is_better: bool | None = None
     ) -> list[AsyncCheckpoint]:
         """Returns its n best checkpoints, as `Experiment.top_n_checkpoints`."""
-        experiment = await self.experiment()
-        metric, is_smaller = choose_order(experiment.config, sort_by, smaller_is_better)
+        config = json.loads((await self._client.get_experiment(self.experiment_id)).experiment.config_json)
+        metric, is_smaller = choose_order(config, sort_by, smaller_is_better)
         checkpoints = await self._client.list_checkpoints(self.experiment_id)
         own = [record for record in checkpoints if record.trial_id == self.id]
         best = best_checkpoints(own, metric, smaller_is_better=is_smaller, limit=n)
@@ -365,7 +367,7 @@ class AsyncTrial:
 class AsyncCheckpoint:
     """A checkpoint. record: as of the last call."""
 
-    def __init__(self, client: AsyncClient, record: records.Checkpoint) -> None:
+    def __init__(self, client: AsyncExperimentCalls, record: records.Checkpoint) -> None:
         self._client = client
         self.record = record
 
@@ -409,7 +411,7 @@ class AsyncCheckpoint:
 
     async def trial(self) -> AsyncTrial:
         """Returns the trial that saved it."""
-        return await self._client.trial(self.trial_id)
+        return AsyncTrial(self._client, await self._client.find_trial(self.trial_id))
 
     async def download(self, path: str | Path) -> Path:
         """Writes its files into a folder that is new or empty, whole or not at all. Returns the folder."""
@@ -424,10 +426,10 @@ class AsyncCheckpoint:
         trial_class: the PyTorchTrial that saved it, because checkpoints hold no code. path: keeps the files in this
         folder. Raises GanglineError `client.no_torch` where torch is not installed.
         """
-        experiment = await self._client.experiment(self.experiment_id)
+        config = json.loads((await self._client.get_experiment(self.experiment_id)).experiment.config_json)
         with tempfile.TemporaryDirectory(prefix="gangline-") as scratch:
             folder = await self.download(path or Path(scratch) / self.id)
-            return await in_thread(load_trial, folder, trial_class, trial_kwargs, experiment.config)
+            return await in_thread(load_trial, folder, trial_class, trial_kwargs, config)
 
     async def delete(self) -> None:
         """Deletes it; its files are deleted soon after. Raises GanglineError `checkpoint.needed` where a trial would
@@ -439,7 +441,7 @@ class AsyncCheckpoint:
 class AsyncAgent:
     """An agent. view: as of the last listing, with the allocations of its slots."""
 
-    def __init__(self, client: AsyncClient, view: AgentView) -> None:
+    def __init__(self, client: AsyncExperimentCalls, view: AgentView) -> None:
         self._client = client
         self.record = view.agent
         self.allocations = dict(view.allocation_id_by_slot_id)
@@ -476,7 +478,7 @@ class AsyncAgent:
 class AsyncJob:
     """A trial that runs or waits. task: as of the last listing, with its place in the queue and its reason to wait."""
 
-    def __init__(self, client: AsyncClient, task: Task) -> None:
+    def __init__(self, client: AsyncExperimentCalls, task: Task) -> None:
         self._client = client
         self.task = task
 
@@ -489,10 +491,12 @@ class AsyncJob:
         return self.task.trial.id
 
     async def trial(self) -> AsyncTrial:
-        return await self._client.trial(self.id)
+        return AsyncTrial(self._client, await self._client.find_trial(self.id))
 
     async def experiment(self) -> AsyncExperiment:
-        return await self._client.experiment(self.task.trial.experiment_id)
+        return AsyncExperiment(
+            self._client, (await self._client.get_experiment(self.task.trial.experiment_id)).experiment
+        )
 
     async def explain(self) -> Explanation:
         """Explains why it waits, what would start it and when, or where it runs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from gangline.client.async_cluster_calls import AsyncClusterCalls
-from gangline.client.change import new_request_id
+from gangline.client.call_message import new_request_id
 from gangline.domain.experiment import (
     Experiment,
     Inheritance,

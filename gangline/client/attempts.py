@@ -20,10 +20,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from gangline.client.login import Login, say_gateways
-from gangline.client.retry_rule import Retry
 from gangline.errors import Effect, ErrorKind, GanglineError, say_effect
+from gangline.login import Login, say_gateways
 from gangline.protocol import rpc
+from gangline.protocol.retry_rule import Retry
 from gangline.v1 import gateway_pb2
 
 # How long gateways that have never answered are retried.

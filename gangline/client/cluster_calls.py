@@ -12,11 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gangline.client import change
-from gangline.client.change import new_request_id
+from gangline.client import call_message
+from gangline.client.call_message import new_request_id
 from gangline.client.connection import Connection, in_thread_to_its_end
 from gangline.client.download import CheckpointFolder, GrowingFolder, list_sizes
-from gangline.client.login import Login, find_login, find_retry_seconds
 from gangline.client.record import OnProgress, ignore_progress
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.fusion import FusionRecord
@@ -24,6 +23,7 @@ from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, UsageGroup
 from gangline.domain.usage import UsageReport
 from gangline.domain.view import AgentView, ClusterView
+from gangline.login import Login, find_login, find_retry_seconds
 from gangline.protocol.wire import enum_number, from_proto
 from gangline.v1 import gateway_pb2 as pb
 
@@ -144,5 +144,5 @@ class ClusterCalls:
         return from_proto(ClusterView, self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))
 
     def _set(self, agent_id: str, slot_ids: Sequence[str], availability: Availability, request_id: str | None) -> Agent:
-        request = change.of_agent(agent_id, slot_ids, availability, request_id)
+        request = call_message.of_agent(agent_id, slot_ids, availability, request_id)
         return from_proto(Agent, self._connection.call(self._stub.UpdateAgent, request).agent)

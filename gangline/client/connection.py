@@ -13,8 +13,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 import grpc
 
 from gangline.client.attempts import Attempts, Route, WayBack, error_of_change, find_effects
-from gangline.client.login import Login, say_gateways
 from gangline.errors import GanglineError
+from gangline.login import Login, say_gateways
 from gangline.protocol import rpc
 from gangline.v1 import gateway_pb2_grpc
 

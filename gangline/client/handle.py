@@ -30,7 +30,7 @@ from gangline.errors import not_found
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from gangline.client.session import Client
+    from gangline.client.experiment_calls import ExperimentCalls
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Experiment:
     """An experiment. record: as of the last call. warnings: about settings that are not carried out as written, after
     `create_experiment`."""
 
-    def __init__(self, client: Client, record: records.Experiment, warnings: tuple[str, ...] = ()) -> None:
+    def __init__(self, client: ExperimentCalls, record: records.Experiment, warnings: tuple[str, ...] = ()) -> None:
         self._client = client
         self.record = record
         self.warnings = warnings
@@ -242,7 +242,7 @@ class Experiment:
 class Trial:
     """A trial. record: as of the last call."""
 
-    def __init__(self, client: Client, record: records.Trial) -> None:
+    def __init__(self, client: ExperimentCalls, record: records.Trial) -> None:
         self._client = client
         self.record = record
 
@@ -287,7 +287,7 @@ class Trial:
 
     def experiment(self) -> Experiment:
         """Returns the experiment to which it belongs."""
-        return self._client.experiment(self.experiment_id)
+        return Experiment(self._client, self._client.get_experiment(self.experiment_id).experiment)
 
     def logs(
         self,
@@ -327,8 +327,8 @@ class Trial:
         self, n: int, sort_by: str | None = None, smaller_is_better: bool | None = None
     ) -> list[Checkpoint]:
         """Returns its n best checkpoints, as `Experiment.top_n_checkpoints`."""
-        experiment = self.experiment()
-        metric, is_smaller = choose_order(experiment.config, sort_by, smaller_is_better)
+        config = json.loads(self._client.get_experiment(self.experiment_id).experiment.config_json)
+        metric, is_smaller = choose_order(config, sort_by, smaller_is_better)
         checkpoints = self._client.list_checkpoints(self.experiment_id)
         own = [record for record in checkpoints if record.trial_id == self.id]
         best = best_checkpoints(own, metric, smaller_is_better=is_smaller, limit=n)
@@ -362,7 +362,7 @@ class Trial:
 class Checkpoint:
     """A checkpoint. record: as of the last call."""
 
-    def __init__(self, client: Client, record: records.Checkpoint) -> None:
+    def __init__(self, client: ExperimentCalls, record: records.Checkpoint) -> None:
         self._client = client
         self.record = record
 
@@ -406,7 +406,7 @@ class Checkpoint:
 
     def trial(self) -> Trial:
         """Returns the trial that saved it."""
-        return self._client.trial(self.trial_id)
+        return Trial(self._client, self._client.find_trial(self.trial_id))
 
     def download(self, path: str | Path) -> Path:
         """Writes its files into a folder that is new or empty, whole or not at all. Returns the folder."""
@@ -421,10 +421,10 @@ class Checkpoint:
         trial_class: the PyTorchTrial that saved it, because checkpoints hold no code. path: keeps the files in this
         folder. Raises GanglineError `client.no_torch` where torch is not installed.
         """
-        experiment = self._client.experiment(self.experiment_id)
+        config = json.loads(self._client.get_experiment(self.experiment_id).experiment.config_json)
         with tempfile.TemporaryDirectory(prefix="gangline-") as scratch:
             folder = self.download(path or Path(scratch) / self.id)
-            return in_thread(load_trial, folder, trial_class, trial_kwargs, experiment.config)
+            return in_thread(load_trial, folder, trial_class, trial_kwargs, config)
 
     def delete(self) -> None:
         """Deletes it; its files are deleted soon after. Raises GanglineError `checkpoint.needed` where a trial would
@@ -436,7 +436,7 @@ class Checkpoint:
 class Agent:
     """An agent. view: as of the last listing, with the allocations of its slots."""
 
-    def __init__(self, client: Client, view: AgentView) -> None:
+    def __init__(self, client: ExperimentCalls, view: AgentView) -> None:
         self._client = client
         self.record = view.agent
         self.allocations = dict(view.allocation_id_by_slot_id)
@@ -473,7 +473,7 @@ class Agent:
 class Job:
     """A trial that runs or waits. task: as of the last listing, with its place in the queue and its reason to wait."""
 
-    def __init__(self, client: Client, task: Task) -> None:
+    def __init__(self, client: ExperimentCalls, task: Task) -> None:
         self._client = client
         self.task = task
 
@@ -486,10 +486,10 @@ class Job:
         return self.task.trial.id
 
     def trial(self) -> Trial:
-        return self._client.trial(self.id)
+        return Trial(self._client, self._client.find_trial(self.id))
 
     def experiment(self) -> Experiment:
-        return self._client.experiment(self.task.trial.experiment_id)
+        return Experiment(self._client, self._client.get_experiment(self.task.trial.experiment_id).experiment)
 
     def explain(self) -> Explanation:
         """Explains why it waits, what would start it and when, or where it runs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from gangline.client.change import new_request_id
+from gangline.client.call_message import new_request_id
 from gangline.client.cluster_calls import ClusterCalls
 from gangline.domain.experiment import (
     Experiment,

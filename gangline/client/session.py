@@ -8,48 +8,26 @@ scripts/generate_async_client.py writes async_session.py from this file.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gangline.client import change, handle
-from gangline.client.attempts import WayBack, say_create
-from gangline.client.change import new_request_id
-from gangline.client.connection import in_thread, pause_for
-from gangline.client.log_stream import log_entry, log_filter
-from gangline.client.packing import CodeArchive
-from gangline.client.project import ProjectMethods
-from gangline.client.record import Created, LogEntry, OnView, ignore_view
-from gangline.client.submission import Submission, parse_with_seed, prepare_submission, read_config
-from gangline.domain.experiment import Experiment, ResourceChange, Trial
-from gangline.domain.explanation import Explanation
-from gangline.domain.history import NO_FILTER, StoredMetrics
-from gangline.domain.id import absent, check_checkpoint_id, parse_job_id, parse_trial_id
-from gangline.domain.search import SearchPreview
-from gangline.domain.state import ExperimentAction, LogLevel, State
-from gangline.domain.task import Task
-from gangline.domain.trace import TraceOrder, check_batches
-from gangline.domain.view import ExperimentView
-from gangline.errors import Effect, ErrorKind, GanglineError
-from gangline.protocol.rpc import CHUNK_BYTES, is_unknown_method
-from gangline.protocol.wire import from_proto, to_proto
-from gangline.v1 import gateway_pb2 as pb
+from gangline.client import handle
+from gangline.client.connection import in_thread
+from gangline.client.experiment_calls import ExperimentCalls
+from gangline.client.submission import prepare_submission, read_config
+from gangline.domain.id import absent, check_checkpoint_id
 
 # How many experiments one call lists.
+# Experiments on one page of a listing.
 PAGE_SIZE = 100
-# A submit with these errors is repeated after another upload, for so long and after this pause.
-_CODE_IS_GONE = ("code.deleting", "code.not_uploaded")
-_CODE_SECONDS = 10.0
-_CODE_PAUSE_SECONDS = 0.2
 
 
-class Client(ProjectMethods):
+class Client(ExperimentCalls):
     """A user's connection to a cluster.
 
     address: of a gateway, as "gpu1:8081", or of several with commas. The client uses one of them at a time, and another
-    one when that one fails. address and token: gangline.client.login describes the defaults for None. retry_seconds:
+    one when that one fails. address and token: gangline.login describes the defaults for None. retry_seconds:
     how long a call is retried while the cluster cannot take it; None takes GANGLINE_RETRY_SECONDS, else 10.
     on_progress: told of uploads and downloads.
 
@@ -99,11 +77,8 @@ class Client(ProjectMethods):
     def trial(self, trial_id: str) -> handle.Trial:
         """Returns the trial, such as "7.1", as an object with methods. Raises GanglineError `id.trial`,
         `experiment.not_found`, `trial.not_found`."""
-        view = self.get_experiment(parse_trial_id(trial_id)[0])
-        for entry in view.trials:
-            if entry.trial.id == trial_id:
-                return handle.Trial(self, entry.trial)
-        raise absent("trial", trial_id)
+        record = self.find_trial(trial_id)
+        return handle.Trial(self, record)
 
     def checkpoint(self, checkpoint_id: str) -> handle.Checkpoint:
         """Returns the checkpoint as an object with methods. Raises GanglineError `checkpoint.id`,
@@ -123,299 +98,3 @@ class Client(ProjectMethods):
         """Returns the trials that run or wait, in the order of `list_tasks`, as objects with methods."""
         tasks = self.list_tasks()
         return [handle.Job(self, task) for task in tasks]
-
-    def create_prepared(
-        self, submission: Submission, request_id: str | None = None, *, is_open: bool = False
-    ) -> Created:
-        """Uploads and submits. request_id: as for `create_experiment`. is_open: an earlier call with this id may have
-        created the experiment, so a failure of this call does not prove that there is none."""
-        request_id = request_id or new_request_id()
-        try:
-            self.upload_code(submission.archive)
-        except GanglineError as error:
-            error.effect, error.request_id = Effect.UNKNOWN if is_open else Effect.NONE, request_id
-            raise error.reworded(say_create(error)) from error
-        created = self._submit_again(submission, request_id, is_open)
-        return Created(created.experiment, tuple(dict.fromkeys([*submission.warnings, *created.warnings])))
-
-    def find_experiment(self, request_id: str) -> Experiment:
-        """Returns the experiment that this request made. Raises GanglineError `request.not_found` when it has certainly
-        made none so far, and one of kind UNAVAILABLE or TIMEOUT while that cannot be known."""
-        request = pb.ListExperimentsRequest(request_id=request_id)
-        answer = self._connection.call(self._stub.ListExperiments, request)
-        matches = [message for message in answer.experiments if message.request_id == request_id]
-        if not matches:
-            text = "this gateway is too old to find requests; look with: gangline experiment list"
-            raise GanglineError("request.unanswered", text, ErrorKind.UNAVAILABLE)
-        return from_proto(Experiment, matches[0])
-
-    def upload_code(self, archive: CodeArchive) -> None:
-        def chunks() -> Iterable[pb.UploadCodeRequest]:
-            yield pb.UploadCodeRequest(code_sha256=archive.sha256)
-            for start in range(0, len(archive.payload), CHUNK_BYTES):
-                chunk = archive.payload[start : start + CHUNK_BYTES]
-                yield pb.UploadCodeRequest(chunk=chunk)
-                self._on_progress("upload", start + len(chunk), len(archive.payload))
-
-        self._connection.call(self._stub.UploadCode, chunks)
-
-    def submit_experiment(self, config_json: str, code_sha256: str, request_id: str | None = None) -> Created:
-        """Submits without checks of its own; the code must be uploaded already."""
-        return self._submit(config_json, code_sha256, request_id or new_request_id(), is_open=False)
-
-    def get_experiment(self, experiment_id: int) -> ExperimentView:
-        answer = self._connection.call(self._stub.GetExperiment, pb.GetExperimentRequest(experiment_id=experiment_id))
-        return from_proto(ExperimentView, answer.view)
-
-    def watch_experiment(self, experiment_id: int, seconds: float | None = None) -> Iterator[ExperimentView]:
-        """Yields the view now and after each change, until the experiment has ended. It goes on over a gateway's
-        restart, and at another gateway.
-
-        seconds: raises GanglineError `rpc.timeout` when the experiment has not ended by then; None waits for ever.
-        """
-        request, shown = pb.WatchExperimentRequest(experiment_id=experiment_id), None
-        way_back = _way_back(experiment_id, "follow")
-        for message in self._connection.stream(self._stub.WatchExperiment, lambda: request, seconds, way_back=way_back):
-            view = from_proto(ExperimentView, message.view)
-            # After a reconnect the stream begins with the present view.
-            if view != shown:
-                yield view
-            shown = view
-            if view.experiment.state is State.TERMINAL:
-                return
-
-    def wait_experiment(
-        self, experiment_id: int, seconds: float | None = None, on_progress: OnView = ignore_view
-    ) -> ExperimentView:
-        """Waits until it has ended. on_progress: called with the view now and after each change. Raises GanglineError
-        `experiment.wait_timeout` when it takes longer than `seconds`."""
-        last = None
-        try:
-            for view in self.watch_experiment(experiment_id, seconds):
-                on_progress(view)
-                last = view
-        except GanglineError as error:
-            if error.code != "rpc.timeout":
-                raise
-            text = f"experiment {experiment_id} has not ended after {seconds:g} s"
-            raise GanglineError("experiment.wait_timeout", text, ErrorKind.TIMEOUT) from error
-        return last if last is not None else self.get_experiment(experiment_id)
-
-    def kill_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
-        """Ends it at once. Killing an ended one changes nothing."""
-        request = pb.KillExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
-        return from_proto(Experiment, self._connection.call(self._stub.KillExperiment, request).experiment)
-
-    def delete_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment | None:
-        """Begins to delete an ended experiment with its checkpoints, TensorBoard files, logs and metrics, and its code
-        where no other experiment has the same. Returns None when it has been deleted. For its owner and for
-        administrators.
-
-        Raises GanglineError `experiment.not_ended`, `experiment.needed` while a trial of another experiment goes on
-        from one of its checkpoints, `auth.not_owner`, `experiment.not_found`.
-        """
-        request = pb.DeleteExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
-        answer = self._connection.call(self._stub.DeleteExperiment, request)
-        return from_proto(Experiment, answer.experiment) if answer.HasField("experiment") else None
-
-    def archive_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
-        """Takes an ended experiment out of listings; nothing else changes."""
-        request = pb.ArchiveExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
-        return from_proto(Experiment, self._connection.call(self._stub.ArchiveExperiment, request).experiment)
-
-    def unarchive_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
-        """Shows an archived experiment in listings again."""
-        request = pb.UnarchiveExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
-        return from_proto(Experiment, self._connection.call(self._stub.UnarchiveExperiment, request).experiment)
-
-    def pause_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
-        """Pauses it: its trials checkpoint and give their slots back; none starts before it is activated."""
-        return self._update(change.of_state(experiment_id, ExperimentAction.PAUSE, request_id))
-
-    def activate_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
-        """Activates it: its trials resume from their checkpoints. Activating one that is not paused changes nothing."""
-        return self._update(change.of_state(experiment_id, ExperimentAction.ACTIVATE, request_id))
-
-    def cancel_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
-        """Ends it after a checkpoint of each trial."""
-        return self._update(change.of_state(experiment_id, ExperimentAction.CANCEL, request_id))
-
-    def update_experiment(
-        self,
-        experiment_id: int,
-        *,
-        priority: int | None = None,
-        weight: float | None = None,
-        max_slots: int | None = None,
-        when_free: bool = False,
-        request_id: str | None = None,
-    ) -> Experiment:
-        """Changes its resources while it lives; a value of None stays. max_slots: 0 lifts the cap. A cap below what the
-        experiment holds makes its newest trials checkpoint and wait again; with when_free they run to their end
-        instead."""
-        resources = ResourceChange(priority, weight, max_slots, when_free)
-        return self._update(change.of_resources(experiment_id, resources, request_id))
-
-    def move_experiment(
-        self,
-        experiment_id: int,
-        *,
-        ahead_of: int | None = None,
-        behind: int | None = None,
-        request_id: str | None = None,
-    ) -> Experiment:
-        """Moves it directly ahead of another experiment of its pool, or directly behind it, at that one's priority."""
-        return self._update(change.of_place(experiment_id, ahead_of, behind, request_id))
-
-    def kill_trial(self, trial_id: str, request_id: str | None = None) -> Trial:
-        """Ends it at once; the other trials of its experiment go on. Killing an ended one changes nothing."""
-        request = pb.KillTrialRequest(request_id=request_id or new_request_id(), trial_id=trial_id)
-        return from_proto(Trial, self._connection.call(self._stub.KillTrial, request).trial)
-
-    def profile_trial(self, trial_id: str, batches: int = 10, request_id: str | None = None) -> TraceOrder:
-        """Has its next batches, 1 to 50, traced with torch's profiler. Returns at once with the place of the future
-        trace. The trial's log reports when the trace begins and when it is written. A second order replaces one that
-        has not begun.
-
-        Raises GanglineError `trial.not_running`, and `trace.no_trainer` for a script without Gangline's trainer.
-        """
-        check_batches(batches)
-        request = pb.GatewayServiceProfileTrialRequest(
-            request_id=request_id or new_request_id(), trial_id=trial_id, batches=batches
-        )
-        return from_proto(TraceOrder, self._connection.call(self._stub.ProfileTrial, request).order)
-
-    def preview_search(
-        self, config_text: str, limit: int = 20, seed: int | None = None, template: str = ""
-    ) -> SearchPreview:
-        """Returns the trials that this configuration would make. limit: the most hyperparameter sets to return.
-
-        seed, template: as for `create_experiment`. The seed of the answer, given to `create_experiment`, makes these
-        very trials.
-        """
-        inherited = self.inherit(config_text, template)
-        config, _ = in_thread(parse_with_seed, config_text, seed, inherited)
-        request = pb.GatewayServicePreviewSearchRequest(config_json=config.model_dump_json(), limit=limit)
-        return from_proto(SearchPreview, self._connection.call(self._stub.PreviewSearch, request).preview)
-
-    def stream_logs(
-        self,
-        experiment_id: int,
-        trial_id: str = "",
-        tail: int = 0,
-        follow: bool = False,
-        *,
-        since: datetime | float | None = None,
-        until: datetime | float | None = None,
-        ranks: Sequence[int] | int = (),
-        level: LogLevel | str = "",
-        agents: Sequence[str] | str = (),
-        pattern: str = "",
-    ) -> Iterator[LogEntry]:
-        """Yields log entries, oldest first. tail: how many of the last ones, 0 for all. follow: goes on until the
-        experiment has ended.
-
-        The gateway leaves out entries that do not match all of the following. since, until: a time or Unix seconds; an
-        entry of the time `until` does not match. ranks, agents: empty for all. level: the least one, such as "warning".
-        pattern: of RE2, found anywhere in the text.
-
-        Raises GanglineError `logs.*` for a filter that cannot be carried out, and `logs.unfiltered` for a gateway of an
-        older version, which would ignore it.
-        """
-        wanted = log_filter(since=since, until=until, ranks=ranks, level=level, agents=agents, pattern=pattern)
-        read_id, is_begun = 0, False
-
-        def request() -> pb.StreamLogsRequest:
-            # After a reconnect the stream goes on behind read_id. The first answer has settled the tail.
-            return pb.StreamLogsRequest(
-                experiment_id=experiment_id,
-                trial_id=trial_id,
-                tail=0 if is_begun else tail,
-                follow=follow,
-                after_id=read_id,
-                filter=None if wanted == NO_FILTER else to_proto(wanted),
-            )
-
-        way_back = _way_back(experiment_id, "logs -f") if follow else None
-        for message in self._connection.stream(self._stub.StreamLogs, request, way_back=way_back):
-            is_begun = True
-            if message.logs and not message.read_id and wanted != NO_FILTER:
-                text = "this gateway is too old to filter logs; upgrade it, or read all lines"
-                raise GanglineError("logs.unfiltered", text, ErrorKind.UNAVAILABLE)
-            for stored in message.logs:
-                # A gateway of an older version begins anew.
-                if stored.id > read_id:
-                    read_id = stored.id
-                    yield log_entry(stored)
-            read_id = max(read_id, message.read_id)
-
-    def stream_metrics(
-        self, experiment_id: int, trial_id: str = "", group: str = "", follow: bool = False
-    ) -> Iterator[StoredMetrics]:
-        """Yields metrics, oldest first. group: limits them to this name, such as "validation"; empty for all. follow:
-        goes on until the experiment has ended."""
-        last_id = 0
-        request = pb.StreamMetricsRequest(experiment_id=experiment_id, trial_id=trial_id, group=group, follow=follow)
-        way_back = _way_back(experiment_id, "metrics -f") if follow else None
-        for message in self._connection.stream(self._stub.StreamMetrics, lambda: request, way_back=way_back):
-            for stored in message.metrics:
-                if stored.id > last_id:
-                    last_id = stored.id
-                    yield from_proto(StoredMetrics, stored)
-
-    def list_tasks(self, experiment_id: int = 0, *, workspace: str = "", project: str = "") -> list[Task]:
-        """Returns the running tasks, oldest first, then the waiting ones, in the order in which the planner considers
-        them.
-
-        experiment_id: 0 for all experiments. workspace, project: only those in it, by name; empty for all.
-        """
-        request = pb.ListTasksRequest(experiment_id=experiment_id, workspace=workspace, project=project)
-        answer = self._connection.call(self._stub.ListTasks, request)
-        return [from_proto(Task, message) for message in answer.tasks]
-
-    def explain(self, job_id: int | str) -> Explanation:
-        """Explains why an experiment (7) or one of its trials ("7.1") waits, what would start it and when, or where it
-        runs.
-
-        Raises GanglineError `id.job`, `experiment.not_found`, `trial.not_found`, and `job.unexplained` for a gateway of
-        an older version.
-        """
-        parse_job_id(str(job_id))
-        try:
-            answer = self._connection.call(self._stub.ExplainJob, pb.ExplainJobRequest(job_id=str(job_id)))
-        except GanglineError as error:
-            if not is_unknown_method(error):
-                raise
-            text = "this gateway is too old to explain a job; upgrade it, or look with: gangline job list"
-            raise GanglineError("job.unexplained", text, ErrorKind.UNAVAILABLE) from error
-        return from_proto(Explanation, answer.explanation)
-
-    def _submit_again(self, submission: Submission, request_id: str, is_open: bool) -> Created:
-        """Submits. The code may have gone with a deleted experiment since its upload; then it is uploaded again."""
-        give_up_at = time.monotonic() + _CODE_SECONDS
-        while True:
-            try:
-                return self._submit(
-                    submission.config_json, submission.archive.sha256, request_id, is_open, submission.template
-                )
-            except GanglineError as error:
-                if error.code not in _CODE_IS_GONE or time.monotonic() >= give_up_at:
-                    raise
-            pause_for(_CODE_PAUSE_SECONDS)
-            self.upload_code(submission.archive)
-
-    def _submit(
-        self, config_json: str, code_sha256: str, request_id: str, is_open: bool, template: str = ""
-    ) -> Created:
-        request = pb.CreateExperimentRequest(
-            request_id=request_id, config_json=config_json, code_sha256=code_sha256, template=template
-        )
-        answer = self._connection.call(self._stub.CreateExperiment, request, is_open=is_open)
-        return Created(from_proto(Experiment, answer.experiment), tuple(answer.warnings))
-
-    def _update(self, request: pb.UpdateExperimentRequest) -> Experiment:
-        return from_proto(Experiment, self._connection.call(self._stub.UpdateExperiment, request).experiment)
-
-
-def _way_back(experiment_id: int, command: str) -> WayBack:
-    return WayBack(f"experiment {experiment_id}", f"gangline experiment {command} {experiment_id}")

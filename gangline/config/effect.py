@@ -1,4 +1,4 @@
-"""PURE: settings that a configuration can have and this version does not carry out.
+"""PURE: settings that a configuration can have and this version does not carry out, and names that it may not have.
 
 NO_EFFECT lists keys that are accepted with a warning. find_unsupported refuses settings without which another training
 would run than the user asked for. A new feature deletes its line here and needs no other change in this module.
@@ -6,16 +6,20 @@ would run than the user asked for. A new feature deletes its line here and needs
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from pydantic import BaseModel
 
 from gangline.config.batch import find_bad_batch_size
-from gangline.config.complaint import Complaint
+from gangline.config.complaint import Complaint, Path
 from gangline.config.elastic import find_size_conflict, find_spread_conflict
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.failure import find_bad_pattern
 from gangline.config.hyperparameter import find_undrawable
 from gangline.config.resource import Resources
 from gangline.config.searcher import BUILT_SEARCHERS
+from gangline.printable import find_unprintable
 
 _CONTAINER = "Gangline runs trials as processes, not in containers"
 _LATER = "not built yet"
@@ -98,3 +102,41 @@ def _is_changed(config: ExperimentConfig, path: str) -> bool:
         section = getattr(section, name)
     default = type(section).model_fields[key].get_default(call_default_factory=True)
     return bool(getattr(section, key) != default)
+
+
+def find_unprintable_name(config: ExperimentConfig) -> Complaint | None:
+    """Returns a complaint about the first name with a character that no name may have.
+
+    Other users' lists, logs and messages show these names. A control character, a newline or a bidirectional control in
+    a name could fake or hide the text beside it. Texts that are no names (the description, values, commands) are not
+    limited; the code that shows them replaces such characters.
+    """
+    for path, name in _names(config):
+        letter = find_unprintable(name)
+        if letter is not None:
+            text = f"has the control character {letter}; use letters, digits, spaces and signs that can be printed"
+            return Complaint("invalid_value", path, text)
+    return None
+
+
+def _names(config: ExperimentConfig) -> Iterator[tuple[Path, str]]:
+    yield ("name",), config.name
+    yield ("workspace",), config.workspace
+    yield ("project",), config.project
+    yield ("searcher", "metric"), config.searcher.metric
+    yield ("searcher", "time_metric"), config.searcher.time_metric or ""
+    yield ("resources", "resource_pool"), config.resources.resource_pool or ""
+    for position, label in enumerate(config.labels):
+        yield ("labels", position), label
+    for position, policy in enumerate(config.log_policies):
+        yield ("log_policies", position, "name"), policy.name or ""
+    # The path ends above the name, so that it does not carry the character into the message.
+    for name in _keys(config.hyperparameters):
+        yield ("hyperparameters",), name
+
+
+def _keys(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        yield name
+        if isinstance(value, Mapping):
+            yield from _keys(value)

@@ -15,11 +15,10 @@ from pydantic import ValidationError
 from gangline.config.batch import split_batch
 from gangline.config.bound import check_text, find_unusable, too_deep
 from gangline.config.complaint import Complaint, complaints_of, join_path
-from gangline.config.display_name import find_unprintable_name
-from gangline.config.effect import find_ineffective, find_unsupported
+from gangline.config.effect import find_ineffective, find_unprintable_name, find_unsupported
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
-from gangline.config.layer.merge import merge
+from gangline.config.merge import merge
 from gangline.config.parallelism import STRATEGIES
 from gangline.config.section import WRITTEN, describe
 from gangline.config.yaml_document import Document, parse_document

@@ -27,8 +27,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.client.login import HOME_VARIABLE, load_login, write_private
 from gangline.errors import invalid
+from gangline.login import HOME_VARIABLE, load_login, write_private
 
 _FOLDERS = ("storage", "gateway", "agents", "ready", "logs")
 

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gangline.client.login import write_private
 from gangline.local.identity import Identity
+from gangline.login import write_private
 
 ServiceState = Literal["starting", "running", "restarting", "stopped"]
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gangline.client.login import Login, forget_login, save_login, write_private
 from gangline.domain.state import AgentState
 from gangline.errors import ErrorKind, GanglineError, conflict
 from gangline.local import etcd
@@ -27,6 +26,7 @@ from gangline.local.plan import ClusterPlan
 from gangline.local.port import HOST, find_free_ports, is_free
 from gangline.local.process_table import load_table
 from gangline.local.shutdown import find_cluster_processes, stop_cluster
+from gangline.login import Login, forget_login, save_login, write_private
 
 # Time limit for a leader and all agents after the services serve.
 JOIN_SECONDS = 60.0

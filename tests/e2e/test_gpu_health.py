@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gangline.client import Client
-from gangline.client.login import ADDRESS_VARIABLE, TOKEN_VARIABLE
 from gangline.domain.state import ReasonCode
+from gangline.login import ADDRESS_VARIABLE, TOKEN_VARIABLE
 from tests.support.failing_trial import failing_config, failing_source, write_code
 from tests.support.fleet import Fleet
 from tests.support.gated_trial import wait_for

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gangline.client.login import HOME_VARIABLE
+from gangline.login import HOME_VARIABLE
 from tests.support.cluster import COMMAND, Cluster, running_cluster
 from tests.support.failing_trial import failing_config, failing_source
 from tests.support.gated_trial import wait_for

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.login import HOME_VARIABLE
+from gangline.login import HOME_VARIABLE
 from tests.support.source import ROOT
 
 pytestmark = pytest.mark.timeout(240)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from gangline import AsyncClient, Client
-from gangline.client.login import HOME_VARIABLE
 from gangline.domain.state import Outcome
+from gangline.login import HOME_VARIABLE
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gated_run import gated_run, services_away
 from tests.support.gated_trial import NUM_BATCHES, wait_for

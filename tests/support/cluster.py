@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from gangline.client import Client
-from gangline.client.login import HOME_VARIABLE, Login
 from gangline.local.layout import Layout
 from gangline.local.process_table import ProcessTable, ServiceEntry, load_table
+from gangline.login import HOME_VARIABLE, Login
 
 COMMAND = str(Path(sys.executable).with_name("gangline"))
 UP_SECONDS = 110.0

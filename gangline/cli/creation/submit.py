@@ -17,7 +17,7 @@ from gangline.cli.creation.repetition import Entry, age_of
 from gangline.cli.creation.submit_memory import SubmitMemory, read_clock
 from gangline.cli.output.terminal import can_ask, complain, mention
 from gangline.client.attempts import say_create
-from gangline.client.change import new_request_id
+from gangline.client.call_message import new_request_id
 from gangline.errors import Effect, ErrorKind, GanglineError, conflict
 
 if TYPE_CHECKING:

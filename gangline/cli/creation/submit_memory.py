@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gangline.cli.creation.repetition import Clock, Entry, begun, created, failed, find_earlier, living
-from gangline.client.login import home, write_private
+from gangline.login import home, write_private
 
 
 class SubmitMemory:

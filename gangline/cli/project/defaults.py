@@ -53,7 +53,7 @@ def confirm_deletion(what: str, is_yes: bool) -> None:
 
 def inherited_lines(inheritance: Inheritance) -> list[str]:
     """Returns what a new experiment of the project inherits, each setting with its source."""
-    from gangline.config.layer.merge import describe_merged, merge  # noqa: PLC0415 - loads pydantic
+    from gangline.config.merge import describe_merged, merge  # noqa: PLC0415 - loads pydantic
 
     lines = describe_merged(merge(inheritance.layers, {}))
     if not lines:

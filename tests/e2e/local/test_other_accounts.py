@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.login import HOME_VARIABLE
 from gangline.local.etcd import find_etcd_binary, launch_etcd
 from gangline.local.layout import Layout
 from gangline.local.port import find_free_ports
 from gangline.local.shutdown import find_cluster_processes
+from gangline.login import HOME_VARIABLE
 from services.common.etcd import EtcdClient, EtcdSettings, Put
 from tests.support.account import NOBODY, can_change_account, listening_addresses, run_as_nobody
 from tests.support.cluster import COMMAND, Cluster, running_cluster

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.login import HOME_VARIABLE
 from gangline.local.identity import wait_gone
 from gangline.local.layout import Layout
 from gangline.local.lock import is_locked
 from gangline.local.shutdown import find_cluster_processes
+from gangline.login import HOME_VARIABLE
 from tests.support.cluster import COMMAND, Cluster, running_cluster
 
 RESTART_SECONDS = 30.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.login import Login, save_login
+from gangline.login import Login, save_login
 from tests.integration.cli.conftest import Cli
 from tests.support.stand_in_gateway import TOKEN, StandInGateway
 

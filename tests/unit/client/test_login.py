@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.login import Login, find_login, forget_login, load_login, save_login
 from gangline.errors import GanglineError
+from gangline.login import Login, find_login, forget_login, load_login, save_login
 
 SAVED = Login("127.0.0.1:1", "saved-token", "127.0.0.1:2", "/data")
 

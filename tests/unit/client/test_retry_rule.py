@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.client.retry_rule import LONGEST_PAUSE_SECONDS, Retry
+from gangline.protocol.retry_rule import LONGEST_PAUSE_SECONDS, Retry
 
 
 def test_each_gateway_is_tried_before_the_first_pause() -> None:

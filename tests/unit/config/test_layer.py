@@ -10,8 +10,8 @@ import yaml
 
 from gangline.config import named_home, parse_config, read_config
 from gangline.config.layer.lookup import find_home, find_template, find_workspace
-from gangline.config.layer.merge import describe_merged, merge
 from gangline.config.layer.template_check import check_name, check_storage, defaults_layer, read_storage, read_template
+from gangline.config.merge import describe_merged, merge
 from gangline.domain.experiment import ConfigLayer, Inheritance, Project, ProjectDefaults, Template, Workspace
 from gangline.errors import GanglineError
 

@@ -1,17 +1,21 @@
-"""Builds the requests that change experiments, agents and slots. It sends nothing by itself; the session does.
+"""Builds the requests that change experiments, agents and slots, and the filter of log lines; reads log lines.
 
-A request id identifies one change that a user wants once, however often it is sent.
+It sends nothing by itself; the calls do. A request id identifies one change that a user wants once, however often it is
+sent.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from datetime import datetime
 
+from gangline.client.record import LogEntry
 from gangline.domain.experiment import QueueMove, ResourceChange
-from gangline.domain.state import Availability, ExperimentAction
+from gangline.domain.history import LogFilter, check_filter, levels_from, parse_level
+from gangline.domain.state import Availability, ExperimentAction, LogLevel
 from gangline.errors import invalid
-from gangline.protocol.wire import enum_number, to_proto
+from gangline.protocol.wire import enum_member, enum_number, to_proto
 from gangline.v1 import gateway_pb2 as pb
 
 
@@ -62,3 +66,39 @@ def of_agent(
 
 def _update(experiment_id: int, request_id: str | None) -> pb.UpdateExperimentRequest:
     return pb.UpdateExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
+
+
+def log_entry(stored: pb.StoredLog) -> LogEntry:
+    """Maps the message field by field: the general mapping takes several times as long, and a log may be very long."""
+    line = stored.line
+    rank = line.rank if line.HasField("rank") else None
+    level = enum_member(LogLevel, line.level) or LogLevel.INFO
+    return LogEntry(stored.id, stored.trial_id, stored.at, line.text, rank, line.agent_id, line.stream, level)
+
+
+def log_filter(
+    *,
+    since: datetime | float | None,
+    until: datetime | float | None,
+    ranks: Sequence[int] | int,
+    level: LogLevel | str,
+    agents: Sequence[str] | str,
+    pattern: str,
+) -> LogFilter:
+    """Returns the checked filter. Raises GanglineError `logs.*`."""
+    levels = levels_from(parse_level(str(level))) if level else ()
+    agents = (agents,) if isinstance(agents, str) else agents
+    ranks = (ranks,) if isinstance(ranks, int) else ranks
+    wanted = LogFilter(_seconds("since", since), _seconds("until", until), tuple(ranks), levels, tuple(agents), pattern)
+    check_filter(wanted)
+    return wanted
+
+
+def _seconds(name: str, time: datetime | float | None) -> float | None:
+    """Returns Unix seconds. A time without a zone is one of this machine's zone."""
+    if time is None:
+        return None
+    try:
+        return time.timestamp() if isinstance(time, datetime) else float(time)
+    except (ValueError, OverflowError, OSError, TypeError):
+        raise invalid("logs.time", f"{name} is {str(time)[:50]!r}; give a datetime or seconds since 1970") from None
