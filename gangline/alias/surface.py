@@ -10,8 +10,8 @@ ROOT = "determined"
 TARGET_BY_MODULE = {
     ROOT: "gangline.alias.surface",
     "determined.core": "gangline.core",
-    "determined.experimental": "gangline.alias.experimental",
-    "determined.experimental.client": "gangline.alias.experimental_client",
+    "determined.experimental": "gangline.alias.sdk.experimental",
+    "determined.experimental.client": "gangline.alias.sdk.experimental_client",
     "determined.launch": "gangline.launch",
     "determined.launch.torch_distributed": "gangline.launch.torch_distributed",
     "determined.launch.wrap_rank": "gangline.launch.wrap_rank",

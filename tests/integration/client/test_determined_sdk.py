@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.alias import experimental_client as det
 from gangline.alias.cluster_info import number_of, trial_id_of
+from gangline.alias.sdk import experimental_client as det
 from gangline.errors import GanglineError
 from gangline.lacking import NotInGangline
 from gangline.v1 import gateway_pb2 as pb

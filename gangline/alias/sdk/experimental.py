@@ -1,8 +1,8 @@
 """`determined.experimental`: Determined's SDK with its names and signatures, over the client of Gangline.
 
-`Determined` is the client; gangline.alias.experimental_client has the same calls as functions. A trial's id is a number
-here, as in `det.get_cluster_info()`. Calls that Gangline does not have are refused by name. Nothing of a rank imports
-this module.
+`Determined` is the client; gangline.alias.sdk.experimental_client has the same calls as functions. A trial's id is a
+number here, as in `det.get_cluster_info()`. Calls that Gangline does not have are refused by name. Nothing of a rank
+imports this module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gangline.alias.cluster_info import trial_id_of
-from gangline.alias.experiment_state import (
+from gangline.alias.sdk.experiment_state import (
     CheckpointSortBy,
     CheckpointState,
     DownloadMode,
@@ -24,7 +24,14 @@ from gangline.alias.experiment_state import (
     TrialState,
     experiment_state,
 )
-from gangline.alias.sdk_object import Checkpoint, CheckpointTrainingMetadata, Experiment, Trial, TrialMetrics, refuse
+from gangline.alias.sdk.sdk_object import (
+    Checkpoint,
+    CheckpointTrainingMetadata,
+    Experiment,
+    Trial,
+    TrialMetrics,
+    refuse,
+)
 from gangline.client import Client
 from gangline.lacking import Lacking
 

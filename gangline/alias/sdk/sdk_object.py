@@ -1,5 +1,5 @@
 """The objects of Determined's SDK, with its names and signatures: each has the object of Gangline's SDK that does the
-work. gangline.alias.experimental makes them."""
+work. gangline.alias.sdk.experimental makes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gangline.alias.cluster_info import number_of
-from gangline.alias.experiment_state import (
+from gangline.alias.sdk.experiment_state import (
     CheckpointSortBy,
     CheckpointState,
     DownloadMode,

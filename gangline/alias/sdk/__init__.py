@@ -1,0 +1,1 @@
+"""`determined.experimental`: the names of the SDK of Determined, over that of Gangline."""
