@@ -16,7 +16,7 @@ from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.state import State
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1 import ingest_pb2, types_pb2
+from gangline.v1 import ingest_pb2, project_pb2, types_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
 from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client
@@ -46,6 +46,15 @@ UNARY_CALLS = {
     "ListFusion": pb.ListFusionRequest(),
     "DeleteCheckpoints": pb.DeleteCheckpointsRequest(),
     "ForgetFusion": pb.GatewayServiceForgetFusionRequest(),
+    "ListWorkspaces": project_pb2.ListWorkspacesRequest(),
+    "ListProjects": project_pb2.ListProjectsRequest(),
+    "ListTemplates": project_pb2.ListTemplatesRequest(),
+    "GetInheritance": project_pb2.GetInheritanceRequest(),
+    "UpdateWorkspace": project_pb2.UpdateWorkspaceRequest(),
+    "UpdateProject": project_pb2.UpdateProjectRequest(),
+    "SetTemplate": project_pb2.SetTemplateRequest(),
+    "RemoveTemplate": project_pb2.RemoveTemplateRequest(),
+    "MoveExperiment": project_pb2.MoveExperimentRequest(),
 }
 STREAMING_CALLS = {
     "WatchExperiment": pb.WatchExperimentRequest(),
