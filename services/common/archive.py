@@ -144,8 +144,8 @@ class Digest(Protocol):
 
 
 class _Observed:
-    """Reads a file for gzip, and passes its bytes to a checksum. So the checksum is that of the unpacked bytes, whatever
-    another process writes into the file meanwhile."""
+    """Reads a file for gzip, and passes its bytes to a checksum. So the checksum is that of the unpacked bytes,
+    whatever another process writes into the file meanwhile."""
 
     def __init__(self, source: BinaryIO, digest: Digest) -> None:
         self._source = source
