@@ -72,11 +72,9 @@ def open_archive(path: Path, digest: Digest | None = None) -> Iterator[tarfile.T
     digest: is updated with the bytes of the file as they are read, all of them where no error is raised.
     """
     try:
-        with (
-            path.open("rb") as raw,
-            gzip.GzipFile(fileobj=cast("BinaryIO", _Observed(raw, digest)) if digest else raw) as unzipped,
-        ):
-            stream = _Bounded(unzipped)
+        with path.open("rb") as raw:
+            source = cast("BinaryIO", _Observed(raw, digest)) if digest else raw
+            stream = _Bounded(gzip.GzipFile(fileobj=source))
             # In stream mode tarfile calls only read.
             with tarfile.open(fileobj=cast("BinaryIO", stream), mode="r|", tarinfo=_Member) as archive:
                 yield archive
@@ -146,7 +144,8 @@ class Digest(Protocol):
 
 
 class _Observed:
-    """Reads a file and passes its bytes to a checksum, so that no other process can alter them in between."""
+    """Reads a file for gzip, and passes its bytes to a checksum. So the checksum is that of the unpacked bytes,
+    whatever another process writes into the file meanwhile."""
 
     def __init__(self, source: BinaryIO, digest: Digest) -> None:
         self._source = source

@@ -18,7 +18,7 @@ import ray
 from ray import tune
 
 sys.path.insert(0, str(Path(__file__).parent))
-from train import work  # type: ignore[import-not-found]
+from train import work  # type: ignore[import-not-found]  # the module beside this one
 
 
 def train(config: dict[str, Any], seconds: float) -> None:

@@ -46,6 +46,10 @@ SWEEP_SECONDS = 5.0
 # Time for which the nursery is spared. Without its runner it kills all that it holds, to the last grandchild; a killed
 # nursery could not.
 NURSERY_SECONDS = 1.0
+# Pauses between two looks at dying processes, each twice as long as the one before. A nursery usually takes a few
+# milliseconds more than its runner, and its slots are idle meanwhile.
+SHORTEST_PAUSE_SECONDS = 0.002
+LONGEST_PAUSE_SECONDS = 0.05
 # Pause between two searches for a living runner whose pid is not in the record.
 FIND_SECONDS = 0.2
 # Pause before the steps are repeated after an unexpected error.
@@ -296,12 +300,13 @@ class AllocationLifecycle:
     async def _sweep(self) -> None:
         """Kills what is left of the allocation, because it would share slots with the next trial. Tolerates: nothing is
         left, which is the usual case."""
-        began_at = time.monotonic()
+        began_at, pause_seconds = time.monotonic(), SHORTEST_PAUSE_SECONDS
         while self._kill_groups(self.record.process, time.monotonic() - began_at < NURSERY_SECONDS):
             if time.monotonic() - began_at > SWEEP_SECONDS:
                 self._log.error("processes of an ended trial survive SIGKILL; their slots are given back all the same")
                 return
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
     def _conclude(self) -> None:
         """Records and reports the end. Tolerates: a report that is missing or unreadable."""
