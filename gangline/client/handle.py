@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from gangline.client.checkpoint_choice import best_checkpoints, choose_order, metrics_of
 from gangline.client.connection import in_thread
 from gangline.client.optional import check_pandas, load_trial, make_frame
-from gangline.client.record import LogEntry, OnView, ignore_view
+from gangline.client.record import LogEntry, LogOptions, OnView, ignore_view
 from gangline.domain import experiment as records
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import StoredMetrics
 from gangline.domain.id import absent
-from gangline.domain.state import AgentState, Availability, CheckpointState, LogLevel, Outcome, State
+from gangline.domain.state import AgentState, Availability, CheckpointState, Outcome, State
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder
 from gangline.domain.view import AgentView, ExperimentView, TrialView
@@ -123,31 +122,11 @@ class Experiment:
         return self.outcome
 
     def logs(
-        self,
-        *,
-        follow: bool = False,
-        tail: int = 0,
-        trial_id: str = "",
-        since: datetime | float | None = None,
-        until: datetime | float | None = None,
-        ranks: Sequence[int] | int = (),
-        level: LogLevel | str = "",
-        agents: Sequence[str] | str = (),
-        pattern: str = "",
+        self, *, follow: bool = False, tail: int = 0, trial_id: str = "", **options: Unpack[LogOptions]
     ) -> Iterator[LogEntry]:
-        """Yields the lines of its trials, oldest first. The arguments are those of `Client.stream_logs`."""
-        return self._client.stream_logs(
-            self.id,
-            trial_id,
-            tail,
-            follow,
-            since=since,
-            until=until,
-            ranks=ranks,
-            level=level,
-            agents=agents,
-            pattern=pattern,
-        )
+        """Yields the lines of its trials, oldest first. follow: goes on until it has ended. tail: how many of the last
+        ones, 0 for all. options: since, until, ranks, level, agents, pattern; see `LogOptions`."""
+        return self._client.stream_logs(self.id, trial_id, tail, follow, **options)
 
     def metrics(self, group: str = "", *, trial_id: str = "", follow: bool = False) -> MetricsReader:
         """Returns what its trials have reported, oldest first, to be read one by one or with `to_pandas`. group: such
@@ -289,31 +268,9 @@ class Trial:
         """Returns the experiment to which it belongs."""
         return Experiment(self._client, self._client.get_experiment(self.experiment_id).experiment)
 
-    def logs(
-        self,
-        *,
-        follow: bool = False,
-        tail: int = 0,
-        since: datetime | float | None = None,
-        until: datetime | float | None = None,
-        ranks: Sequence[int] | int = (),
-        level: LogLevel | str = "",
-        agents: Sequence[str] | str = (),
-        pattern: str = "",
-    ) -> Iterator[LogEntry]:
-        """Yields its lines, oldest first. The arguments are those of `Client.stream_logs`."""
-        return self._client.stream_logs(
-            self.experiment_id,
-            self.id,
-            tail,
-            follow,
-            since=since,
-            until=until,
-            ranks=ranks,
-            level=level,
-            agents=agents,
-            pattern=pattern,
-        )
+    def logs(self, *, follow: bool = False, tail: int = 0, **options: Unpack[LogOptions]) -> Iterator[LogEntry]:
+        """Yields its lines, oldest first. The arguments are those of `Experiment.logs`."""
+        return self._client.stream_logs(self.experiment_id, self.id, tail, follow, **options)
 
     def metrics(self, group: str = "", *, follow: bool = False) -> MetricsReader:
         """Returns what it has reported. The arguments are those of `Experiment.metrics`."""

@@ -55,6 +55,8 @@ def test_examples_work_as_printed(cluster: Cluster, tmp_path: Path) -> None:
     assert "[<Outcome.COMPLETED: 'COMPLETED'>, <Outcome.COMPLETED: 'COMPLETED'>]" in lines
     assert lines[-2:] == ["CANCELED", f"block {len(blocks) - 1} ran"]
     assert (tmp_path / "model" / "metadata.json").exists()
+    [loaded] = [line for line in lines if line.endswith(" parameters")]
+    assert int(loaded.split()[0]) > 1000
 
 
 _PROGRAM_OF_DETERMINED = """

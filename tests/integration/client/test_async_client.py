@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest_asyncio
 
 from gangline import AsyncClient
 from gangline.client import async_connection
-from gangline.client.async_connection import MOST_CALLS
+from gangline.client.async_connection import MOST_CALLS, in_thread_to_its_end
 from gangline.domain.state import Outcome, State
 from gangline.errors import Effect, ErrorKind, GanglineError, unavailable
 from gangline.v1 import gateway_pb2 as pb
@@ -171,8 +172,12 @@ async def test_cancellation_ends_a_call_that_is_being_retried(pair: list[StandIn
 
 async def test_stream_that_is_left_ends_at_the_gateway(client: AsyncClient, pair: list[StandInGateway]) -> None:
     pair[0].views[1] = make_lifecycle()[:2]
+    has_gone = threading.Event()
+    pair[0].on_gone = has_gone.set
     async for _ in client.watch_experiment(1):
+        await until(pair[0].is_watched.is_set, "all views sent", 5)
         break
+    await until(has_gone.is_set, "the end of the stream at the gateway", 5)
     await until(lambda: client._connection._num_streams == 0, "no stream", 5)
 
 
@@ -240,6 +245,24 @@ def test_client_of_another_event_loop_is_refused(pair: list[StandInGateway]) -> 
             asyncio.run(use())
         runner.run(close())
     assert caught.value.code == "client.other_loop"
+
+
+async def test_cancelled_call_ends_after_the_work_whose_place_its_caller_clears() -> None:
+    may_end, has_begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        has_begun.set()
+        assert may_end.wait(10)
+
+    task = asyncio.create_task(in_thread_to_its_end(work))
+    await until(has_begun.is_set, "the work", 5)
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not task.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_cancelled_download_leaves_no_file(

@@ -83,7 +83,10 @@ def test_warnings_of_a_creation_are_kept(client: Client, gateway: StandInGateway
     assert client.create_experiment(CONFIG, code).warnings == ("bind_mounts has no effect",)
 
 
-def test_waiting_shows_each_change_and_keeps_the_last_record(experiment: Experiment) -> None:
+def test_waiting_shows_each_change_and_keeps_the_last_record(client: Client, gateway: StandInGateway) -> None:
+    gateway.experiments[1] = make_experiment("QUEUED")
+    experiment = client.experiment(1)
+    gateway.views[1] = make_lifecycle()
     states = []
     assert experiment.wait(timeout=20, on_progress=lambda view: states.append(view.experiment.state)) == "COMPLETED"
     assert states == [State.QUEUED, State.RUNNING, State.TERMINAL]

@@ -64,6 +64,7 @@ from gangline import AsyncClient, Client
 Client().experiment("7")
 Client().experiment(7).top_n_checkpoints("2")
 Client().experimant(7)
+Client().trial("7.1").logs(rank=0)
 
 
 async def forget(client: AsyncClient) -> str:
@@ -94,4 +95,4 @@ def test_script_of_a_user_passes(tmp_path: Path) -> None:
 
 def test_mistakes_are_found(tmp_path: Path) -> None:
     codes = re.findall(r"error: .*\[([a-z-]+)\]", _check(tmp_path, MISTAKES))
-    assert codes == ["arg-type", "arg-type", "attr-defined", "return-value"]
+    assert codes == ["arg-type", "arg-type", "attr-defined", "call-arg", "return-value"]
