@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import grpc
 import pytest
-from gangline.client.login import Login
 
 from gangline.client import attempts
 from gangline.client.attempts import Attempts, Route, WayBack, error_of_change, find_effects
 from gangline.errors import Effect, ErrorKind, GanglineError, unavailable
+from gangline.login import Login
 from gangline.protocol import rpc
 from gangline.v1 import gateway_pb2 as pb
 
