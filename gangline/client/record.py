@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from gangline.domain.experiment import Experiment
 from gangline.domain.state import LogLevel
 from gangline.domain.view import ExperimentView
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the name of the work, the bytes that are done, and all bytes; 0 where these are not known. Calls may come
