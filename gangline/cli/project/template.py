@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +33,7 @@ def set_template(
     text = read_text(file)
     with connect() as client:
         template = client.set_template(name, text)
-    hint = f"use it: gangline experiment create --template {name} FILE"
+    hint = f"use it: gangline experiment create --template {shlex.quote(name)} FILE"
     show(template, is_json, lambda: [f"set template {name}", hint])
 
 

@@ -39,11 +39,11 @@ def check_template(config_json: str) -> None:
 
 
 def read_storage(text: str) -> str:
-    """Returns a section checkpoint_storage, as YAML or JSON, as JSON. An empty text stays. Raises GanglineError
-    `config.*`."""
-    if not text.strip():
-        return ""
+    """Returns a section checkpoint_storage, as YAML or JSON, as JSON; an empty text for an empty section. Raises
+    GanglineError `config.*`."""
     values = parse_document(text).values
+    if not values:
+        return ""
     _check(Document({"checkpoint_storage": values}), "the storage")
     return _dump(values)
 

@@ -42,6 +42,8 @@ async def create_experiment(
     request_id = _one_request_id(body.request_id, idempotency_key)
     inherited = await _inherit(body, caller, cases)
     config, config_warnings = await _read(body.config, inherited)
+    if body.project_id:
+        config = config.model_copy(update={"workspace": inherited.workspace, "project": inherited.project})
     code_sha256 = await _take_code(body, caller, cases)
     experiment, warnings = await cases.experiments.create(
         caller, request_id, config.model_dump_json(), code_sha256, inherited.template

@@ -390,6 +390,11 @@ async def test_the_http_api_has_determined_paths_and_names(bench: Bench) -> None
         assert len((await http.get("/tasks?workspace=lab&project=vision")).json()["tasks"]) == 1
         assert (await http.get("/experiments?project=nix")).status_code == 404
 
+        # The id counts, not the names in the configuration.
+        elsewhere = {**body, "config": IN_VISION, "projectId": 1}
+        answer = (await http.post("/experiments", json=elsewhere)).json()["experiment"]
+        assert (answer["projectId"], answer["config"]["project"]) == (1, "Uncategorized")
+
         refused = await http.delete("/projects/2")
         assert (refused.status_code, refused.json()["code"]) == (409, "project.not_empty")
         moved = await http.post(f"/experiments/{created['id']}/move", json={"destinationProjectId": 1})
@@ -405,7 +410,7 @@ async def test_the_http_api_has_determined_paths_and_names(bench: Bench) -> None
         assert (await http.delete("/workspaces/2")).json() == {"completed": True}
         listed = (await http.get("/workspaces")).json()["workspaces"]
         assert [(entry["name"], entry["immutable"], entry["numExperiments"]) for entry in listed] == [
-            ("Uncategorized", True, 1)
+            ("Uncategorized", True, 2)
         ]
 
 

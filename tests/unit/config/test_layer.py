@@ -259,7 +259,7 @@ def test_a_template_is_checked(text: str, code: str, message: str | None) -> Non
 
 def test_a_default_storage_is_checked_as_the_section() -> None:
     assert read_storage("save_trial_best: 3") == '{"save_trial_best": 3}'
-    assert read_storage(" ") == ""
+    assert [read_storage(text) for text in (" ", "null", "{}")] == ["", "", ""]
     check_storage("")
     with pytest.raises(GanglineError, match=r"checkpoint_storage\.save_trial_bst: unknown key; did you mean"):
         read_storage("save_trial_bst: 3")
