@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.client.change import new_request_id
 from gangline.client.handle import Agent, Checkpoint, Experiment, Job, MetricsReader, Trial
+from gangline.client.log_stream import LogOptions
 from gangline.client.login import Login, find_login, load_login
 from gangline.client.packing import CodeArchive, pack_code
-from gangline.client.record import Created, LogEntry, LogOptions
+from gangline.client.record import Created, LogEntry
 from gangline.client.session import Client
 from gangline.client.submission import Submission, prepare_submission
 from gangline.domain.explanation import Blocker, Explanation, TaskExplanation

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from gangline.client.connection import in_thread
+from gangline.client.log_stream import LogOptions
 from gangline.client.optional import check_pandas, load_trial, make_frame
-from gangline.client.record import LogEntry, LogOptions, OnView, ignore_view
+from gangline.client.record import LogEntry, OnView, ignore_view
 from gangline.domain import experiment as records
 from gangline.domain.checkpoint_choice import best_checkpoints, choose_order, metrics_of
 from gangline.domain.explanation import Explanation

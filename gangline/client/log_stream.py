@@ -1,9 +1,10 @@
-"""The request and the answers of a stream of log lines: makes the filter of a call, and reads the lines."""
+"""The options and the answers of a stream of log lines: makes the filter of a call, and reads the lines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TypedDict
 
 from gangline.client.record import LogEntry
 from gangline.domain.history import LogFilter, check_filter, levels_from, parse_level
@@ -11,6 +12,19 @@ from gangline.domain.state import LogLevel
 from gangline.errors import invalid
 from gangline.protocol.wire import enum_member
 from gangline.v1.gateway_pb2 import StoredLog
+
+
+class LogOptions(TypedDict, total=False):
+    """Selects log entries that match all of these. since, until: a time or Unix seconds; an entry of the time `until`
+    does not match. ranks, agents: empty for all. level: the least one, such as "warning". pattern: of RE2, found
+    anywhere in the text."""
+
+    since: datetime | float | None
+    until: datetime | float | None
+    ranks: Sequence[int] | int
+    level: LogLevel | str
+    agents: Sequence[str] | str
+    pattern: str
 
 
 def log_entry(stored: StoredLog) -> LogEntry:

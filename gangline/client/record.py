@@ -3,10 +3,8 @@ how the SDK reports the progress of work that may take long."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TypedDict
 
 from gangline.domain.experiment import Experiment
 from gangline.domain.state import LogLevel
@@ -49,16 +47,3 @@ def ignore_progress(work: str, num_bytes: int, total_bytes: int) -> None:
 
 def ignore_view(view: ExperimentView) -> None:
     """Reports nothing."""
-
-
-class LogOptions(TypedDict, total=False):
-    """Selects log entries that match all of these. since, until: a time or Unix seconds; an entry of the time `until`
-    does not match. ranks, agents: empty for all. level: the least one, such as "warning". pattern: of RE2, found
-    anywhere in the text."""
-
-    since: datetime | float | None
-    until: datetime | float | None
-    ranks: Sequence[int] | int
-    level: LogLevel | str
-    agents: Sequence[str] | str
-    pattern: str
