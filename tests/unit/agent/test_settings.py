@@ -23,6 +23,7 @@ def test_defaults() -> None:
     settings = AgentSettings.load([], {})
     assert (settings.id, settings.slots, settings.kill_runners_on_exit) == (socket.gethostname(), "auto", False)
     assert (settings.health_seconds, settings.health_confirmations, settings.health_good_checks) == (15.0, 2, 3)
+    assert (settings.code_cache_mb, settings.code_cache_days) == (2048.0, 30.0)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,7 @@ def test_defaults() -> None:
         (["--scheduler-addresses", ""], "scheduler_addresses"),
         (["--health-confirmations", "1"], "health_confirmations"),
         (["--health-good-checks", "0"], "health_good_checks"),
+        (["--code-cache-mb", "-1"], "code_cache_mb"),
         (["--slot", "2"], "did you mean --slots?"),
         (["--pool", "a\x1b[2J"], "it has the control character"),
         (["--labels", "zone=a\nb"], "it has the control character"),
