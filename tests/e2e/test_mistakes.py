@@ -84,8 +84,8 @@ MISTAKES = {
     "wrong type": of_config("max_restarts (line 4): expected an integer, found the string 'many'", max_restarts="many"),
     "list for a mapping": of_config("resources (line 6): expected a mapping, found a list", resources=[1]),
     "unknown searcher": of_config(
-        "searcher.name (line 12): must be one of single, random, grid, adaptive_asha, async_halving, custom, "
-        "found the string 'randm'; did you mean random?",
+        "searcher.name (line 12): must be one of single, random, grid, adaptive_asha, async_halving, tpe, optuna, "
+        "custom, found the string 'randm'; did you mean random?",
         **search(name="randm"),
     ),
     "unit that is none": of_config(

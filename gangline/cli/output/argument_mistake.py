@@ -63,22 +63,32 @@ def _name_of(error: Any, parameter: Any) -> str:
     return str(parameter.metavar or parameter.name.upper()).strip("[]").removesuffix("...")
 
 
-def _value_words(error: Any) -> str:
-    """Returns our own words where pydantic has refused the value, else typer's."""
-    cause = error.__cause__
-    if not hasattr(cause, "errors"):
-        text = str(error.message)
-        path = re.match(r"\w+ ('.*') is a (file|directory)\.?$", text)
-        if path is None:
-            return _sentence(text)
-        return f"{path[1]} is a {'file; give a folder' if path[2] == 'file' else 'folder; give a file'}"
-    from gangline.config.complaint import say_expectation  # noqa: PLC0415 - loads pydantic's models, only for a mistake
+# The types by typer's names, which has a range after the name of a number that has limits.
+_EXPECTED = {"int": "an integer", "integer": "an integer", "float": "a number", "boolean": "true or false"}
 
-    entry = cause.errors()[0]
-    # Each argument arrives as a text. Quotes show one that is no number.
-    value = str(entry["input"])[:200]
-    is_limit = str(entry["type"]).startswith(("greater_than", "less_than"))
-    return f"{say_expectation(entry)}, not {value if is_limit else repr(value)}"
+
+def _value_words(error: Any) -> str:
+    """Returns our own words for a value that typer has refused; its words where they are as plain."""
+    text = str(error.message)
+    wrong_type = re.match(r"('.*') is not a valid (\w+)( range)?\b", text, re.DOTALL)
+    if wrong_type is not None and wrong_type[2] in _EXPECTED:
+        return f"expected {_EXPECTED[wrong_type[2]]}, not {wrong_type[1][:200]}"
+    beyond = re.match(r"(\S+) is not in the range (.*?)\.?$", text)
+    if beyond is not None:
+        return f"{_limit(float(beyond[1]), beyond[2])}, not {beyond[1].removesuffix('.0')}"
+    path = re.match(r"\w+ ('.*') is a (file|directory)\.?$", text)
+    if path is None:
+        return _sentence(text)
+    return f"{path[1]} is a {'file; give a folder' if path[2] == 'file' else 'folder; give a file'}"
+
+
+def _limit(value: float, limits: str) -> str:
+    """Returns the limit that the value breaks. limits: as in 0<=x<=10, x>=0 or x<=10."""
+    low = re.match(r"(\S+?)<=?x", limits) or re.search(r"x>=?(\S+)", limits)
+    high = re.search(r"x<=?(\S+)", limits)
+    if high is not None and (low is None or value >= float(low[1])):
+        return f"must be at most {high[1]}"
+    return f"must be at least {low[1]}" if low is not None else f"must be in {limits}"
 
 
 def _sentence(text: str) -> str:
