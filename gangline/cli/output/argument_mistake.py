@@ -1,6 +1,6 @@
 """Words a mistake in the arguments of a command as one line that names the argument, the mistake and the help.
 
-typer shows such a mistake as a box with the command's usage, in its own and pydantic's sentences. This module replaces
+typer shows such a mistake as a box with the command's usage, in its own sentences. This module replaces
 the box. typer has no public names for most of its errors, so they are told apart by their attributes and texts; an
 unknown one keeps typer's text. Called by gangline.cli.main.
 """
