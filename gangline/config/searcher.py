@@ -97,10 +97,10 @@ SEARCHER_ROWS: dict[str, SearcherRow] = {
     row.name: row
     for row in (
         SearcherRow("single"),
-        SearcherRow("grid", ("max_concurrent_trials",)),
         SearcherRow("random", _COUNTED, required=("max_trials",)),
-        SearcherRow("async_halving", (*_HALVING, "num_rungs"), required=("max_trials", "num_rungs")),
+        SearcherRow("grid", ("max_concurrent_trials",)),
         SearcherRow("adaptive_asha", _ASHA, required=("max_trials",)),
+        SearcherRow("async_halving", (*_HALVING, "num_rungs"), required=("max_trials", "num_rungs")),
         SearcherRow("tpe", (*_COUNTED, "sampler", "pruner"), required=("max_trials",)),
         SearcherRow("optuna", (*_COUNTED, "sampler", "pruner"), required=("max_trials", "sampler")),
         SearcherRow("custom", ("unit",), is_built=False),

@@ -266,8 +266,8 @@ CASES = [
         "name: single",
         "name: custom",
         "config.not_supported",
-        "searcher.name (line 9): custom is not built yet; this version has the searchers single, grid, random, "
-        "async_halving, adaptive_asha, tpe, optuna",
+        "searcher.name (line 9): custom is not built yet; this version has the searchers single, random, grid, "
+        "adaptive_asha, async_halving, tpe, optuna",
     ),
     (
         "metric: accuracy",
