@@ -110,6 +110,12 @@ class Counter:
     next_value: int
 
 
+def count_deleted(counter: Counter | None, num_existing: int) -> int:
+    """Returns how many experiments there were and are no more. counter: of their ids, which begin with 1 and are never
+    reused; None before the first one."""
+    return counter.next_value - 1 - num_existing if counter is not None else 0
+
+
 @dataclass(frozen=True, slots=True)
 class User:
     name: str

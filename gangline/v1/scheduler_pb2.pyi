@@ -30,12 +30,17 @@ class SubmitExperimentRequest(google.protobuf.message.Message):
     CONFIG_JSON_FIELD_NUMBER: builtins.int
     CODE_SHA256_FIELD_NUMBER: builtins.int
     TEMPLATE_FIELD_NUMBER: builtins.int
+    NUM_DELETED_EXPERIMENTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     owner: builtins.str
     config_json: builtins.str
     code_sha256: builtins.str
     template: builtins.str
     """The template whose settings the configuration has; for the record."""
+    num_deleted_experiments: builtins.int
+    """How many experiments were deleted, as far as the gateway knew, when it found the code in the storage. The code may
+    have gone with an experiment that was deleted after that. Absent: an older gateway.
+    """
     def __init__(
         self,
         *,
@@ -44,8 +49,11 @@ class SubmitExperimentRequest(google.protobuf.message.Message):
         config_json: builtins.str = ...,
         code_sha256: builtins.str = ...,
         template: builtins.str = ...,
+        num_deleted_experiments: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code_sha256", b"code_sha256", "config_json", b"config_json", "owner", b"owner", "request_id", b"request_id", "template", b"template"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_num_deleted_experiments", b"_num_deleted_experiments", "num_deleted_experiments", b"num_deleted_experiments"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_num_deleted_experiments", b"_num_deleted_experiments", "code_sha256", b"code_sha256", "config_json", b"config_json", "num_deleted_experiments", b"num_deleted_experiments", "owner", b"owner", "request_id", b"request_id", "template", b"template"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_num_deleted_experiments", b"_num_deleted_experiments"]) -> typing.Literal["num_deleted_experiments"] | None: ...
 
 Global___SubmitExperimentRequest: typing_extensions.TypeAlias = SubmitExperimentRequest
 

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
-from gangline.domain.resource import Agent, Cluster, Counter, ServiceInstance, User
+from gangline.domain.resource import Agent, Cluster, Counter, ServiceInstance, User, count_deleted
 from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, State
 from gangline.protocol import wire
@@ -71,15 +71,14 @@ class ClusterState:
     awaiting.
 
     marked: the checkpoints whose files are to be deleted, by key. deleting: the experiments that are being deleted, by
-    key. num_ended_allocations and num_deleted_experiments: since this state was made. ended_trial_ids: the trials whose
-    allocations have ended since then; the recorder of usage empties it.
+    key. num_ended_allocations: since this state was made. ended_trial_ids: the trials whose allocations have ended
+    since then; the recorder of usage empties it.
     """
 
     def __init__(self) -> None:
         self.revision = 0
         self.num_unreadable = 0
         self.num_ended_allocations = 0
-        self.num_deleted_experiments = 0
         self.ended_trial_ids: dict[str, None] = {}
         self.marked: dict[str, Checkpoint] = {}
         self.deleting: dict[str, Experiment] = {}
@@ -112,6 +111,16 @@ class ClusterState:
         return self._leader.find(keys.LEADER)
 
     @property
+    def num_deleted_experiments(self) -> int:
+        """Returns how many experiments there were and are no more."""
+        num_unreadable = sum(
+            key.startswith(self.experiments.prefix) and self.experiments.find(key) is None
+            for key in self._unreadable_keys
+        )
+        counter = self._next_experiment.find(keys.NEXT_EXPERIMENT)
+        return count_deleted(counter, len(self.experiments) + num_unreadable)
+
+    @property
     def cluster(self) -> Cluster | None:
         return self._cluster.find(keys.CLUSTER)
 
@@ -125,7 +134,6 @@ class ClusterState:
             self.marked.pop(key, None)
             self.deleting.pop(key, None)
             self.num_ended_allocations += table is self.allocations
-            self.num_deleted_experiments += table is self.experiments
             removed = table.remove(key)
             if isinstance(removed, Allocation):
                 self.ended_trial_ids[removed.trial_id] = None

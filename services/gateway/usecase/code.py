@@ -34,9 +34,9 @@ class Code:
     def __init__(self, mirror: Watched, storage: Storage) -> None:
         self._mirror = mirror
         self._storage = storage
-        # When each archive was last seen in the storage, by its sha256. Emptied when an experiment is deleted, because
-        # its archive may go with it.
-        self._seen_at: dict[str, float] = {}
+        # When each archive was last seen in the storage, and how many experiments had been deleted then, by its sha256.
+        # Emptied when an experiment is deleted, because its archive may go with it.
+        self._seen: dict[str, tuple[float, int]] = {}
         self._deletions: tuple[object, ...] = ()
 
     async def upload(self, principal: Principal, code_sha256: str, chunks: AsyncIterator[bytes]) -> str:
@@ -58,21 +58,25 @@ class Code:
             await asyncio.to_thread(self._storage.put, archive, code_path(code_sha256))
         return code_sha256
 
-    async def check_stored(self, code_sha256: str) -> None:
-        """Raises GanglineError `code.not_uploaded` if the code is not stored."""
+    async def check_stored(self, code_sha256: str) -> int:
+        """Returns how many experiments had been deleted when the code was found in the storage. Raises GanglineError
+        `code.not_uploaded` if it is not stored."""
         _check_sha256(code_sha256)
         now, state = asyncio.get_running_loop().time(), self._mirror.state
-        deletions = (id(state), state.num_deleted_experiments, *state.deleting)
+        num_deleted = state.num_deleted_experiments
+        deletions = (id(state), num_deleted, *state.deleting)
         if deletions != self._deletions:
-            self._seen_at.clear()
+            self._seen.clear()
             self._deletions = deletions
-        if now - self._seen_at.get(code_sha256, float("-inf")) < STORED_SECONDS:
-            return
+        seen_at, num_deleted_then = self._seen.get(code_sha256, (float("-inf"), 0))
+        if now - seen_at < STORED_SECONDS:
+            return num_deleted_then
         if not await asyncio.to_thread(self._storage.has, code_path(code_sha256)):
             raise not_found("code.not_uploaded", f"no code with sha256 {code_sha256} is stored; upload it first")
-        if len(self._seen_at) >= _MOST_REMEMBERED:
-            self._seen_at.clear()
-        self._seen_at[code_sha256] = now
+        if len(self._seen) >= _MOST_REMEMBERED:
+            self._seen.clear()
+        self._seen[code_sha256] = now, num_deleted
+        return num_deleted
 
     async def fetch(self, principal: Principal, code_sha256: str) -> AsyncIterator[bytes]:
         """Yields the code of a trial runner's own experiment."""

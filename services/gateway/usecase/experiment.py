@@ -56,13 +56,14 @@ class Experiments:
         check_user(principal)
         check_request_id(request_id)
         await read_text(check_config, config_json)
-        await self._code.check_stored(code_sha256)
+        num_deleted = await self._code.check_stored(code_sha256)
         request = scheduler_pb2.SubmitExperimentRequest(
             request_id=request_id,
             owner=principal.name,
             config_json=config_json,
             code_sha256=code_sha256,
             template=template,
+            num_deleted_experiments=num_deleted,
         )
         try:
             answer = await self._submitter.submit(request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -50,6 +51,8 @@ async def submit_one(
         # It takes a tenth of a second to read.
         submission, warnings = await asyncio.to_thread(admit, submitted, term.pools, agents, rng)
     await warm_up_if_drawn(submission.config_json)
+    if request.HasField("num_deleted_experiments"):
+        submission = replace(submission, num_deleted=request.num_deleted_experiments)
     rules, now = term.context.rules, time.time()
     await term.store.commit_asked(lambda records: submit(records, submission, rules, now))
     experiment = term.state.experiment_of_request(request.request_id)

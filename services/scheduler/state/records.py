@@ -16,7 +16,7 @@ from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import absent, allocation_id
-from gangline.domain.resource import Agent, Cluster, Counter, User
+from gangline.domain.resource import Agent, Cluster, Counter, User, count_deleted
 from gangline.domain.search import Search, SearchLog
 from gangline.domain.state import State
 
@@ -117,6 +117,11 @@ class Records(Protocol):
 
     def experiments_in_deletion(self) -> list[Experiment]: ...
 
+    def has_deleted_code(self, code_sha256: str, num_deleted: int) -> bool:
+        """Returns whether this code may have been deleted after `num_deleted` experiments had been. What was deleted
+        before this leader's term may have had any code."""
+        ...
+
     def experiments_beginning_from(self, checkpoint_id: str) -> list[Experiment]:
         """Returns the experiments whose trials begin from this checkpoint of another one, but for ended ones."""
         ...
@@ -159,6 +164,9 @@ class SchedulerState:
     _checkpoint_ids: defaultdict[str, set[str]] = field(default_factory=_sets)
     _experiment_ids: dict[str, int] = field(default_factory=dict)
     _deleting_ids: set[int] = field(default_factory=set)
+    # By the sha256 of its code, how many experiments were deleted when the last one with this code was.
+    _deleted_code: dict[str, int] = field(default_factory=dict)
+    _num_deleted_before: int = 0
     _beginning_ids: defaultdict[str, set[int]] = field(default_factory=_sets)
     num_changes: int = 0
     _changed: dict[int, int] = field(default_factory=dict)
@@ -167,7 +175,12 @@ class SchedulerState:
     def of(records: Iterable[Record], revision: int = 0) -> SchedulerState:
         state = SchedulerState()
         state.apply(StateChange(puts=tuple(records)), revision)
+        state._num_deleted_before = state._num_deleted
         return state
+
+    @property
+    def _num_deleted(self) -> int:
+        return count_deleted(self.find(Counter, SINGLETON), self.count(Experiment))
 
     def all_of(self, record_type: type[R]) -> Iterable[R]:
         return cast("Iterable[R]", self.tables[record_type].values())
@@ -203,6 +216,9 @@ class SchedulerState:
 
     def experiments_in_deletion(self) -> list[Experiment]:
         return [self.tables[Experiment][experiment_id] for experiment_id in sorted(self._deleting_ids)]
+
+    def has_deleted_code(self, code_sha256: str, num_deleted: int) -> bool:
+        return max(self._num_deleted_before, self._deleted_code.get(code_sha256, 0)) > num_deleted
 
     def experiments_beginning_from(self, checkpoint_id: str) -> list[Experiment]:
         experiments = (self.find(Experiment, key) for key in sorted(self._beginning_ids.get(checkpoint_id, ())))
@@ -277,6 +293,7 @@ class SchedulerState:
                 self._unended_ids.pop(record.id, None)
                 self._experiment_ids.pop(record.request_id, None)
                 self._deleting_ids.discard(record.id)
+                self._deleted_code[record.code_sha256] = self._num_deleted
 
 
 class Draft:
@@ -376,6 +393,12 @@ class Draft:
         experiment_ids |= {record.id for record in self._puts.values() if isinstance(record, Experiment)}
         experiments = (self.find(Experiment, experiment_id) for experiment_id in sorted(experiment_ids))
         return [experiment for experiment in experiments if experiment is not None and experiment.is_deleting]
+
+    def has_deleted_code(self, code_sha256: str, num_deleted: int) -> bool:
+        deleted = (self._base.find(Experiment, record_id) for kind, record_id in self._deletes if kind is Experiment)
+        if any(experiment is not None and experiment.code_sha256 == code_sha256 for experiment in deleted):
+            return True
+        return self._base.has_deleted_code(code_sha256, num_deleted)
 
     def experiments_beginning_from(self, checkpoint_id: str) -> list[Experiment]:
         ids = {experiment.id for experiment in self._base.experiments_beginning_from(checkpoint_id)}

@@ -81,9 +81,12 @@ def confirm_deleted(records: Records, experiment_id: int, stage: DeletionStage |
     return draft.change
 
 
-def check_code_stays(records: Records, code_sha256: str) -> None:
-    """Raises GanglineError `code.deleting` while gateways delete this code. It is no failure that may pass: the caller
-    has to upload the code again."""
+def check_code_stays(records: Records, code_sha256: str, num_deleted: int | None) -> None:
+    """Raises GanglineError `code.deleting` while gateways delete this code, and if it may have been deleted after the
+    gateway had found it in the storage. It is no failure that may pass: the caller has to upload the code again.
+
+    num_deleted: how many experiments had been deleted when the gateway found it; None if it did not say.
+    """
     for experiment in records.experiments_in_deletion():
         if experiment.deletion is DeletionStage.CODE and experiment.code_sha256 == code_sha256:
             raise conflict(
@@ -91,6 +94,12 @@ def check_code_stays(records: Records, code_sha256: str) -> None:
                 f"the code {code_sha256} is being deleted with experiment {experiment.id}; upload it again and submit "
                 "once more",
             )
+    if num_deleted is not None and records.has_deleted_code(code_sha256, num_deleted):
+        raise conflict(
+            "code.deleting",
+            f"the code {code_sha256} may have been deleted with an experiment just now; upload it again and submit "
+            "once more",
+        )
 
 
 def _set_archived(records: Records, experiment_id: int, *, archived: bool) -> StateChange:

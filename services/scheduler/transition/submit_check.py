@@ -152,7 +152,8 @@ def _check_fit(facts: Facts, pool: PoolConfig, agents: Sequence[Agent]) -> list[
 @dataclass(frozen=True, slots=True)
 class Submission:
     """Describes a validated request for an experiment. seed: of its search and of its first trial. workspace, project:
-    names; both empty for the default project. template: the name of the template that the configuration includes."""
+    names; both empty for the default project. template: the name of the template that the configuration includes.
+    num_deleted: how many experiments had been deleted when the code was found in the storage; None if unknown."""
 
     request_id: str
     owner: str
@@ -163,6 +164,7 @@ class Submission:
     workspace: str = ""
     project: str = ""
     template: str = ""
+    num_deleted: int | None = None
 
 
 def submit(records: Records, submission: Submission, rules: Rules, now: float) -> StateChange:
@@ -174,7 +176,7 @@ def submit(records: Records, submission: Submission, rules: Rules, now: float) -
     if records.experiment_of_request(submission.request_id) is not None:
         return StateChange()
     project = home_of(records, submission.workspace, submission.project)
-    check_code_stays(records, submission.code_sha256)
+    check_code_stays(records, submission.code_sha256, submission.num_deleted)
     counter = records.find(Counter, SINGLETON) or Counter(1)
     experiment = Experiment(
         id=counter.next_value,

@@ -13,7 +13,7 @@ import pytest_asyncio
 from gangline.client import Client as Session
 from gangline.domain.state import DeletionStage, ExitKind, State
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1 import ingest_pb2
+from gangline.v1 import ingest_pb2, scheduler_pb2
 from services.common import keys
 from services.common.etcd import Delete
 from tests.integration.scheduler.conftest import Bench
@@ -278,6 +278,33 @@ async def test_code_of_a_deleted_experiment_is_uploaded_again(bench: Bench, clie
     await _gone(bench, 1)
     refused = await client.http.post("/api/v1/experiments", json=body)
     assert (refused.status_code, refused.json()["code"]) == (404, "code.not_uploaded")
+
+
+async def test_a_submit_that_left_a_gateway_before_the_deletion_ended_makes_no_experiment(
+    bench: Bench, client: Client
+) -> None:
+    """Its gateway found the code in the storage. The submit reaches the leader after the code was deleted."""
+    agent = await bench.agent("a1")
+    submitted = await bench.caller.submit(config_json(), owner="alice")
+    [spec] = await agent.started()
+    agent.finish(spec.allocation.id, ExitKind.COMPLETED)
+    make_files(bench.directory / "storage", 1, "0", [])
+    await bench.eventually(lambda: bench.experiment(1), lambda record: record.state is State.TERMINAL)
+    await _delete(client, 1)
+    await _gone(bench, 1)
+    late = scheduler_pb2.SubmitExperimentRequest(
+        request_id="late",
+        owner="alice",
+        config_json=config_json(),
+        code_sha256=submitted.experiment.code_sha256,
+        num_deleted_experiments=0,
+    )
+    [result] = await bench.caller.submit_group(late)
+    assert result.error.code == "code.deleting"
+    assert await list_keys(bench.etcd, 2) == []
+    late.num_deleted_experiments = 1
+    [result] = await bench.caller.submit_group(late)
+    assert result.created.experiment.id == 2
 
 
 async def test_an_experiment_created_right_after_a_deletion_has_its_code(bench: Bench, client: Client) -> None:

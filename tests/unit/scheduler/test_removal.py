@@ -143,7 +143,7 @@ def test_code_that_another_experiment_uses_stays() -> None:
     _apply(state, lambda records: confirm_deleted(records, 1, DeletionStage.FILES))
     _continue(state)
     assert state.find(Experiment, 1) is None
-    check_code_stays(state, "a" * 64)
+    check_code_stays(state, "a" * 64, None)
 
 
 def test_of_two_deletions_one_takes_the_shared_code() -> None:
@@ -163,11 +163,38 @@ def test_of_two_deletions_one_takes_the_shared_code() -> None:
 
 def test_no_submit_takes_code_that_is_being_deleted() -> None:
     state = _state_with(replace(_ENDED, deletion=DeletionStage.CODE))
-    with pytest.raises(GanglineError) as caught:
-        check_code_stays(state, "a" * 64)
-    assert (caught.value.code, caught.value.kind) == ("code.deleting", ErrorKind.CONFLICT)
-    check_code_stays(state, "b" * 64)
-    check_code_stays(_state_with(replace(_ENDED, deletion=DeletionStage.FILES)), "a" * 64)
+    assert not _is_free(state, num_deleted=None)
+    check_code_stays(state, "b" * 64, None)
+    check_code_stays(_state_with(replace(_ENDED, deletion=DeletionStage.FILES)), "a" * 64, None)
+
+
+def test_no_submit_takes_code_that_was_deleted_after_it_was_found_in_the_storage() -> None:
+    """Of eight experiments one is left; a gateway says how many were deleted when it found the code."""
+    state = _state_with(replace(_ENDED, deletion=DeletionStage.CODE))
+    assert not _is_free(state, num_deleted=7)
+    draft = Draft(state)
+    draft.add(confirm_deleted(draft, 1, DeletionStage.CODE))
+    assert not _is_free(draft, num_deleted=7), "in the same transaction"
+    assert _is_free(draft, num_deleted=7, code_sha256="b" * 64)
+    _apply(state, lambda records: confirm_deleted(records, 1, DeletionStage.CODE))
+    assert not _is_free(state, num_deleted=7)
+    assert _is_free(state, num_deleted=8)
+    assert _is_free(state, num_deleted=7, code_sha256="b" * 64), "other code"
+    assert _is_free(state, num_deleted=None), "a gateway of an earlier version does not say"
+    next_leader = _state_with()
+    assert not _is_free(next_leader, num_deleted=7, code_sha256="b" * 64), "it does not know whose code is gone"
+    assert _is_free(next_leader, num_deleted=8)
+
+
+def _is_free(records: Records, num_deleted: int | None, code_sha256: str = "a" * 64) -> bool:
+    """Returns whether a submit may take the code."""
+    try:
+        check_code_stays(records, code_sha256, num_deleted)
+    except GanglineError as error:
+        if (error.code, error.kind) != ("code.deleting", ErrorKind.CONFLICT):
+            raise
+        return False
+    return True
 
 
 def test_a_checkpoint_that_a_live_trial_of_another_experiment_needs_is_refused() -> None:
