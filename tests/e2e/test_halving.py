@@ -78,7 +78,7 @@ with core.init() as context:
                 raise SystemExit(0)
         operation.report_completed(x)
 """
-NUM_BATCHES = 400
+NUM_BATCHES = 208
 
 
 @pytest.fixture(scope="module")

@@ -677,7 +677,7 @@ def test_a_group_has_others_stopped_only_up_to_its_own_share(snapshot: Snapshot)
 
 
 @given(snapshots())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_who_is_passed_over_is_answered_as_if_asked_at_once(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)
     with patch.object(Ledger, "consider_queue", _consider_each):

@@ -154,7 +154,7 @@ def finish(world: SearchWorld) -> None:
 
 
 @given(limits(), steps)
-@settings(max_examples=120)
+@settings(max_examples=60)
 def test_limits_hold_at_every_instant_and_the_search_ends(
     limits: Limits, taken: list[tuple[str, int, ExitKind]]
 ) -> None:
