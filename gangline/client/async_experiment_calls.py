@@ -19,7 +19,7 @@ from gangline.client.record import Created, LogEntry, OnView, ignore_view
 from gangline.client.submission import Submission, parse_with_seed
 from gangline.domain.experiment import Experiment, ResourceChange, Trial
 from gangline.domain.explanation import Explanation
-from gangline.domain.history import NO_FILTER, StoredMetrics
+from gangline.domain.history import NO_FILTER, MetricSeries, StoredMetrics, check_series
 from gangline.domain.id import absent, parse_job_id, parse_trial_id
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, LogLevel, State
@@ -293,6 +293,27 @@ class AsyncExperimentCalls(AsyncProjectMethods):
                 if stored.id > last_id:
                     last_id = stored.id
                     yield from_proto(StoredMetrics, stored)
+
+    async def get_metric_series(
+        self, trial_id: str, metric: str, group: str = "training", max_points: int = 1000
+    ) -> MetricSeries:
+        """Returns one metric of a trial in at most max_points points (4 to 10,000), oldest first. Of a longer series
+        the first and the last value are left, and the least and the greatest of equally long runs of reports.
+
+        Raises GanglineError `trial.not_found`, `series.*`, `history.*`, and `series.old_gateway` for a gateway of an
+        earlier version.
+        """
+        parse_trial_id(trial_id)
+        check_series(metric, max_points)
+        request = pb.GetMetricSeriesRequest(trial_id=trial_id, group=group, metric=metric, max_points=max_points)
+        try:
+            answer = await self._connection.call(self._stub.GetMetricSeries, request)
+        except GanglineError as error:
+            if not is_unknown_method(error):
+                raise
+            text = "this gateway is too old to shorten a series; upgrade it, or read all reports of the trial"
+            raise GanglineError("series.old_gateway", text, ErrorKind.UNAVAILABLE) from error
+        return from_proto(MetricSeries, answer.series)
 
     async def list_tasks(self, experiment_id: int = 0, *, workspace: str = "", project: str = "") -> list[Task]:
         """Returns the running tasks, oldest first, then the waiting ones, in the order in which the planner considers

@@ -17,7 +17,7 @@ from gangline.client.optional import check_pandas, load_trial, make_frame
 from gangline.client.record import LogEntry, LogOptions, OnView, ignore_view
 from gangline.domain import experiment as records
 from gangline.domain.explanation import Explanation
-from gangline.domain.history import StoredMetrics
+from gangline.domain.history import MetricSeries, StoredMetrics
 from gangline.domain.id import absent
 from gangline.domain.state import AgentState, Availability, CheckpointState, Outcome, State
 from gangline.domain.task import Task
@@ -278,6 +278,11 @@ class AsyncTrial:
     def metrics(self, group: str = "", *, follow: bool = False) -> AsyncMetricsReader:
         """Returns what it has reported. The arguments are those of `Experiment.metrics`."""
         return AsyncMetricsReader(self._client.stream_metrics(self.experiment_id, self.id, group, follow))
+
+    async def series(self, metric: str, group: str = "training", *, max_points: int = 1000) -> MetricSeries:
+        """Returns one of its metrics in at most max_points points, however long the series is. Of a longer series the
+        first and the last value are left, and the least and the greatest of equally long runs of reports."""
+        return await self._client.get_metric_series(self.id, metric, group, max_points)
 
     async def checkpoints(self) -> list[AsyncCheckpoint]:
         checkpoints = await self._client.list_checkpoints(self.experiment_id)

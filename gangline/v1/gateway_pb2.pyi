@@ -814,6 +814,107 @@ class StreamMetricsResponse(google.protobuf.message.Message):
 Global___StreamMetricsResponse: typing_extensions.TypeAlias = StreamMetricsResponse
 
 @typing.final
+class GetMetricSeriesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    METRIC_FIELD_NUMBER: builtins.int
+    MAX_POINTS_FIELD_NUMBER: builtins.int
+    trial_id: builtins.str
+    group: builtins.str
+    """What the metric was reported under, such as "training"."""
+    metric: builtins.str
+    max_points: builtins.int
+    """From 4 to 10000."""
+    def __init__(
+        self,
+        *,
+        trial_id: builtins.str = ...,
+        group: builtins.str = ...,
+        metric: builtins.str = ...,
+        max_points: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "max_points", b"max_points", "metric", b"metric", "trial_id", b"trial_id"]) -> None: ...
+
+Global___GetMetricSeriesRequest: typing_extensions.TypeAlias = GetMetricSeriesRequest
+
+@typing.final
+class GetMetricSeriesResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: builtins.int
+    @property
+    def series(self) -> Global___MetricSeries: ...
+    def __init__(
+        self,
+        *,
+        series: Global___MetricSeries | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["series", b"series"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["series", b"series"]) -> None: ...
+
+Global___GetMetricSeriesResponse: typing_extensions.TypeAlias = GetMetricSeriesResponse
+
+@typing.final
+class SeriesPoint(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    batches_completed: builtins.int
+    at: builtins.float
+    """Seconds since 1970."""
+    value: builtins.float
+    def __init__(
+        self,
+        *,
+        batches_completed: builtins.int = ...,
+        at: builtins.float = ...,
+        value: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "batches_completed", b"batches_completed", "value", b"value"]) -> None: ...
+
+Global___SeriesPoint: typing_extensions.TypeAlias = SeriesPoint
+
+@typing.final
+class MetricSeries(google.protobuf.message.Message):
+    """In the order in which the values were reported: all of them, or the first, the last, and the least and the greatest of
+    equally long runs of reports.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    METRIC_FIELD_NUMBER: builtins.int
+    POINTS_FIELD_NUMBER: builtins.int
+    NUM_VALUES_FIELD_NUMBER: builtins.int
+    NUM_NONFINITE_FIELD_NUMBER: builtins.int
+    trial_id: builtins.str
+    group: builtins.str
+    metric: builtins.str
+    num_values: builtins.int
+    num_nonfinite: builtins.int
+    """Values that are infinite or no number; they are never among the points."""
+    @property
+    def points(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SeriesPoint]: ...
+    def __init__(
+        self,
+        *,
+        trial_id: builtins.str = ...,
+        group: builtins.str = ...,
+        metric: builtins.str = ...,
+        points: collections.abc.Iterable[Global___SeriesPoint] | None = ...,
+        num_values: builtins.int = ...,
+        num_nonfinite: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "metric", b"metric", "num_nonfinite", b"num_nonfinite", "num_values", b"num_values", "points", b"points", "trial_id", b"trial_id"]) -> None: ...
+
+Global___MetricSeries: typing_extensions.TypeAlias = MetricSeries
+
+@typing.final
 class StoredMetrics(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -288,6 +288,29 @@ class StandInGateway(StandInProjects):
 
         yield from self._stream("StreamMetrics", context, handle)
 
+    def GetMetricSeries(self, request: pb.GetMetricSeriesRequest, context: Any) -> pb.GetMetricSeriesResponse:
+        def handle() -> pb.GetMetricSeriesResponse:
+            points = [
+                pb.SeriesPoint(
+                    batches_completed=entry.point.batches_completed,
+                    at=entry.at,
+                    value=entry.point.metrics[request.metric],
+                )
+                for entry in self.metrics
+                if (entry.trial_id, entry.point.group) == (request.trial_id, request.group)
+                and request.metric in entry.point.metrics
+            ]
+            series = pb.MetricSeries(
+                trial_id=request.trial_id,
+                group=request.group,
+                metric=request.metric,
+                points=points[: request.max_points],
+                num_values=len(points),
+            )
+            return pb.GetMetricSeriesResponse(series=series)
+
+        return self._answer("GetMetricSeries", context, handle)
+
     def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:
         wanted = [task for task in self.tasks if request.experiment_id in (0, task.trial.experiment_id)]
         return self._answer("ListTasks", context, lambda: pb.ListTasksResponse(tasks=wanted))

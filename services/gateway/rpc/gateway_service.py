@@ -128,6 +128,12 @@ class GatewayService(RemovalCalls, ProjectCalls):
         async for page in self._usecases.records.metrics(current_principal(), scope, follow=request.follow):
             yield pb.StreamMetricsResponse(metrics=[wire.to_proto(row) for row in page])
 
+    async def GetMetricSeries(self, request: pb.GetMetricSeriesRequest, context: Context) -> pb.GetMetricSeriesResponse:
+        series = await self._usecases.records.series(
+            current_principal(), request.trial_id, request.group, request.metric, request.max_points
+        )
+        return pb.GetMetricSeriesResponse(series=wire.to_proto(series))
+
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
         project_ids = await self._usecases.projects.select(current_principal(), request.workspace, request.project)
         tasks = await self._usecases.queue.list_tasks(current_principal(), request.experiment_id, project_ids)
