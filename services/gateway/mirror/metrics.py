@@ -61,4 +61,7 @@ HUNG_DELETIONS = Gauge(
     "gangline_gateway_hung_deletions", "Calls to the storage that clean up and have not returned in time"
 )
 USAGE_FAILURES = Counter("gangline_gateway_usage_failures_total", "Times ended allocations could not be stored")
+RETIRED_ROWS = Counter(
+    "gangline_gateway_retired_rows_total", "Rows of logs and metrics that were deleted because of their age", ["kind"]
+)
 CLEANUP_FAILURES = Counter("gangline_gateway_cleanup_failures_total", "Deletions that have to be tried again")
