@@ -55,9 +55,7 @@ def main() -> None:
     if arguments.postgresql:
         sys.exit(_measure("PostgreSQL", _postgresql_url(), arguments))
     print(describe_machine())
-    print(
-        f"{arguments.reports:,} reports of {len(METRICS)} metrics each; one metric is read in {arguments.points:,} points"
-    )
+    print(f"{arguments.reports:,} reports of {len(METRICS)} metrics; one metric is read in {arguments.points:,} points")
     with tempfile.TemporaryDirectory(prefix="gl-history-") as folder:
         is_missed = _measure("SQLite", f"sqlite:///{folder}/history.db", arguments)
     is_missed |= _measure_postgresql(arguments)

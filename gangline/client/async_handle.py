@@ -15,6 +15,7 @@ from gangline.client.async_connection import in_thread
 from gangline.client.checkpoint_choice import best_checkpoints, choose_order, metrics_of
 from gangline.client.optional import check_pandas, load_trial, make_frame
 from gangline.client.record import LogEntry, LogOptions, OnView, ignore_view
+from gangline.client.submission import NO_OVERRIDES
 from gangline.domain import experiment as records
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import MetricSeries, StoredMetrics
@@ -165,6 +166,31 @@ class AsyncExperiment:
             metric = sort_by or "the searcher's metric"
             raise not_found("checkpoint.none", f"experiment {self.id} has no checkpoint with a value of {metric}")
         return best[0]
+
+    async def edit(
+        self,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        notes: str | None = None,
+        add_labels: Sequence[str] = (),
+        remove_labels: Sequence[str] = (),
+    ) -> None:
+        """Changes its texts and labels, also after its end; a text of None stays. Raises GanglineError `texts.*`."""
+        self.record = await self._client.edit_experiment(
+            self.id,
+            name=name,
+            description=description,
+            notes=notes,
+            add_labels=add_labels,
+            remove_labels=remove_labels,
+        )
+
+    async def fork(self, overrides: Mapping[str, Any] = NO_OVERRIDES, *, is_paused: bool = False) -> AsyncExperiment:
+        """Creates an experiment with its configuration and its code. overrides: values by dotted keys, such as
+        {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`."""
+        created = await self._client.fork_experiment(self.id, overrides, is_paused=is_paused)
+        return AsyncExperiment(self._client, created.experiment, created.warnings)
 
     async def kill(self) -> None:
         """Ends it at once. Killing an ended one changes nothing."""

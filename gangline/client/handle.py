@@ -16,6 +16,7 @@ from gangline.client.checkpoint_choice import best_checkpoints, choose_order, me
 from gangline.client.connection import in_thread
 from gangline.client.optional import check_pandas, load_trial, make_frame
 from gangline.client.record import LogEntry, LogOptions, OnView, ignore_view
+from gangline.client.submission import NO_OVERRIDES
 from gangline.domain import experiment as records
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import MetricSeries, StoredMetrics
@@ -162,6 +163,31 @@ class Experiment:
             metric = sort_by or "the searcher's metric"
             raise not_found("checkpoint.none", f"experiment {self.id} has no checkpoint with a value of {metric}")
         return best[0]
+
+    def edit(
+        self,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        notes: str | None = None,
+        add_labels: Sequence[str] = (),
+        remove_labels: Sequence[str] = (),
+    ) -> None:
+        """Changes its texts and labels, also after its end; a text of None stays. Raises GanglineError `texts.*`."""
+        self.record = self._client.edit_experiment(
+            self.id,
+            name=name,
+            description=description,
+            notes=notes,
+            add_labels=add_labels,
+            remove_labels=remove_labels,
+        )
+
+    def fork(self, overrides: Mapping[str, Any] = NO_OVERRIDES, *, is_paused: bool = False) -> Experiment:
+        """Creates an experiment with its configuration and its code. overrides: values by dotted keys, such as
+        {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`."""
+        created = self._client.fork_experiment(self.id, overrides, is_paused=is_paused)
+        return Experiment(self._client, created.experiment, created.warnings)
 
     def kill(self) -> None:
         """Ends it at once. Killing an ended one changes nothing."""

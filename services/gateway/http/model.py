@@ -274,6 +274,9 @@ class SearchPreview(Answer):
     min_total: int
     expected_total: int
     max_total: int
+    slots_per_trial: int
+    pace_trial_id: str
+    seconds_per_unit: float
 
 
 class TrialList(Answer):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from gangline.domain.experiment import ExperimentFilter
 from gangline.domain.history import LogFilter
 from gangline.domain.state import Availability, UsageGroup
 from gangline.errors import invalid
@@ -57,7 +58,12 @@ class GatewayService(RemovalCalls, ProjectCalls):
                 current_principal(), request.workspace, request.project, request.project_id
             )
             listed = experiments.list(
-                current_principal(), request.limit, request.before_id, archived, project_ids=project_ids
+                current_principal(),
+                request.limit,
+                request.before_id,
+                archived,
+                project_ids=project_ids,
+                wanted=wire.from_proto(ExperimentFilter, request.filter),
             )
         progress = experiments.progress(current_principal(), listed)
         return pb.ListExperimentsResponse(
