@@ -6,6 +6,7 @@ check_config in the gateway and in the scheduler, so that both refuse it with th
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -60,9 +61,26 @@ def named_home(config: str | Mapping[str, Any]) -> tuple[str, str]:
 
 def fork_config(config_json: str, overrides: Mapping[str, Any]) -> tuple[ExperimentConfig, list[str]]:
     """Returns a stored configuration with other values at some dotted keys, and warnings. Raises GanglineError as
-    check_config does."""
+    check_config does, and `config.unknown_key`."""
     config = check_config(json.dumps(with_overrides(json.loads(config_json), overrides)))
+    values = json.loads(config.model_dump_json())
+    for key, value in overrides.items():
+        if value is not None:
+            _check_taken(key, values)
     return config, [*_batch_warnings(config), *find_ineffective(config)]
+
+
+def _check_taken(key: str, values: Any) -> None:
+    """Raises GanglineError `config.unknown_key` for a key that the configuration does not have: a stored configuration
+    is read without its unknown keys, because another version may have written it."""
+    parts = key.split(".")
+    for index, part in enumerate(parts):
+        if not isinstance(values, dict) or part not in values:
+            nearest = difflib.get_close_matches(part, values if isinstance(values, dict) else (), n=1)
+            advice = f"did you mean {nearest[0]}?" if nearest else "gangline experiment schema prints all keys"
+            place = ".".join(parts[: index + 1])
+            raise invalid("config.unknown_key", f"{place} (--config): unknown key; {advice}")
+        values = values[part]
 
 
 def _read(

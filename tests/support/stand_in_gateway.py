@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 
 from gangline.domain.allocation import Reason
-from gangline.domain.experiment import METADATA_FILE, Experiment, Trial
+from gangline.domain.experiment import METADATA_FILE, Experiment, ExperimentFilter, TextChange, Trial
 from gangline.domain.explanation import explain
 from gangline.domain.id import parse_job_id
 from gangline.domain.resource import Agent
@@ -136,7 +136,8 @@ class StandInGateway(StandInProjects):
                         owner="admin",
                         config_json=request.config_json,
                         code_sha256=request.code_sha256,
-                        state=types_pb2.STATE_QUEUED,
+                        state=types_pb2.STATE_PAUSED if request.paused else types_pb2.STATE_QUEUED,
+                        forked_from=request.forked_from,
                         request_id=request.request_id,
                         created_at=1000.0,
                     )
@@ -157,6 +158,9 @@ class StandInGateway(StandInProjects):
                 matches = [e for e in newest if e.request_id == request.request_id]
             if request.HasField("archived"):
                 matches = [e for e in matches if e.archived == request.archived]
+            if self.knows_filters:
+                wanted = wire.from_proto(ExperimentFilter, request.filter)
+                matches = [e for e in matches if wanted.matches(wire.from_proto(Experiment, e))]
             listed = matches[: request.limit or 50]
             progress = [self.progress[experiment.id] for experiment in listed if experiment.id in self.progress]
             return pb.ListExperimentsResponse(experiments=listed, progress=progress)
@@ -228,6 +232,11 @@ class StandInGateway(StandInProjects):
                 experiment.state = _STATE_AFTER[request.action]
             elif request.HasField("resources"):
                 _change_resources(experiment, request.resources)
+            elif request.HasField("texts"):
+                texts = wire.from_proto(TextChange, request.texts)
+                experiment.name, experiment.notes = texts.name or experiment.name, texts.notes or experiment.notes
+                labels = {*experiment.labels, *texts.add_labels} - {*texts.remove_labels}
+                experiment.labels[:] = sorted(labels)
             else:
                 self._experiment(request.move.anchor_experiment_id)
             return pb.UpdateExperimentResponse(experiment=experiment)

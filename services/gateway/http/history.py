@@ -21,7 +21,7 @@ from services.common.server import Principal
 from services.gateway.history import log_scan
 from services.gateway.http import model
 from services.gateway.http.admission import Caller, Cases
-from services.gateway.http.log_model import LogPage, Selected, Selection, StoredLog
+from services.gateway.http.log_model import LogPage, MetricSeries, Selected, Selection, StoredLog
 from services.gateway.http.route import Route
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.bundle import UseCases
@@ -107,13 +107,13 @@ async def trial_metrics(
     return await _metrics(cases, caller, Scope(experiment_id_of(trial_id), trial_id, group), window)
 
 
-@router.get("/trials/{trial_id}/metrics/series", response_model=model.MetricSeries)
+@router.get("/trials/{trial_id}/metrics/series", response_model=MetricSeries)
 async def trial_series(
     trial_id: str, caller: Caller, cases: Cases, wanted: Annotated[SeriesQuery, Depends()]
-) -> model.MetricSeries:
+) -> MetricSeries:
     """Returns one metric of a trial, in at most so many points."""
     series = await cases.records.series(caller, trial_id, wanted.group, wanted.metric, wanted.max_points)
-    return model.MetricSeries.model_validate(series)
+    return MetricSeries.model_validate(series)
 
 
 async def _logs(

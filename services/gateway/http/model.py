@@ -297,24 +297,6 @@ class MetricsPage(Answer):
     next_after_id: int | None
 
 
-class SeriesPoint(Answer):
-    batches_completed: int
-    time: Instant = Field(validation_alias="at")
-    value: float
-
-
-class MetricSeries(Answer):
-    """One metric of a trial, in the order in which it was reported. num_values: reported values. num_nonfinite: values
-    that are infinite or no number, which are never among the points."""
-
-    trial_id: str
-    group: str
-    metric: str
-    points: list[SeriesPoint]
-    num_values: int
-    num_nonfinite: int
-
-
 class Request(Answer):
     pool: str
     slots: int
