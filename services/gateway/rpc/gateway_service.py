@@ -44,7 +44,13 @@ class GatewayService(RemovalCalls, ProjectCalls):
         self, request: pb.CreateExperimentRequest, context: Context
     ) -> pb.CreateExperimentResponse:
         experiment, warnings = await self._usecases.experiments.create(
-            current_principal(), request.request_id, request.config_json, request.code_sha256, request.template
+            current_principal(),
+            request.request_id,
+            request.config_json,
+            request.code_sha256,
+            request.template,
+            is_paused=request.paused,
+            forked_from=request.forked_from,
         )
         return pb.CreateExperimentResponse(experiment=wire.to_proto(experiment), warnings=warnings)
 
