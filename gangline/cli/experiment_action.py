@@ -1,4 +1,4 @@
-"""`gangline experiment kill, pause, activate, cancel, archive, unarchive, delete`: changes experiments.
+"""`gangline experiment kill, pause, activate, cancel, archive, unarchive, delete`: changes experiments; and `fork`.
 
 They are named by their ids, or chosen by conditions.
 """
@@ -25,7 +25,7 @@ from gangline.cli.selection import (
     find_selected,
     make_filter,
 )
-from gangline.cli.shared import InProject, InWorkspace, Json, connect, show
+from gangline.cli.shared import ExperimentId, InProject, InWorkspace, Json, Overrides, Paused, connect, show, warn
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
@@ -186,3 +186,27 @@ def _confirm(action: _Action, what: str) -> None:
     if not typer.confirm(f"{action.name} {what}{action.warning or '?'}", err=True):
         mention(f"nothing was {action.done}")
         raise typer.Exit(1)
+
+
+@app.command()
+def fork(
+    experiment_id: ExperimentId,
+    *,
+    overrides: Overrides = None,
+    is_paused: Paused = False,
+    request_id: Annotated[
+        str, typer.Option(help="An id of your own; a second fork with it returns the same experiment.")
+    ] = "",
+    is_json: Json = False,
+) -> None:
+    """Create an experiment from the configuration and the code of another one, with changes."""
+    with connect() as client:
+        from gangline.config import parse_overrides  # noqa: PLC0415 - loads pydantic
+
+        changes = parse_overrides(overrides or ())
+        created = client.fork_experiment(experiment_id, changes, is_paused=is_paused, request_id=request_id or None)
+    for warning in created.warnings:
+        warn(warning)
+    experiment = created.experiment
+    text = f"created experiment {experiment.id} {experiment.name} from experiment {experiment_id}"
+    show(created, is_json, lambda: [text, f"follow it: gangline experiment logs -f {experiment.id}"])

@@ -49,11 +49,7 @@ _ENTRIES = {
     "preview-search": _Entry("search", "preview_search"),
     "simulate": _Entry("simulate", "simulate"),
     "experiment": _Entry(
-        "experiment",
-        "app",
-        True,
-        ("e", "exp"),
-        ("experiment_set", "experiment_action", "creation.fork", "project.move"),
+        "experiment", "app", True, ("e", "exp"), ("experiment_set", "experiment_action", "project.move")
     ),
     "trial": _Entry("trial", "app", True),
     "task": _Entry("task", "app", True, ("t",)),

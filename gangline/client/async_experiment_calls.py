@@ -344,8 +344,8 @@ class AsyncExperimentCalls(AsyncProjectMethods):
     async def get_metric_series(
         self, trial_id: str, metric: str, group: str = "training", max_points: int = 1000
     ) -> MetricSeries:
-        """Returns one metric of a trial in at most max_points points (4 to 10,000), oldest first. Of a longer series
-        the first and the last value are left, and the least and the greatest of equally long runs of reports.
+        """Returns one metric of a trial in at most max_points points (4 to 10,000), oldest first. A longer series
+        keeps its first and last value, and the least and the greatest one of equally long runs of reports.
 
         Raises GanglineError `trial.not_found`, `series.*`, `history.*`, and `series.old_gateway` for a gateway of an
         earlier version.

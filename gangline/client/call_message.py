@@ -42,7 +42,7 @@ def of_resources(experiment_id: int, change: ResourceChange, request_id: str | N
 
 def of_texts(experiment_id: int, change: TextChange, request_id: str | None) -> pb.UpdateExperimentRequest:
     """Builds a change of texts and labels. Raises GanglineError `texts.*`."""
-    from gangline.config.layer.text import check_text_change  # noqa: PLC0415 - loads pydantic
+    from gangline.config.layer.experiment_text import check_text_change  # noqa: PLC0415 - loads pydantic
 
     check_text_change(change)
     request = _update(experiment_id, request_id)

@@ -303,8 +303,8 @@ class Trial:
         return MetricsReader(self._client.stream_metrics(self.experiment_id, self.id, group, follow))
 
     def series(self, metric: str, group: str = "training", *, max_points: int = 1000) -> MetricSeries:
-        """Returns one of its metrics in at most max_points points, however long the series is. Of a longer series the
-        first and the last value are left, and the least and the greatest of equally long runs of reports."""
+        """Returns one of its metrics in at most max_points points, however long the series is. A longer series keeps
+        its first and last value, and the least and the greatest one of equally long runs of reports."""
         return self._client.get_metric_series(self.id, metric, group, max_points)
 
     def checkpoints(self) -> list[Checkpoint]:

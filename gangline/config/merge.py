@@ -75,7 +75,7 @@ def merge(layers: Sequence[ConfigLayer], own_values: Mapping[str, Any]) -> Merge
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Reads overrides such as "searcher.max_length.batches=200". The value is YAML. Of equal keys the last one counts.
+    """Reads overrides such as "searcher.max_length.batches=200". The value is YAML. The last of equal keys counts.
 
     Raises GanglineError `config.override`.
     """

@@ -34,8 +34,8 @@ from services.common.telemetry import serve_metrics
 from services.gateway.history.database import open_database
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
-from services.gateway.history.retention import Retention
 from services.gateway.history.retention_policy import FOR_EVER, Days
+from services.gateway.history.retention_sweep import Retention
 from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.http.app import build_app

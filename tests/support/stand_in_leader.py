@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from gangline.config.layer.text import merge_labels
+from gangline.config.layer.experiment_text import merge_labels
 from gangline.domain.allocation import Reason, Request
 from gangline.domain.experiment import Checkpoint, Experiment, TextChange, Trial
 from gangline.domain.resource import Agent, ServiceInstance
@@ -136,8 +136,7 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
         elif request.HasField("texts"):
             texts = wire.from_proto(TextChange, request.texts)
             changed = replace(experiment, labels=merge_labels(experiment.labels, texts))
-            given = {key: text for key, text in (("name", texts.name), ("notes", texts.notes)) if text is not None}
-            changed = replace(changed, **given)
+            changed = replace(changed, name=texts.name or changed.name, notes=texts.notes or changed.notes)
         elif request.HasField("move"):
             anchor = await self._find(Experiment, keys.experiment(request.move.anchor_experiment_id))
             changed = replace(experiment, queue_position=anchor.id + (0.5 if request.move.is_behind else -0.5))

@@ -1,4 +1,4 @@
-"""Summarises stored metrics in blocks (`block.py`), so that a long series is read without its reports.
+"""Summarises stored metrics in blocks (`metric_block.py`), so that a long series is read without its reports.
 
 A block has the next BLOCK_REPORTS reports of one trial and group, in the order of their rows, whatever batches they
 are of. Rows become visible in the order of their ids, so no report comes later into a block that is stored. A cursor
@@ -17,8 +17,8 @@ import sqlalchemy as sa
 import structlog
 
 from services.gateway.history import table
-from services.gateway.history.block import BLOCK_REPORTS, Block, Report, build_blocks, pack
 from services.gateway.history.database import upsert, writing
+from services.gateway.history.metric_block import BLOCK_REPORTS, Block, Report, build_blocks, pack
 from services.gateway.mirror import metrics
 
 # Tries to store a block after one transaction of the writer, so that a backlog holds up no trial runner.

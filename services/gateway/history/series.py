@@ -13,7 +13,8 @@ import sqlalchemy as sa
 
 from gangline.domain.history import MetricSeries, SeriesPoint
 from services.gateway.history import table
-from services.gateway.history.block import (
+from services.gateway.history.condense import find_cursor, read_reports
+from services.gateway.history.metric_block import (
     BLOCK_REPORTS,
     SPAN_REPORTS,
     Report,
@@ -23,7 +24,6 @@ from services.gateway.history.block import (
     spans_of,
     unpack,
 )
-from services.gateway.history.condense import find_cursor, read_reports
 
 # Reports without a block that a reader still reads one by one; with more, blocks are stored first.
 MAX_TAIL = 4 * BLOCK_REPORTS

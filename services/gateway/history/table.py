@@ -66,7 +66,7 @@ newest_metrics = sa.Table(
     sa.Column("metrics_json", sa.Text, nullable=False),
 )
 
-# Summaries of consecutive reports: see block.py. The ids are those of the first and of the last report.
+# Summaries of consecutive reports: see metric_block.py. The ids are those of the first and of the last report.
 metric_blocks = sa.Table(
     "metric_blocks",
     metadata,

@@ -62,7 +62,7 @@ class SeriesQuery:
             alias="maxDatapoints",
             ge=MIN_SERIES_POINTS,
             le=MAX_SERIES_POINTS,
-            description="Of a longer series the first and the last value are left, and the extremes of equal parts",
+            description="A longer series keeps its first and last value, and the extremes of equal parts",
         ),
     ] = 1000
 

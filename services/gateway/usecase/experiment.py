@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 
 from gangline.config import check_config, check_resource_change
-from gangline.config.layer.text import check_text_change
+from gangline.config.layer.experiment_text import check_text_change
 from gangline.config.searcher import MAX_PREVIEWED
 from gangline.domain.experiment import (
     EVERY_EXPERIMENT,

@@ -12,14 +12,14 @@ from gangline.domain.history import LogLine, MetricsPoint
 from gangline.domain.state import State
 from gangline.protocol.wire import to_proto
 from services.common import keys
-from services.gateway.history import retention as retention_module
+from services.gateway.history import retention_sweep as retention_module
 from services.gateway.history import table
-from services.gateway.history.block import BLOCK_REPORTS
 from services.gateway.history.condense import condense_next
 from services.gateway.history.database import open_database
+from services.gateway.history.metric_block import BLOCK_REPORTS
 from services.gateway.history.reader import Reader
-from services.gateway.history.retention import Retention
 from services.gateway.history.retention_policy import Days
+from services.gateway.history.retention_sweep import Retention
 from services.gateway.history.store import store_batches
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, Scope
 from tests.support.stand_in_mirror import StandInMirror

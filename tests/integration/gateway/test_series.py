@@ -16,9 +16,9 @@ from gangline.domain.history import MetricSeries, MetricsPoint, SeriesPoint
 from gangline.errors import GanglineError
 from services.gateway.history import reader as reader_module
 from services.gateway.history import table
-from services.gateway.history.block import BLOCK_REPORTS
 from services.gateway.history.condense import condense_next
 from services.gateway.history.eraser import Eraser
+from services.gateway.history.metric_block import BLOCK_REPORTS
 from services.gateway.history.reader import Reader
 from services.gateway.history.series import MAX_TAIL
 from services.gateway.history.store import store_batches

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangline.config.layer.text import MAX_LABELS, MAX_TEXT_LENGTH
+from gangline.config.layer.experiment_text import MAX_LABELS, MAX_TEXT_LENGTH
 from gangline.domain.experiment import Experiment, ExperimentFilter, TextChange
 from gangline.domain.resource import Counter
 from gangline.domain.state import DeletionStage, Outcome, State

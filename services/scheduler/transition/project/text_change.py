@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from gangline.config.layer.text import check_text_change, merge_labels
+from gangline.config.layer.experiment_text import check_text_change, merge_labels
 from gangline.domain.experiment import Experiment, TextChange
 from gangline.errors import conflict
 from services.scheduler.state.records import Draft, Records, StateChange, get

@@ -1,6 +1,6 @@
 """Writes a TensorBoard event file of one metric, or reads it as TensorBoard does and prints the seconds.
 
-`event_file.py FOLDER REPORTS write`, or `event_file.py FOLDER REPORTS read POINTS`. benchmarks/history.py runs it in an
+`board.py FOLDER REPORTS write`, or `board.py FOLDER REPORTS read POINTS`. benchmarks/long_series.py runs it in an
 environment that has TensorBoard.
 """
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.history.block import (
+from services.gateway.history.metric_block import (
     SPAN_REPORTS,
     Report,
     Sample,

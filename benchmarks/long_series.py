@@ -7,7 +7,7 @@ series. The same is read once without the summaries, as it would be in an earlie
 EventAccumulator reads an event file of one metric of as many reports in a fresh process, and keeps `--points` values,
 chosen at random.
 
-Run it with `python -m benchmarks.history`. It exits with 1 when a median is above the target.
+Run it with `python -m benchmarks.long_series`. It exits with 1 when a median is above the target.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from benchmarks.machine import describe_machine
 from benchmarks.peer import PeersMissing, peer_python
 from benchmarks.statistic import summarise
 from gangline.domain.history import MetricsPoint
-from services.gateway.history.block import BLOCK_REPORTS
 from services.gateway.history.condense import read_reports
 from services.gateway.history.database import open_database
+from services.gateway.history.metric_block import BLOCK_REPORTS
 from services.gateway.history.reader import Reader
 from services.gateway.history.writer import Writer
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
@@ -68,7 +68,7 @@ def _measure_postgresql(arguments: argparse.Namespace) -> int:
         print("PostgreSQL: not measured, because pg_virtualenv is missing (Debian: apt-get install postgresql)")
         return 0
     options = [f"--{name}={getattr(arguments, name)}" for name in ("reports", "points", "runs")]
-    inside = [sys.executable, "-m", "benchmarks.history", "--postgresql", *options]
+    inside = [sys.executable, "-m", "benchmarks.long_series", "--postgresql", *options]
     return subprocess.run(["pg_virtualenv", "-t", *inside], check=False).returncode
 
 
@@ -136,7 +136,7 @@ async def _read(engine: sa.Engine, losses: list[float], num_points: int) -> floa
 def _measure_tensorboard(arguments: argparse.Namespace) -> None:
     try:
         with peer_python(TENSORBOARD) as python, tempfile.TemporaryDirectory(prefix="gl-history-") as folder:
-            command = [str(python), str(WORKLOAD / "event_file.py"), folder, str(arguments.reports)]
+            command = [str(python), str(WORKLOAD / "board.py"), folder, str(arguments.reports)]
             subprocess.run([*command, "write"], check=True)
             seconds = [
                 float(

@@ -33,7 +33,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Summarises consecutive values. The samples are None where no value is finite. Of equal values the first counts.
+    """Summarises consecutive values. The samples are None where no value is finite. The first of equal values counts.
     num_values: with those that are not finite."""
 
     first: Sample | None
