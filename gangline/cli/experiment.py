@@ -15,12 +15,14 @@ from gangline.cli import logs
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import complain, mention, say, say_json, table_lines, terminal_width
 from gangline.cli.output.text import format_age, format_duration, format_metrics
+from gangline.cli.selection import Labels, NamePart, Owners, States, make_filter
 from gangline.cli.shared import (
     ExperimentId,
-    ExperimentIds,
     InProject,
     InWorkspace,
     Json,
+    Overrides,
+    Paused,
     Seed,
     Template,
     TrialId,
@@ -68,6 +70,15 @@ def create(
     ] = "",
     seed: Seed = None,
     template: Template = "",
+    overrides: Overrides = None,
+    is_paused: Paused = False,
+    is_dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Create nothing; show the trials and what they would cost.")
+    ] = False,
+    is_test: Annotated[
+        bool,
+        typer.Option("--test", help="Try it: one trial of one batch, a validation and a checkpoint; then archive it."),
+    ] = False,
     retry_seconds: Annotated[
         float | None, typer.Option(help="How long to try again while the cluster cannot take it; default: 10.", min=0)
     ] = None,
@@ -79,15 +90,36 @@ def create(
     was created; the same command goes on with the same request and makes no second one.
     """
     text = read_text(config)
+    if is_dry_run:
+        from gangline.cli.search import show_preview  # noqa: PLC0415 - one create in ten needs it
+
+        show_preview(text, config, seed=seed, template=template, overrides=overrides, is_json=is_json)
+        return
     with connect(retry_seconds) as client:
         # These follow `connect`, which must run before the first import of grpc.
         from gangline.cli.creation.submit import submit  # noqa: PLC0415
+        from gangline.cli.creation.trial_run import run_test, test_overrides  # noqa: PLC0415
         from gangline.cli.output.progress import Bars  # noqa: PLC0415
         from gangline.client import prepare_submission  # noqa: PLC0415
+        from gangline.config import parse_overrides  # noqa: PLC0415
 
         inherited = client.inherit(text, template)
+        changes = parse_overrides(overrides or ())
+        if is_test:
+            changes |= test_overrides(client.preview_search(text, 1, seed, template, changes))
         with Bars() as bars:
-            submission = prepare_submission(text, code or config.resolve().parent, bars, seed=seed, inherited=inherited)
+            submission = prepare_submission(
+                text,
+                code or config.resolve().parent,
+                bars,
+                seed=seed,
+                inherited=inherited,
+                overrides=changes,
+                is_paused=is_paused,
+            )
+        if is_test:
+            run_test(client, submission, is_json=is_json)
+            return
         created = submit(client, submission, request_id=request_id, is_again=again, is_quiet=is_json)
         for warning in created.warnings:
             warn(warning)
@@ -108,6 +140,10 @@ def list_experiments(
     limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1, max=1000)] = 50,
     is_all: Annotated[bool, typer.Option("--all", help="Archived ones as well.")] = False,
     is_archived: Annotated[bool, typer.Option("--archived", help="Only archived ones.")] = False,
+    label: Labels = None,
+    state: States = None,
+    owner: Owners = None,
+    name: NamePart = "",
     workspace: InWorkspace = "",
     project: InProject = "",
     is_json: Json = False,
@@ -115,8 +151,9 @@ def list_experiments(
 ) -> None:
     """List experiments, newest first."""
     archived = None if is_all else is_archived
+    wanted = make_filter(label, state, owner, name)
     with connect() as client:
-        listed = client.list_progress(limit, archived=archived, workspace=workspace, project=project)
+        listed = client.list_progress(limit, archived=archived, workspace=workspace, project=project, wanted=wanted)
     show_experiments(listed, is_json=is_json, is_wide=is_wide)
 
 
@@ -149,7 +186,7 @@ def find(
     """Show which experiment a request has made. Exit status 2: certainly none so far; 1: that cannot be known now."""
     with connect() as client:
         experiment = client.find_experiment(request_id)
-    show(experiment, is_json, lambda: [_state_line(experiment)])
+    show(experiment, is_json, lambda: [state_line(experiment)])
 
 
 @app.command()
@@ -241,34 +278,6 @@ def follow_experiment(experiment_id: ExperimentId, is_json: Json = False) -> Non
 
 
 @app.command()
-def kill(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
-    """End experiments at once."""
-    with connect() as client:
-        change_each(experiment_ids, client.kill_experiment, is_json)
-
-
-@app.command()
-def pause(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
-    """Take a checkpoint of every trial and give its slots back until the experiment is activated."""
-    with connect() as client:
-        change_each(experiment_ids, client.pause_experiment, is_json)
-
-
-@app.command()
-def activate(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
-    """Go on with paused experiments, from their checkpoints."""
-    with connect() as client:
-        change_each(experiment_ids, client.activate_experiment, is_json)
-
-
-@app.command()
-def cancel(experiment_ids: ExperimentIds, is_json: Json = False) -> None:
-    """End experiments after a checkpoint of every trial."""
-    with connect() as client:
-        change_each(experiment_ids, client.cancel_experiment, is_json)
-
-
-@app.command()
 def trials(experiment_id: ExperimentId, is_json: Json = False, is_wide: Wide = False) -> None:
     """List the trials of an experiment with the hyperparameters that differ; * marks the best."""
     from gangline.cli.output.summary import trial_columns, trial_rows  # noqa: PLC0415 - loads the client's records
@@ -287,14 +296,9 @@ def schema() -> None:
     say_json(export_schema())
 
 
-def _state_line(experiment: Experiment) -> str:
+def state_line(experiment: Experiment) -> str:
     archived = ", archived" if experiment.archived else ""
     return f"experiment {experiment.id} {experiment.name}: {stage_of(experiment)}{archived}"
-
-
-def change_each(numbers: list[int], change: Callable[[int], Experiment], is_json: bool) -> None:
-    """Changes each experiment and prints its state."""
-    do_each(numbers, change, is_json, _state_line)
 
 
 def do_each(numbers: list[int], change: Callable[[int], T], is_json: bool, line_of: Callable[[T], str]) -> None:

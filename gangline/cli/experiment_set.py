@@ -1,4 +1,4 @@
-"""`gangline experiment set ...`: changes the resources of an experiment that waits or runs."""
+"""`gangline experiment set ...` and `... label ...`: changes the resources, texts and labels of an experiment."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 WhenFree = Annotated[bool, typer.Option("--when-free", help="Stop no trial for it: wait until trials end.")]
 
-app = new_group("Change the resources of an experiment that waits or runs.")
+app = new_group("Change the resources of an experiment that waits or runs, or the texts of any.")
 experiment.app.add_typer(app, name="set")
+label_app = new_group("Add labels to an experiment, or remove some.")
+experiment.app.add_typer(label_app, name="label")
+
+LabelWords = Annotated[list[str], typer.Argument(metavar="LABEL...", help="One word or more.")]
+Text = Annotated[str, typer.Argument(metavar="TEXT", help="The new text; quote it.")]
 
 
 @app.command()
@@ -51,6 +56,46 @@ def max_slots(
     """Set how many slots all of its trials may hold at a time; the newest trials beyond it checkpoint and wait."""
     with connect() as client:
         show_resources(client.update_experiment(experiment_id, max_slots=value, when_free=when_free), is_json)
+
+
+@app.command()
+def name(experiment_id: ExperimentId, text: Text, is_json: Json = False) -> None:
+    """Set its name."""
+    with connect() as client:
+        _show_texts(client.edit_experiment(experiment_id, name=text), is_json)
+
+
+@app.command()
+def description(experiment_id: ExperimentId, text: Text, is_json: Json = False) -> None:
+    """Set its description."""
+    with connect() as client:
+        _show_texts(client.edit_experiment(experiment_id, description=text), is_json)
+
+
+@app.command()
+def notes(experiment_id: ExperimentId, text: Text, is_json: Json = False) -> None:
+    """Set its notes."""
+    with connect() as client:
+        _show_texts(client.edit_experiment(experiment_id, notes=text), is_json)
+
+
+@label_app.command("add")
+def add_labels(experiment_id: ExperimentId, labels: LabelWords, is_json: Json = False) -> None:
+    """Add labels; those that it has already change nothing."""
+    with connect() as client:
+        _show_texts(client.edit_experiment(experiment_id, add_labels=labels), is_json)
+
+
+@label_app.command("remove")
+def remove_labels(experiment_id: ExperimentId, labels: LabelWords, is_json: Json = False) -> None:
+    """Remove labels; those that it does not have change nothing."""
+    with connect() as client:
+        _show_texts(client.edit_experiment(experiment_id, remove_labels=labels), is_json)
+
+
+def _show_texts(experiment: Experiment, is_json: bool) -> None:
+    labels = ", ".join(experiment.labels) or "none"
+    show(experiment, is_json, lambda: [f"experiment {experiment.id} {experiment.name}: labels: {labels}"])
 
 
 def show_resources(experiment: Experiment, is_json: bool) -> None:

@@ -49,7 +49,7 @@ _ENTRIES = {
     "preview-search": _Entry("search", "preview_search"),
     "simulate": _Entry("simulate", "simulate"),
     "experiment": _Entry(
-        "experiment", "app", True, ("e", "exp"), ("experiment_set", "experiment_removal", "project.move")
+        "experiment", "app", True, ("e", "exp"), ("experiment_set", "experiment_action", "project.move")
     ),
     "trial": _Entry("trial", "app", True),
     "task": _Entry("task", "app", True, ("t",)),

@@ -10,7 +10,7 @@ import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import table_lines
-from gangline.cli.shared import Json, Seed, Template, connect, show
+from gangline.cli.shared import Json, Overrides, Seed, Template, connect, show
 from gangline.text_file import read_text
 
 if TYPE_CHECKING:
@@ -22,13 +22,30 @@ def preview_search(
     *,
     seed: Seed = None,
     template: Template = "",
+    overrides: Overrides = None,
     limit: Annotated[int, typer.Option(help="Show the first so many trials.", min=0, max=2000)] = 20,
     is_json: Json = False,
 ) -> None:
     """Show the trials that a search would make. `experiment create --seed` with the seed that is shown makes them."""
     text = read_text(config)
+    show_preview(text, config, seed=seed, template=template, overrides=overrides, limit=limit, is_json=is_json)
+
+
+def show_preview(
+    text: str,
+    config: Path,
+    *,
+    seed: int | None,
+    template: str,
+    overrides: list[str] | None,
+    limit: int = 20,
+    is_json: bool,
+) -> None:
+    """Prints the trials that a configuration would make, and their cost. config: the file of the text."""
     with connect() as client:
-        preview = client.preview_search(text, limit, seed, template)
+        from gangline.config import parse_overrides  # noqa: PLC0415 - loads pydantic
+
+        preview = client.preview_search(text, limit, seed, template, parse_overrides(overrides or ()))
     show(preview, is_json, lambda: _lines(preview, config))
 
 
@@ -50,7 +67,24 @@ def _lines(preview: SearchPreview, config: Path) -> list[str]:
         lines += table_lines((Column("TRIAL"), Column("HYPERPARAMETERS", 1, least=16)), rows)
     if len(rows) < preview.num_trials:
         lines.append(f"and {preview.num_trials - len(rows)} more; --limit shows them")
+    lines += _cost_lines(preview)
     return [*lines, f"to create them: gangline experiment create --seed {preview.seed} {config}"]
+
+
+def _cost_lines(preview: SearchPreview) -> list[str]:
+    """Returns what the search would hold of slots."""
+    if not preview.max_total:
+        return []
+    if not preview.pace_trial_id:
+        return ["cost: not known, because no comparable trial has run yet"]
+    least, about, most = (
+        f"{preview.slot_hours(total):.3g}" for total in (preview.min_total, preview.expected_total, preview.max_total)
+    )
+    hours = f"about {about} slot-hours" + (f" ({least} to {most})" if least != most else "")
+    pace = f"{preview.seconds_per_unit:.3g} s for each of the {preview.unit}"
+    return [
+        f"cost: {hours}, {preview.slots_per_trial} slots a trial, at the pace of trial {preview.pace_trial_id}: {pace}"
+    ]
 
 
 def _bracket_lines(preview: SearchPreview) -> list[str]:

@@ -22,9 +22,6 @@ MOST_ID = 2**63 - 1
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Wide = Annotated[bool, typer.Option("--wide", help="Show every column whole on a terminal, even where lines wrap.")]
 ExperimentId = Annotated[int, typer.Argument(metavar="ID", help="The number of the experiment.", min=1, max=MOST_ID)]
-ExperimentIds = Annotated[
-    list[int], typer.Argument(metavar="ID...", help="The numbers of the experiments.", min=1, max=MOST_ID)
-]
 Seed = Annotated[
     int | None,
     typer.Option(help="The seed where the file leaves it open, as preview-search shows it.", min=0, max=2**31 - 1),
@@ -34,6 +31,11 @@ InProject = Annotated[str, typer.Option("--project", metavar="NAME", help="Only 
 Template = Annotated[
     str, typer.Option(metavar="NAME", help="A template, whose settings the YAML overrides; see gangline template list.")
 ]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--config", metavar="KEY=VALUE", help="Another value for a dotted key; may be repeated."),
+]
+Paused = Annotated[bool, typer.Option("--paused", help="Start nothing before it is activated.")]
 TrialId = Annotated[str, typer.Option("--trial", metavar="ID", help="Only this trial, as 7.1.")]
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gangline.cli import experiment, logs
-from gangline.cli.shared import Json, connect, new_group, show
+from gangline.cli.shared import Json, connect, new_group, show, warn
 from gangline.domain.id import absent
+from gangline.errors import invalid
 
 if TYPE_CHECKING:
     from gangline.client import TraceOrder, TrialView
@@ -66,12 +67,40 @@ def print_logs(
 @app.command()
 def metrics(
     trial_id: TrialArgument,
+    *,
     follow: experiment.Follow = False,
     group: Annotated[str, typer.Option(help="training, validation or any other that was reported; default: all.")] = "",
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="Print this metric alone, in a bounded number of points.")
+    ] = "",
+    max_points: Annotated[
+        int,
+        typer.Option(metavar="N", help="With --metric: at most so many; the extremes of a longer series are left."),
+    ] = 1000,
     is_json: Json = False,
 ) -> None:
     """Print the metrics that a trial reported, oldest first."""
-    experiment.metrics(_experiment_of(trial_id), follow, trial_id, group, is_json)
+    if metric:
+        if follow:
+            raise invalid("series.follow", "--metric prints what there is by now; leave out --follow")
+        _print_series(trial_id, metric, group or "training", max_points, is_json=is_json)
+    else:
+        experiment.metrics(_experiment_of(trial_id), follow, trial_id, group, is_json)
+
+
+def _print_series(trial_id: str, metric: str, group: str, max_points: int, *, is_json: bool) -> None:
+    _experiment_of(trial_id)
+    with connect() as client:
+        series = client.get_metric_series(trial_id, metric, group, max_points)
+    show(
+        series,
+        is_json,
+        lambda: [f"{point.batches_completed:>10} batches  {point.value:.6g}" for point in series.points],
+    )
+    if not series.num_values:
+        warn(f"trial {trial_id} reported no {metric!r} under {group!r}; gangline trial metrics {trial_id} shows all")
+    elif series.num_nonfinite:
+        warn(f"{series.num_nonfinite} of {series.num_values} values are infinite or no number; they are left out")
 
 
 @app.command()

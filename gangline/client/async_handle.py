@@ -15,9 +15,10 @@ from gangline.client.async_connection import in_thread
 from gangline.client.checkpoint_choice import best_checkpoints, choose_order, metrics_of
 from gangline.client.optional import check_pandas, load_trial, make_frame
 from gangline.client.record import LogEntry, LogOptions, OnView, ignore_view
+from gangline.client.submission import NO_OVERRIDES
 from gangline.domain import experiment as records
 from gangline.domain.explanation import Explanation
-from gangline.domain.history import StoredMetrics
+from gangline.domain.history import MetricSeries, StoredMetrics
 from gangline.domain.id import absent
 from gangline.domain.state import AgentState, Availability, CheckpointState, Outcome, State
 from gangline.domain.task import Task
@@ -166,6 +167,31 @@ class AsyncExperiment:
             raise not_found("checkpoint.none", f"experiment {self.id} has no checkpoint with a value of {metric}")
         return best[0]
 
+    async def edit(
+        self,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        notes: str | None = None,
+        add_labels: Sequence[str] = (),
+        remove_labels: Sequence[str] = (),
+    ) -> None:
+        """Changes its texts and labels, also after its end; a text of None stays. Raises GanglineError `texts.*`."""
+        self.record = await self._client.edit_experiment(
+            self.id,
+            name=name,
+            description=description,
+            notes=notes,
+            add_labels=add_labels,
+            remove_labels=remove_labels,
+        )
+
+    async def fork(self, overrides: Mapping[str, Any] = NO_OVERRIDES, *, is_paused: bool = False) -> AsyncExperiment:
+        """Creates an experiment with its configuration and its code. overrides: values by dotted keys, such as
+        {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`."""
+        created = await self._client.fork_experiment(self.id, overrides, is_paused=is_paused)
+        return AsyncExperiment(self._client, created.experiment, created.warnings)
+
     async def kill(self) -> None:
         """Ends it at once. Killing an ended one changes nothing."""
         self.record = await self._client.kill_experiment(self.id)
@@ -278,6 +304,11 @@ class AsyncTrial:
     def metrics(self, group: str = "", *, follow: bool = False) -> AsyncMetricsReader:
         """Returns what it has reported. The arguments are those of `Experiment.metrics`."""
         return AsyncMetricsReader(self._client.stream_metrics(self.experiment_id, self.id, group, follow))
+
+    async def series(self, metric: str, group: str = "training", *, max_points: int = 1000) -> MetricSeries:
+        """Returns one of its metrics in at most max_points points, however long the series is. A longer series keeps
+        its first and last value, and the least and the greatest one of equally long runs of reports."""
+        return await self._client.get_metric_series(self.id, metric, group, max_points)
 
     async def checkpoints(self) -> list[AsyncCheckpoint]:
         checkpoints = await self._client.list_checkpoints(self.experiment_id)

@@ -10,7 +10,9 @@ from typing import TypeVar
 from gangline.client.async_cluster_calls import AsyncClusterCalls
 from gangline.client.call_message import new_request_id
 from gangline.domain.experiment import (
+    EVERY_EXPERIMENT,
     Experiment,
+    ExperimentFilter,
     Inheritance,
     Project,
     ProjectChange,
@@ -41,12 +43,19 @@ class AsyncProjectMethods(AsyncClusterCalls):
         *,
         workspace: str = "",
         project: str = "",
+        wanted: ExperimentFilter = EVERY_EXPERIMENT,
     ) -> list[Experiment]:
         """Returns experiments, newest first. before_id: limits them to smaller ids; 0 begins with the newest.
         archived: only archived ones, or only the others; None for both. workspace, project: only those in it, by name;
-        empty for all."""
+        empty for all. wanted: labels, states, owners and a part of the name; a gateway of an earlier version ignores
+        them."""
         request = gateway_pb2.ListExperimentsRequest(
-            limit=limit, before_id=before_id, archived=archived, workspace=workspace, project=project
+            limit=limit,
+            before_id=before_id,
+            archived=archived,
+            workspace=workspace,
+            project=project,
+            filter=to_proto(wanted),
         )
         answer = await self._connection.call(self._stub.ListExperiments, request)
         return [from_proto(Experiment, message) for message in answer.experiments]
@@ -59,10 +68,16 @@ class AsyncProjectMethods(AsyncClusterCalls):
         archived: bool | None = False,
         workspace: str = "",
         project: str = "",
+        wanted: ExperimentFilter = EVERY_EXPERIMENT,
     ) -> list[tuple[Experiment, ExperimentProgress | None]]:
         """Returns the same as `list_experiments`, each experiment with its progress; None from an older gateway."""
         request = gateway_pb2.ListExperimentsRequest(
-            limit=limit, before_id=before_id, archived=archived, workspace=workspace, project=project
+            limit=limit,
+            before_id=before_id,
+            archived=archived,
+            workspace=workspace,
+            project=project,
+            filter=to_proto(wanted),
         )
         answer = await self._connection.call(self._stub.ListExperiments, request)
         by_id = {message.experiment_id: from_proto(ExperimentProgress, message) for message in answer.progress}

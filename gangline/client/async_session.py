@@ -12,7 +12,7 @@ from typing import Any
 from gangline.client import async_handle as handle
 from gangline.client.async_connection import in_thread
 from gangline.client.async_experiment_calls import AsyncExperimentCalls
-from gangline.client.submission import prepare_submission, read_config
+from gangline.client.submission import NO_OVERRIDES, prepare_submission, read_config
 from gangline.domain.id import absent, check_checkpoint_id
 
 # How many experiments one call lists.
@@ -41,10 +41,14 @@ class AsyncClient(AsyncExperimentCalls):
         *,
         seed: int | None = None,
         template: str = "",
+        overrides: Mapping[str, Any] = NO_OVERRIDES,
+        is_paused: bool = False,
     ) -> handle.AsyncExperiment:
         """Checks, packs, uploads and submits. config: a file of YAML, its text, or the settings as a mapping. code: the
         folder of the trial; default: the folder of the file. seed: the experiment's, where the configuration leaves it
-        open. template: whose settings the configuration overrides; empty for the default of its project.
+        open. template: whose settings the configuration overrides; empty for the default of its project. overrides:
+        values by dotted keys, such as {"searcher.max_length.batches": 200}, which win over the configuration.
+        is_paused: nothing starts before the experiment is activated.
 
         A call with a request_id that was used before returns the experiment of the earlier call. Raises GanglineError
         `config.*`, `code.*`.
@@ -52,7 +56,14 @@ class AsyncClient(AsyncExperimentCalls):
         text, folder = await in_thread(read_config, config, code)
         inherited = await self.inherit(text, template)
         submission = await in_thread(
-            prepare_submission, text, folder, self._on_progress, seed=seed, inherited=inherited
+            prepare_submission,
+            text,
+            folder,
+            self._on_progress,
+            seed=seed,
+            inherited=inherited,
+            overrides=overrides,
+            is_paused=is_paused,
         )
         created = await self.create_prepared(submission, request_id)
         return handle.AsyncExperiment(self, created.experiment, created.warnings)

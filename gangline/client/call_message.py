@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from gangline.client.record import LogEntry
-from gangline.domain.experiment import QueueMove, ResourceChange
+from gangline.domain.experiment import QueueMove, ResourceChange, TextChange
 from gangline.domain.history import LogFilter, check_filter, levels_from, parse_level
 from gangline.domain.state import Availability, ExperimentAction, LogLevel
 from gangline.errors import invalid
@@ -37,6 +37,16 @@ def of_resources(experiment_id: int, change: ResourceChange, request_id: str | N
     check_resource_change(change)
     request = _update(experiment_id, request_id)
     request.resources.CopyFrom(to_proto(change))
+    return request
+
+
+def of_texts(experiment_id: int, change: TextChange, request_id: str | None) -> pb.UpdateExperimentRequest:
+    """Builds a change of texts and labels. Raises GanglineError `texts.*`."""
+    from gangline.config.layer.experiment_text import check_text_change  # noqa: PLC0415 - loads pydantic
+
+    check_text_change(change)
+    request = _update(experiment_id, request_id)
+    request.texts.CopyFrom(to_proto(change))
     return request
 
 

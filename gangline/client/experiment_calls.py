@@ -7,8 +7,9 @@ async_experiment_calls.py from this file.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from gangline.client import call_message
 from gangline.client.attempts import WayBack, say_create
@@ -17,10 +18,10 @@ from gangline.client.connection import in_thread, pause_for
 from gangline.client.packing import CodeArchive
 from gangline.client.project import ProjectMethods
 from gangline.client.record import Created, LogEntry, OnView, ignore_view
-from gangline.client.submission import Submission, parse_with_seed
-from gangline.domain.experiment import Experiment, ResourceChange, Trial
+from gangline.client.submission import NO_OVERRIDES, Submission, forked_config, parse_with_seed
+from gangline.domain.experiment import Experiment, ResourceChange, TextChange, Trial
 from gangline.domain.explanation import Explanation
-from gangline.domain.history import NO_FILTER, StoredMetrics
+from gangline.domain.history import NO_FILTER, MetricSeries, StoredMetrics, check_series
 from gangline.domain.id import absent, parse_job_id, parse_trial_id
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, LogLevel, State
@@ -184,6 +185,47 @@ class ExperimentCalls(ProjectMethods):
         resources = ResourceChange(priority, weight, max_slots, when_free)
         return self._update(call_message.of_resources(experiment_id, resources, request_id))
 
+    def edit_experiment(
+        self,
+        experiment_id: int,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        notes: str | None = None,
+        add_labels: Sequence[str] = (),
+        remove_labels: Sequence[str] = (),
+        request_id: str | None = None,
+    ) -> Experiment:
+        """Changes its texts and labels, also after its end; a text of None stays. Raises GanglineError `texts.*`."""
+        change = TextChange(name, description, notes, tuple(add_labels), tuple(remove_labels))
+        return self._update(call_message.of_texts(experiment_id, change, request_id))
+
+    def fork_experiment(
+        self,
+        experiment_id: int,
+        overrides: Mapping[str, Any] = NO_OVERRIDES,
+        *,
+        is_paused: bool = False,
+        request_id: str | None = None,
+    ) -> Created:
+        """Creates an experiment with the configuration and the code of another one, and a seed of its own. overrides:
+        values by dotted keys, such as {"searcher.max_length.batches": 200}.
+
+        Raises GanglineError `config.*`, `experiment.not_found`.
+        """
+        source = self.get_experiment(experiment_id).experiment
+        config_json, warnings = in_thread(forked_config, source, overrides)
+        created = self._submit(
+            config_json,
+            source.code_sha256,
+            request_id or new_request_id(),
+            is_open=False,
+            template=source.template,
+            is_paused=is_paused,
+            forked_from=experiment_id,
+        )
+        return Created(created.experiment, tuple(dict.fromkeys([*warnings, *created.warnings])))
+
     def move_experiment(
         self,
         experiment_id: int,
@@ -214,15 +256,20 @@ class ExperimentCalls(ProjectMethods):
         return from_proto(TraceOrder, self._connection.call(self._stub.ProfileTrial, request).order)
 
     def preview_search(
-        self, config_text: str, limit: int = 20, seed: int | None = None, template: str = ""
+        self,
+        config_text: str,
+        limit: int = 20,
+        seed: int | None = None,
+        template: str = "",
+        overrides: Mapping[str, Any] = NO_OVERRIDES,
     ) -> SearchPreview:
         """Returns the trials that this configuration would make. limit: the most hyperparameter sets to return.
 
-        seed, template: as for `create_experiment`. The seed of the answer, given to `create_experiment`, makes these
-        very trials.
+        seed, template, overrides: as for `create_experiment`. The seed of the answer, given to `create_experiment`,
+        makes these very trials.
         """
         inherited = self.inherit(config_text, template)
-        config, _ = in_thread(parse_with_seed, config_text, seed, inherited)
+        config, _ = in_thread(parse_with_seed, config_text, seed, inherited, overrides)
         request = pb.GatewayServicePreviewSearchRequest(config_json=config.model_dump_json(), limit=limit)
         return from_proto(SearchPreview, self._connection.call(self._stub.PreviewSearch, request).preview)
 
@@ -291,6 +338,27 @@ class ExperimentCalls(ProjectMethods):
                     last_id = stored.id
                     yield from_proto(StoredMetrics, stored)
 
+    def get_metric_series(
+        self, trial_id: str, metric: str, group: str = "training", max_points: int = 1000
+    ) -> MetricSeries:
+        """Returns one metric of a trial in at most max_points points (4 to 10,000), oldest first. A longer series
+        keeps its first and last value, and the least and the greatest one of equally long runs of reports.
+
+        Raises GanglineError `trial.not_found`, `series.*`, `history.*`, and `series.old_gateway` for a gateway of an
+        earlier version.
+        """
+        parse_trial_id(trial_id)
+        check_series(metric, max_points)
+        request = pb.GetMetricSeriesRequest(trial_id=trial_id, group=group, metric=metric, max_points=max_points)
+        try:
+            answer = self._connection.call(self._stub.GetMetricSeries, request)
+        except GanglineError as error:
+            if not is_unknown_method(error):
+                raise
+            text = "this gateway is too old to shorten a series; upgrade it, or read all reports of the trial"
+            raise GanglineError("series.old_gateway", text, ErrorKind.UNAVAILABLE) from error
+        return from_proto(MetricSeries, answer.series)
+
     def list_tasks(self, experiment_id: int = 0, *, workspace: str = "", project: str = "") -> list[Task]:
         """Returns the running tasks, oldest first, then the waiting ones, in the order in which the planner considers
         them.
@@ -324,7 +392,12 @@ class ExperimentCalls(ProjectMethods):
         while True:
             try:
                 return self._submit(
-                    submission.config_json, submission.archive.sha256, request_id, is_open, submission.template
+                    submission.config_json,
+                    submission.archive.sha256,
+                    request_id,
+                    is_open=is_open,
+                    template=submission.template,
+                    is_paused=submission.is_paused,
                 )
             except GanglineError as error:
                 if error.code not in _CODE_IS_GONE or time.monotonic() >= give_up_at:
@@ -333,10 +406,23 @@ class ExperimentCalls(ProjectMethods):
             self.upload_code(submission.archive)
 
     def _submit(
-        self, config_json: str, code_sha256: str, request_id: str, is_open: bool, template: str = ""
+        self,
+        config_json: str,
+        code_sha256: str,
+        request_id: str,
+        *,
+        is_open: bool,
+        template: str = "",
+        is_paused: bool = False,
+        forked_from: int = 0,
     ) -> Created:
         request = pb.CreateExperimentRequest(
-            request_id=request_id, config_json=config_json, code_sha256=code_sha256, template=template
+            request_id=request_id,
+            config_json=config_json,
+            code_sha256=code_sha256,
+            template=template,
+            paused=is_paused,
+            forked_from=forked_from,
         )
         answer = self._connection.call(self._stub.CreateExperiment, request, is_open=is_open)
         return Created(from_proto(Experiment, answer.experiment), tuple(answer.warnings))

@@ -16,9 +16,10 @@ from gangline.client.checkpoint_choice import best_checkpoints, choose_order, me
 from gangline.client.connection import in_thread
 from gangline.client.optional import check_pandas, load_trial, make_frame
 from gangline.client.record import LogEntry, LogOptions, OnView, ignore_view
+from gangline.client.submission import NO_OVERRIDES
 from gangline.domain import experiment as records
 from gangline.domain.explanation import Explanation
-from gangline.domain.history import StoredMetrics
+from gangline.domain.history import MetricSeries, StoredMetrics
 from gangline.domain.id import absent
 from gangline.domain.state import AgentState, Availability, CheckpointState, Outcome, State
 from gangline.domain.task import Task
@@ -163,6 +164,31 @@ class Experiment:
             raise not_found("checkpoint.none", f"experiment {self.id} has no checkpoint with a value of {metric}")
         return best[0]
 
+    def edit(
+        self,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        notes: str | None = None,
+        add_labels: Sequence[str] = (),
+        remove_labels: Sequence[str] = (),
+    ) -> None:
+        """Changes its texts and labels, also after its end; a text of None stays. Raises GanglineError `texts.*`."""
+        self.record = self._client.edit_experiment(
+            self.id,
+            name=name,
+            description=description,
+            notes=notes,
+            add_labels=add_labels,
+            remove_labels=remove_labels,
+        )
+
+    def fork(self, overrides: Mapping[str, Any] = NO_OVERRIDES, *, is_paused: bool = False) -> Experiment:
+        """Creates an experiment with its configuration and its code. overrides: values by dotted keys, such as
+        {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`."""
+        created = self._client.fork_experiment(self.id, overrides, is_paused=is_paused)
+        return Experiment(self._client, created.experiment, created.warnings)
+
     def kill(self) -> None:
         """Ends it at once. Killing an ended one changes nothing."""
         self.record = self._client.kill_experiment(self.id)
@@ -275,6 +301,11 @@ class Trial:
     def metrics(self, group: str = "", *, follow: bool = False) -> MetricsReader:
         """Returns what it has reported. The arguments are those of `Experiment.metrics`."""
         return MetricsReader(self._client.stream_metrics(self.experiment_id, self.id, group, follow))
+
+    def series(self, metric: str, group: str = "training", *, max_points: int = 1000) -> MetricSeries:
+        """Returns one of its metrics in at most max_points points, however long the series is. A longer series keeps
+        its first and last value, and the least and the greatest one of equally long runs of reports."""
+        return self._client.get_metric_series(self.id, metric, group, max_points)
 
     def checkpoints(self) -> list[Checkpoint]:
         checkpoints = self._client.list_checkpoints(self.experiment_id)

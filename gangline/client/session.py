@@ -15,7 +15,7 @@ from typing import Any
 from gangline.client import handle
 from gangline.client.connection import in_thread
 from gangline.client.experiment_calls import ExperimentCalls
-from gangline.client.submission import prepare_submission, read_config
+from gangline.client.submission import NO_OVERRIDES, prepare_submission, read_config
 from gangline.domain.id import absent, check_checkpoint_id
 
 # How many experiments one call lists.
@@ -44,17 +44,30 @@ class Client(ExperimentCalls):
         *,
         seed: int | None = None,
         template: str = "",
+        overrides: Mapping[str, Any] = NO_OVERRIDES,
+        is_paused: bool = False,
     ) -> handle.Experiment:
         """Checks, packs, uploads and submits. config: a file of YAML, its text, or the settings as a mapping. code: the
         folder of the trial; default: the folder of the file. seed: the experiment's, where the configuration leaves it
-        open. template: whose settings the configuration overrides; empty for the default of its project.
+        open. template: whose settings the configuration overrides; empty for the default of its project. overrides:
+        values by dotted keys, such as {"searcher.max_length.batches": 200}, which win over the configuration.
+        is_paused: nothing starts before the experiment is activated.
 
         A call with a request_id that was used before returns the experiment of the earlier call. Raises GanglineError
         `config.*`, `code.*`.
         """
         text, folder = in_thread(read_config, config, code)
         inherited = self.inherit(text, template)
-        submission = in_thread(prepare_submission, text, folder, self._on_progress, seed=seed, inherited=inherited)
+        submission = in_thread(
+            prepare_submission,
+            text,
+            folder,
+            self._on_progress,
+            seed=seed,
+            inherited=inherited,
+            overrides=overrides,
+            is_paused=is_paused,
+        )
         created = self.create_prepared(submission, request_id)
         return handle.Experiment(self, created.experiment, created.warnings)
 

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.client.packing import CodeArchive, pack_code
 from gangline.client.record import OnProgress, ignore_progress
-from gangline.domain.experiment import Inheritance
+from gangline.domain.experiment import Experiment, Inheritance
 from gangline.errors import invalid
 from gangline.text_file import read_text
 
 if TYPE_CHECKING:
     from gangline.config import ExperimentConfig
+
+
+NO_OVERRIDES: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +35,38 @@ class Submission:
     archive: CodeArchive
     warnings: tuple[str, ...] = ()
     template: str = ""
+    is_paused: bool = False
 
     def digest(self, *scope: str) -> str:
         """Returns a digest that reveals none of its contents. scope: within which equal submissions count as the same,
         such as the cluster and the user's token."""
-        parts = (*scope, self.config_json, self.archive.sha256)
+        parts = (*scope, self.config_json, self.archive.sha256, *(["paused"] if self.is_paused else []))
         return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
 
+def forked_config(source: Experiment, overrides: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Returns the configuration of a fork, and warnings. overrides: values by dotted keys. Raises GanglineError
+    `config.*`."""
+    from gangline.config import fork_config  # noqa: PLC0415 - loads pydantic, which readers do not need
+
+    config, warnings = fork_config(source.config_json, overrides)
+    return config.model_dump_json(), warnings
+
+
 def parse_with_seed(
-    config_text: str, seed: int | None, inherited: Inheritance | None = None
+    config_text: str,
+    seed: int | None,
+    inherited: Inheritance | None = None,
+    overrides: Mapping[str, Any] = NO_OVERRIDES,
 ) -> tuple[ExperimentConfig, list[str]]:
-    """Checks a configuration, and returns it with its warnings. inherited: as for `prepare_submission`.
+    """Checks a configuration, and returns it with its warnings. inherited, overrides: as for `prepare_submission`.
 
     seed: the experiment's, where the configuration leaves it open; None leaves it open here too. Raises GanglineError
     `config.*`; `config.seed` where the configuration has another seed.
     """
     from gangline.config import parse_config  # noqa: PLC0415 - loads pydantic, which readers do not need
 
-    config, warnings = parse_config(config_text, inherited or Inheritance())
+    config, warnings = parse_config(config_text, inherited or Inheritance(), overrides)
     own = config.reproducibility.experiment_seed
     if seed is None or own == seed:
         return config, warnings
@@ -71,20 +87,23 @@ def prepare_submission(
     *,
     seed: int | None = None,
     inherited: Inheritance | None = None,
+    overrides: Mapping[str, Any] = NO_OVERRIDES,
+    is_paused: bool = False,
 ) -> Submission:
     """Checks and packs. config_text: YAML. code: the folder of the trial. seed: as for `parse_with_seed`. inherited:
     what `Client.inherit` has returned for this configuration; None for an experiment of the default project without a
-    template.
+    template. overrides: values by dotted keys, such as {"searcher.max_length.batches": 200}, which win over the text.
+    is_paused: nothing starts before the experiment is activated.
 
     Raises GanglineError `config.*`, `code.*`.
     """
     from gangline.config import check_code, parse_entrypoint  # noqa: PLC0415 - loads pydantic
 
-    config, warnings = parse_with_seed(config_text, seed, inherited)
+    config, warnings = parse_with_seed(config_text, seed, inherited, overrides)
     archive = pack_code(code, on_progress)
     check_code(code, parse_entrypoint(config.entrypoint))
     template = inherited.template if inherited is not None else ""
-    return Submission(config.model_dump_json(), archive, tuple(warnings), template)
+    return Submission(config.model_dump_json(), archive, tuple(warnings), template, is_paused)
 
 
 def read_config(config: str | Path | Mapping[str, Any], code: str | Path | None) -> tuple[str, Path]:

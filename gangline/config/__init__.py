@@ -8,8 +8,9 @@ from gangline.config.batch import BatchSplit, split_batch
 from gangline.config.code_check import check_code
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import sample as sample_hyperparameters
+from gangline.config.merge import parse_overrides
 from gangline.config.parallelism import Parallelism
-from gangline.config.parse import check_config, named_home, parse_config, read_config
+from gangline.config.parse import check_config, fork_config, named_home, parse_config, read_config
 from gangline.config.resource import check_resource_change
 from gangline.config.schema import describe_config, export_schema
 from gangline.config.searcher import Length
@@ -30,9 +31,11 @@ __all__ = [
     "check_resource_change",
     "describe_config",
     "export_schema",
+    "fork_config",
     "named_home",
     "parse_config",
     "parse_entrypoint",
+    "parse_overrides",
     "read_config",
     "sample_hyperparameters",
     "split_batch",

@@ -48,7 +48,6 @@ NO_EFFECT: dict[str, str] = {
     "resources.native_parallel": "it was removed from Determined",
     "resources.shm_size": _CONTAINER,
     "resources.slots": "it is for commands; use resources.slots_per_trial",
-    "retention_policy": _LATER,
     "security": "it belongs to Determined's own harness",
     "slurm": "Gangline schedules by itself",
     "tensorboard_storage": "TensorBoard files go to the cluster's storage URL",

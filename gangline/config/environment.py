@@ -55,9 +55,11 @@ class Environment(Section):
 
 
 class RetentionPolicy(Section):
-    """log_retention_days: -1 keeps logs for ever, None takes the cluster's default."""
+    """Holds the days for which logs and metrics are kept after the end of a trial. -1: for ever. None: the gateway's
+    default."""
 
     log_retention_days: int | None = Field(default=None, ge=-1, le=32767)
+    metric_retention_days: int | None = Field(default=None, ge=-1, le=32767)
 
 
 class BindMount(Section):

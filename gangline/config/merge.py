@@ -2,20 +2,23 @@
 
 Mappings merge key by key, lists are concatenated, and any other value of the stronger layer replaces the weaker one. A
 null counts as absent. Some values are one thing although they are mappings or lists, such as a hyperparameter or a
-length; they are replaced as a whole. Each value of the result keeps its origin, so that an error can name it.
+length; they are replaced as a whole. Each value of the result keeps its origin, so that an error can name it. Overrides
+of a command replace single values.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gangline.config.complaint import Path
 from gangline.config.searcher import SEARCHER_ROWS
 from gangline.config.storage import KEYS_BY_TYPE
+from gangline.config.yaml_document import parse_document
 from gangline.domain.experiment import ConfigLayer
+from gangline.errors import invalid
 
 # The source of the values that the experiment's own configuration has.
 OWN = ""
@@ -69,6 +72,46 @@ def merge(layers: Sequence[ConfigLayer], own_values: Mapping[str, Any]) -> Merge
     tree = _merge(tree, _annotate(own_values, Origin(OWN, ())), ())
     origins: dict[Path, Origin] = {}
     return Merged(_strip(tree, (), origins), origins)
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+    """Reads overrides such as "searcher.max_length.batches=200". The value is YAML. The last of equal keys counts.
+
+    Raises GanglineError `config.override`.
+    """
+    overrides: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not all(part and part == part.strip() for part in key.split(".")):
+            raise invalid(
+                "config.override", f"--config {text!r} is no KEY=VALUE, such as searcher.max_length.batches=200"
+            )
+        overrides.pop(key, None)
+        overrides[key] = parse_document(value).values if value.strip() else None
+    return overrides
+
+
+def with_overrides(values: Any, overrides: Mapping[str, Any]) -> Any:
+    """Returns the values with others at the given dotted keys. A value of None removes a key. A part of a value that is
+    one thing, such as a length in batches, replaces the whole; another kind of searcher keeps the shared keys alone."""
+    for key, value in overrides.items():
+        values = _with_value(values, tuple(key.split(".")), value, ())
+    return values
+
+
+def _with_value(values: Any, keys: Path, value: Any, path: Path) -> Any:
+    if not keys:
+        return value
+    key = str(keys[0])
+    inner = dict(values) if isinstance(values, Mapping) and path not in _WHOLE else {}
+    if path in _KINDS and key == _KINDS[path][0] and len(keys) == 1 and inner.get(key) not in (None, value):
+        inner = {name: entry for name, entry in inner.items() if name in _KINDS[path][1]}
+    changed = _with_value(inner.get(key), keys[1:], value, (*path, key))
+    if changed is None:
+        inner.pop(key, None)
+    else:
+        inner[key] = changed
+    return inner
 
 
 def describe_merged(merged: Merged) -> list[str]:

@@ -6,19 +6,21 @@ check_config in the gateway and in the scheduler, so that both refuse it with th
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from gangline.config.batch import split_batch
 from gangline.config.bound import check_text, find_unusable, too_deep
-from gangline.config.complaint import Complaint, complaints_of, join_path
+from gangline.config.complaint import Complaint, Path, complaints_of, join_path
 from gangline.config.effect import find_ineffective, find_unprintable_name, find_unsupported
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
-from gangline.config.merge import merge
+from gangline.config.merge import merge, with_overrides
 from gangline.config.parallelism import STRATEGIES
 from gangline.config.section import WRITTEN, describe
 from gangline.config.yaml_document import Document, parse_document
@@ -26,16 +28,20 @@ from gangline.domain.experiment import DEFAULT_PROJECT_ID, ConfigLayer, Inherita
 from gangline.errors import GanglineError, invalid
 
 NOTHING_INHERITED = Inheritance()
+NO_OVERRIDES: Mapping[str, Any] = {}
 
 
-def parse_config(text: str, inherited: Inheritance = NOTHING_INHERITED) -> tuple[ExperimentConfig, list[str]]:
+def parse_config(
+    text: str, inherited: Inheritance = NOTHING_INHERITED, overrides: Mapping[str, Any] = NO_OVERRIDES
+) -> tuple[ExperimentConfig, list[str]]:
     """Returns the configuration with its defaults filled in, and a warning for every setting that is not carried out as
-    written. inherited: the settings of workspace, project and template, which the text overrides.
+    written. inherited: the settings of workspace, project and template, which the text overrides. overrides: values by
+    dotted keys, which win over the text.
 
     Raises GanglineError: config.syntax, config.too_large, config.duplicate_key, config.unknown_key, config.wrong_type,
     config.missing_key, config.invalid_value, config.batch_too_small, config.not_supported.
     """
-    return _read(parse_document(text), inherited)
+    return _read(parse_document(text), inherited, overrides)
 
 
 def read_config(values: Any, inherited: Inheritance = NOTHING_INHERITED) -> tuple[ExperimentConfig, list[str]]:
@@ -53,9 +59,41 @@ def named_home(config: str | Mapping[str, Any]) -> tuple[str, str]:
     return workspace, project
 
 
-def _read(document: Document, inherited: Inheritance) -> tuple[ExperimentConfig, list[str]]:
+def fork_config(config_json: str, overrides: Mapping[str, Any]) -> tuple[ExperimentConfig, list[str]]:
+    """Returns a stored configuration with other values at some dotted keys, and warnings. Raises GanglineError as
+    check_config does, and `config.unknown_key`."""
+    config = check_config(json.dumps(with_overrides(json.loads(config_json), overrides)))
+    values = json.loads(config.model_dump_json())
+    for key, value in overrides.items():
+        if value is not None:
+            _check_taken(key, values)
+    return config, [*_batch_warnings(config), *find_ineffective(config)]
+
+
+def _check_taken(key: str, values: Any) -> None:
+    """Raises GanglineError `config.unknown_key` for a key that the configuration does not have: a stored configuration
+    is read without its unknown keys, because another version may have written it."""
+    parts = key.split(".")
+    for index, part in enumerate(parts):
+        if not isinstance(values, dict) or part not in values:
+            nearest = difflib.get_close_matches(part, values if isinstance(values, dict) else (), n=1)
+            advice = f"did you mean {nearest[0]}?" if nearest else "gangline experiment schema prints all keys"
+            place = ".".join(parts[: index + 1])
+            raise invalid("config.unknown_key", f"{place} (--config): unknown key; {advice}")
+        values = values[part]
+
+
+def _read(
+    document: Document, inherited: Inheritance, overrides: Mapping[str, Any] = NO_OVERRIDES
+) -> tuple[ExperimentConfig, list[str]]:
+    if overrides:
+        document = replace(document, values=with_overrides(document.values, overrides))
     if inherited.layers and isinstance(document.values, Mapping | None):
         document = _with_layers(document, inherited.layers)
+    if overrides:
+        paths: list[Path] = [tuple(key.split(".")) for key in overrides]
+        own_origins = {path: ("--config", path) for path in paths}
+        document = replace(document, origin_by_path={**document.origin_by_path, **own_origins})
     if document.values is None:
         raise invalid("config.wrong_type", "the configuration is empty; it needs at least entrypoint and searcher")
     if not isinstance(document.values, dict):

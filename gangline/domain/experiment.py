@@ -36,6 +36,9 @@ class Experiment:
     deletion: DeletionStage | None = None
     project_id: int = 0
     template: str = ""
+    labels: tuple[str, ...] = ()
+    notes: str = ""
+    forked_from: int = 0
 
     @property
     def is_deleting(self) -> bool:
@@ -48,6 +51,33 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
+class ExperimentFilter:
+    """Selects experiments. All given conditions have to hold: all of the labels, one of the states or outcomes, one of
+    the owners, the text somewhere in the name, whatever the case. An empty one holds for all."""
+
+    labels: tuple[str, ...] = ()
+    states: tuple[State, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    owners: tuple[str, ...] = ()
+    name_contains: str = ""
+
+    def matches(self, experiment: Experiment) -> bool:
+        return (
+            set(self.labels) <= set(experiment.labels)
+            and (
+                not (self.states or self.outcomes)
+                or experiment.state in self.states
+                or experiment.outcome in self.outcomes
+            )
+            and (not self.owners or experiment.owner in self.owners)
+            and self.name_contains.casefold() in experiment.name.casefold()
+        )
+
+
+EVERY_EXPERIMENT = ExperimentFilter()
+
+
+@dataclass(frozen=True, slots=True)
 class ResourceChange:
     """A change of an experiment's resources. None leaves a value as it is; max_slots 0 lifts the cap. when_free: a
     lower max_slots stops no trial, and slots beyond it are given back as trials end."""
@@ -56,6 +86,18 @@ class ResourceChange:
     weight: float | None = None
     max_slots: int | None = None
     when_free: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextChange:
+    """A change of an experiment's texts and labels. None leaves a text as it is. Labels that are there, or are not
+    there, already stay so."""
+
+    name: str | None = None
+    description: str | None = None
+    notes: str | None = None
+    add_labels: tuple[str, ...] = ()
+    remove_labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,45 @@ class StoredMetrics:
     point: MetricsPoint
 
 
+# The fewest and the most points of a series in one answer.
+MIN_SERIES_POINTS = 4
+MAX_SERIES_POINTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesPoint:
+    """Holds one finite value of a metric. at: seconds since 1970."""
+
+    batches_completed: int
+    at: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSeries:
+    """Holds one metric of a trial, in the order in which it was reported. All values are there, or the first, the last,
+    and the least and the greatest of equally long runs of reports. num_values: reported values; num_nonfinite: those of
+    them that are infinite or no number, which are never among the points."""
+
+    trial_id: str
+    group: str
+    metric: str
+    points: tuple[SeriesPoint, ...] = ()
+    num_values: int = 0
+    num_nonfinite: int = 0
+
+
+def check_series(metric: str, max_points: int) -> None:
+    """Checks what a reader of a series asks for. Raises GanglineError `series.*`."""
+    if not metric:
+        raise invalid("series.metric", 'the name of the metric is missing; give one, such as "loss"')
+    if not MIN_SERIES_POINTS <= max_points <= MAX_SERIES_POINTS:
+        raise invalid(
+            "series.max_points",
+            f"max_points is {max_points}; give a number from {MIN_SERIES_POINTS} to {MAX_SERIES_POINTS}",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Newest:
     """Holds the newest history of one trial; None for each part that it has not reported."""

@@ -73,7 +73,8 @@ class SearchBracket:
 class SearchPreview:
     """The trials that a search would make. hyperparameters_json: of the first trials, in their order. unit: of all
     lengths; empty where the configuration names none. brackets: of a search by successive halving. The totals: the
-    lengths of all trials together, 0 where they are unknown."""
+    lengths of all trials together, 0 where they are unknown. pace_trial_id: the newest comparable trial, empty for
+    none; seconds_per_unit: its pace."""
 
     searcher: str
     seed: int
@@ -85,6 +86,13 @@ class SearchPreview:
     min_total: int = 0
     expected_total: int = 0
     max_total: int = 0
+    slots_per_trial: int = 0
+    pace_trial_id: str = ""
+    seconds_per_unit: float = 0.0
+
+    def slot_hours(self, total: int) -> float:
+        """Returns what trials of this length together hold of slots, at the pace of the comparable trial."""
+        return total * self.seconds_per_unit * self.slots_per_trial / 3600
 
 
 def search_log_id(experiment_id: int, page: int) -> str:

@@ -62,12 +62,18 @@ class CreateExperimentRequest(google.protobuf.message.Message):
     CONFIG_JSON_FIELD_NUMBER: builtins.int
     CODE_SHA256_FIELD_NUMBER: builtins.int
     TEMPLATE_FIELD_NUMBER: builtins.int
+    PAUSED_FIELD_NUMBER: builtins.int
+    FORKED_FROM_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Made by the client, one for each experiment it wants; a retry sends the same one."""
     config_json: builtins.str
     code_sha256: builtins.str
     template: builtins.str
     """The template whose settings the configuration has; for the record."""
+    paused: builtins.bool
+    """Creates it PAUSED: nothing starts before it is activated."""
+    forked_from: builtins.int
+    """The experiment whose configuration and code it begins with; 0 for none."""
     def __init__(
         self,
         *,
@@ -75,8 +81,10 @@ class CreateExperimentRequest(google.protobuf.message.Message):
         config_json: builtins.str = ...,
         code_sha256: builtins.str = ...,
         template: builtins.str = ...,
+        paused: builtins.bool = ...,
+        forked_from: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code_sha256", b"code_sha256", "config_json", b"config_json", "request_id", b"request_id", "template", b"template"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code_sha256", b"code_sha256", "config_json", b"config_json", "forked_from", b"forked_from", "paused", b"paused", "request_id", b"request_id", "template", b"template"]) -> None: ...
 
 Global___CreateExperimentRequest: typing_extensions.TypeAlias = CreateExperimentRequest
 
@@ -112,6 +120,7 @@ class ListExperimentsRequest(google.protobuf.message.Message):
     WORKSPACE_FIELD_NUMBER: builtins.int
     PROJECT_FIELD_NUMBER: builtins.int
     PROJECT_ID_FIELD_NUMBER: builtins.int
+    FILTER_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """0 means 50; at most 1000."""
     before_id: builtins.int
@@ -125,6 +134,8 @@ class ListExperimentsRequest(google.protobuf.message.Message):
     project: builtins.str
     project_id: builtins.int
     """In place of the names; 0 for all."""
+    @property
+    def filter(self) -> Global___ExperimentFilter: ...
     def __init__(
         self,
         *,
@@ -135,12 +146,53 @@ class ListExperimentsRequest(google.protobuf.message.Message):
         workspace: builtins.str = ...,
         project: builtins.str = ...,
         project_id: builtins.int = ...,
+        filter: Global___ExperimentFilter | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_archived", b"_archived", "archived", b"archived"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_archived", b"_archived", "archived", b"archived", "before_id", b"before_id", "limit", b"limit", "project", b"project", "project_id", b"project_id", "request_id", b"request_id", "workspace", b"workspace"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_archived", b"_archived", "archived", b"archived", "filter", b"filter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_archived", b"_archived", "archived", b"archived", "before_id", b"before_id", "filter", b"filter", "limit", b"limit", "project", b"project", "project_id", b"project_id", "request_id", b"request_id", "workspace", b"workspace"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_archived", b"_archived"]) -> typing.Literal["archived"] | None: ...
 
 Global___ListExperimentsRequest: typing_extensions.TypeAlias = ListExperimentsRequest
+
+@typing.final
+class ExperimentFilter(google.protobuf.message.Message):
+    """All given conditions have to hold; an empty one holds for all."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: builtins.int
+    STATES_FIELD_NUMBER: builtins.int
+    OUTCOMES_FIELD_NUMBER: builtins.int
+    OWNERS_FIELD_NUMBER: builtins.int
+    NAME_CONTAINS_FIELD_NUMBER: builtins.int
+    name_contains: builtins.str
+    """Somewhere in the name; upper and lower case count as the same."""
+    @property
+    def labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """All of them."""
+
+    @property
+    def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[gangline.v1.types_pb2.State.ValueType]:
+        """One of these states or outcomes."""
+
+    @property
+    def outcomes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[gangline.v1.types_pb2.Outcome.ValueType]: ...
+    @property
+    def owners(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """One of them."""
+
+    def __init__(
+        self,
+        *,
+        labels: collections.abc.Iterable[builtins.str] | None = ...,
+        states: collections.abc.Iterable[gangline.v1.types_pb2.State.ValueType] | None = ...,
+        outcomes: collections.abc.Iterable[gangline.v1.types_pb2.Outcome.ValueType] | None = ...,
+        owners: collections.abc.Iterable[builtins.str] | None = ...,
+        name_contains: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "name_contains", b"name_contains", "outcomes", b"outcomes", "owners", b"owners", "states", b"states"]) -> None: ...
+
+Global___ExperimentFilter: typing_extensions.TypeAlias = ExperimentFilter
 
 @typing.final
 class ListExperimentsResponse(google.protobuf.message.Message):
@@ -382,14 +434,19 @@ class UpdateExperimentRequest(google.protobuf.message.Message):
     ACTION_FIELD_NUMBER: builtins.int
     RESOURCES_FIELD_NUMBER: builtins.int
     MOVE_FIELD_NUMBER: builtins.int
+    TEXTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     experiment_id: builtins.int
     action: gangline.v1.types_pb2.ExperimentAction.ValueType
-    """Exactly one of action, resources and move."""
+    """Exactly one of action, resources, move and texts."""
     @property
     def resources(self) -> gangline.v1.types_pb2.ResourceChange: ...
     @property
     def move(self) -> gangline.v1.types_pb2.QueueMove: ...
+    @property
+    def texts(self) -> gangline.v1.types_pb2.TextChange:
+        """Also of an experiment that has ended."""
+
     def __init__(
         self,
         *,
@@ -398,9 +455,10 @@ class UpdateExperimentRequest(google.protobuf.message.Message):
         action: gangline.v1.types_pb2.ExperimentAction.ValueType = ...,
         resources: gangline.v1.types_pb2.ResourceChange | None = ...,
         move: gangline.v1.types_pb2.QueueMove | None = ...,
+        texts: gangline.v1.types_pb2.TextChange | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources", "texts", b"texts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources", "texts", b"texts"]) -> None: ...
 
 Global___UpdateExperimentRequest: typing_extensions.TypeAlias = UpdateExperimentRequest
 
@@ -812,6 +870,107 @@ class StreamMetricsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["metrics", b"metrics"]) -> None: ...
 
 Global___StreamMetricsResponse: typing_extensions.TypeAlias = StreamMetricsResponse
+
+@typing.final
+class GetMetricSeriesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    METRIC_FIELD_NUMBER: builtins.int
+    MAX_POINTS_FIELD_NUMBER: builtins.int
+    trial_id: builtins.str
+    group: builtins.str
+    """What the metric was reported under, such as "training"."""
+    metric: builtins.str
+    max_points: builtins.int
+    """From 4 to 10000."""
+    def __init__(
+        self,
+        *,
+        trial_id: builtins.str = ...,
+        group: builtins.str = ...,
+        metric: builtins.str = ...,
+        max_points: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "max_points", b"max_points", "metric", b"metric", "trial_id", b"trial_id"]) -> None: ...
+
+Global___GetMetricSeriesRequest: typing_extensions.TypeAlias = GetMetricSeriesRequest
+
+@typing.final
+class GetMetricSeriesResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: builtins.int
+    @property
+    def series(self) -> Global___MetricSeries: ...
+    def __init__(
+        self,
+        *,
+        series: Global___MetricSeries | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["series", b"series"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["series", b"series"]) -> None: ...
+
+Global___GetMetricSeriesResponse: typing_extensions.TypeAlias = GetMetricSeriesResponse
+
+@typing.final
+class SeriesPoint(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    batches_completed: builtins.int
+    at: builtins.float
+    """Seconds since 1970."""
+    value: builtins.float
+    def __init__(
+        self,
+        *,
+        batches_completed: builtins.int = ...,
+        at: builtins.float = ...,
+        value: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "batches_completed", b"batches_completed", "value", b"value"]) -> None: ...
+
+Global___SeriesPoint: typing_extensions.TypeAlias = SeriesPoint
+
+@typing.final
+class MetricSeries(google.protobuf.message.Message):
+    """In the order in which the values were reported: all of them, or the first, the last, and the least and the greatest of
+    equally long runs of reports.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    METRIC_FIELD_NUMBER: builtins.int
+    POINTS_FIELD_NUMBER: builtins.int
+    NUM_VALUES_FIELD_NUMBER: builtins.int
+    NUM_NONFINITE_FIELD_NUMBER: builtins.int
+    trial_id: builtins.str
+    group: builtins.str
+    metric: builtins.str
+    num_values: builtins.int
+    num_nonfinite: builtins.int
+    """Values that are infinite or no number; they are never among the points."""
+    @property
+    def points(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SeriesPoint]: ...
+    def __init__(
+        self,
+        *,
+        trial_id: builtins.str = ...,
+        group: builtins.str = ...,
+        metric: builtins.str = ...,
+        points: collections.abc.Iterable[Global___SeriesPoint] | None = ...,
+        num_values: builtins.int = ...,
+        num_nonfinite: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "metric", b"metric", "num_nonfinite", b"num_nonfinite", "num_values", b"num_values", "points", b"points", "trial_id", b"trial_id"]) -> None: ...
+
+Global___MetricSeries: typing_extensions.TypeAlias = MetricSeries
 
 @typing.final
 class StoredMetrics(google.protobuf.message.Message):

@@ -110,6 +110,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.StreamMetricsRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.StreamMetricsResponse.FromString,
                 _registered_method=True)
+        self.GetMetricSeries = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetMetricSeries',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.GetMetricSeriesRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.GetMetricSeriesResponse.FromString,
+                _registered_method=True)
         self.ListTasks = channel.unary_unary(
                 '/gangline.v1.GatewayService/ListTasks',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.ListTasksRequest.SerializeToString,
@@ -322,6 +327,13 @@ class GatewayServiceServicer(object):
 
     def StreamMetrics(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMetricSeries(self, request, context):
+        """One metric of a trial in a bounded number of points, however long the series is.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -549,6 +561,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.StreamMetrics,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.StreamMetricsRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.StreamMetricsResponse.SerializeToString,
+            ),
+            'GetMetricSeries': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetricSeries,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.GetMetricSeriesRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.GetMetricSeriesResponse.SerializeToString,
             ),
             'ListTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTasks,
@@ -1066,6 +1083,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/StreamMetrics',
             gangline_dot_v1_dot_gateway__pb2.StreamMetricsRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.StreamMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMetricSeries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetMetricSeries',
+            gangline_dot_v1_dot_gateway__pb2.GetMetricSeriesRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.GetMetricSeriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

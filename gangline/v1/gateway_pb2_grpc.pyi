@@ -266,6 +266,22 @@ _GatewayServiceStreamMetricsType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceGetMetricSeriesType = typing_extensions.TypeVar(
+    '_GatewayServiceGetMetricSeriesType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetMetricSeriesRequest,
+        gangline.v1.gateway_pb2.GetMetricSeriesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetMetricSeriesRequest,
+        gangline.v1.gateway_pb2.GetMetricSeriesResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetMetricSeriesRequest,
+        gangline.v1.gateway_pb2.GetMetricSeriesResponse,
+    ],
+)
+
 _GatewayServiceListTasksType = typing_extensions.TypeVar(
     '_GatewayServiceListTasksType',
     grpc.UnaryUnaryMultiCallable[
@@ -618,7 +634,7 @@ _GatewayServiceMoveExperimentType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -680,6 +696,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryStreamMultiCallable[
             gangline.v1.gateway_pb2.StreamMetricsRequest,
             gangline.v1.gateway_pb2.StreamMetricsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetMetricSeriesRequest,
+            gangline.v1.gateway_pb2.GetMetricSeriesResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListTasksRequest,
@@ -834,6 +854,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.StreamMetricsResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetMetricSeriesRequest,
+            gangline.v1.gateway_pb2.GetMetricSeriesResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListTasksRequest,
             gangline.v1.gateway_pb2.ListTasksResponse,
         ],
@@ -966,6 +990,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     StreamMetrics: _GatewayServiceStreamMetricsType
 
+    GetMetricSeries: _GatewayServiceGetMetricSeriesType
+    """One metric of a trial in a bounded number of points, however long the series is."""
+
     ListTasks: _GatewayServiceListTasksType
     """What runs and what waits, each waiting one with its reason."""
 
@@ -1084,6 +1111,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         gangline.v1.gateway_pb2.StreamMetricsRequest,
         gangline.v1.gateway_pb2.StreamMetricsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetMetricSeriesRequest,
+        gangline.v1.gateway_pb2.GetMetricSeriesResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.ListTasksRequest,
@@ -1293,6 +1324,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.gateway_pb2.StreamMetricsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[gangline.v1.gateway_pb2.StreamMetricsResponse], collections.abc.AsyncIterator[gangline.v1.gateway_pb2.StreamMetricsResponse]]: ...
+
+    @abc.abstractmethod
+    def GetMetricSeries(
+        self,
+        request: gangline.v1.gateway_pb2.GetMetricSeriesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.GetMetricSeriesResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GetMetricSeriesResponse]]:
+        """One metric of a trial in a bounded number of points, however long the series is."""
 
     @abc.abstractmethod
     def ListTasks(

@@ -31,6 +31,8 @@ class SubmitExperimentRequest(google.protobuf.message.Message):
     CODE_SHA256_FIELD_NUMBER: builtins.int
     TEMPLATE_FIELD_NUMBER: builtins.int
     NUM_DELETED_EXPERIMENTS_FIELD_NUMBER: builtins.int
+    PAUSED_FIELD_NUMBER: builtins.int
+    FORKED_FROM_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     owner: builtins.str
     config_json: builtins.str
@@ -41,6 +43,9 @@ class SubmitExperimentRequest(google.protobuf.message.Message):
     """How many experiments were deleted, as far as the gateway knew, when it found the code in the storage. The code may
     have gone with an experiment that was deleted after that. Absent: an older gateway.
     """
+    paused: builtins.bool
+    """As in CreateExperimentRequest."""
+    forked_from: builtins.int
     def __init__(
         self,
         *,
@@ -50,9 +55,11 @@ class SubmitExperimentRequest(google.protobuf.message.Message):
         code_sha256: builtins.str = ...,
         template: builtins.str = ...,
         num_deleted_experiments: builtins.int | None = ...,
+        paused: builtins.bool = ...,
+        forked_from: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_num_deleted_experiments", b"_num_deleted_experiments", "num_deleted_experiments", b"num_deleted_experiments"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_num_deleted_experiments", b"_num_deleted_experiments", "code_sha256", b"code_sha256", "config_json", b"config_json", "num_deleted_experiments", b"num_deleted_experiments", "owner", b"owner", "request_id", b"request_id", "template", b"template"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_num_deleted_experiments", b"_num_deleted_experiments", "code_sha256", b"code_sha256", "config_json", b"config_json", "forked_from", b"forked_from", "num_deleted_experiments", b"num_deleted_experiments", "owner", b"owner", "paused", b"paused", "request_id", b"request_id", "template", b"template"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_num_deleted_experiments", b"_num_deleted_experiments"]) -> typing.Literal["num_deleted_experiments"] | None: ...
 
 Global___SubmitExperimentRequest: typing_extensions.TypeAlias = SubmitExperimentRequest
@@ -233,15 +240,18 @@ class SchedulerServiceUpdateExperimentRequest(google.protobuf.message.Message):
     USER_FIELD_NUMBER: builtins.int
     RESOURCES_FIELD_NUMBER: builtins.int
     MOVE_FIELD_NUMBER: builtins.int
+    TEXTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     experiment_id: builtins.int
     action: gangline.v1.types_pb2.ExperimentAction.ValueType
-    """Exactly one of action, resources and move."""
+    """Exactly one of action, resources, move and texts."""
     user: builtins.str
     @property
     def resources(self) -> gangline.v1.types_pb2.ResourceChange: ...
     @property
     def move(self) -> gangline.v1.types_pb2.QueueMove: ...
+    @property
+    def texts(self) -> gangline.v1.types_pb2.TextChange: ...
     def __init__(
         self,
         *,
@@ -251,9 +261,10 @@ class SchedulerServiceUpdateExperimentRequest(google.protobuf.message.Message):
         user: builtins.str = ...,
         resources: gangline.v1.types_pb2.ResourceChange | None = ...,
         move: gangline.v1.types_pb2.QueueMove | None = ...,
+        texts: gangline.v1.types_pb2.TextChange | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources", "user", b"user"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources", "texts", b"texts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources", "texts", b"texts", "user", b"user"]) -> None: ...
 
 Global___SchedulerServiceUpdateExperimentRequest: typing_extensions.TypeAlias = SchedulerServiceUpdateExperimentRequest
 

@@ -1034,6 +1034,9 @@ class Experiment(google.protobuf.message.Message):
     DELETION_FIELD_NUMBER: builtins.int
     PROJECT_ID_FIELD_NUMBER: builtins.int
     TEMPLATE_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
+    FORKED_FROM_FIELD_NUMBER: builtins.int
     id: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -1063,6 +1066,13 @@ class Experiment(google.protobuf.message.Message):
     """The project that holds it. 0 from earlier versions: the project "Uncategorized", whose id is 1."""
     template: builtins.str
     """The template whose settings are merged into config_json; empty for none."""
+    notes: builtins.str
+    forked_from: builtins.int
+    """The experiment whose configuration and code it began with; 0 for none."""
+    @property
+    def labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Sorted, each once."""
+
     def __init__(
         self,
         *,
@@ -1084,12 +1094,53 @@ class Experiment(google.protobuf.message.Message):
         deletion: Global___DeletionStage.ValueType = ...,
         project_id: builtins.int = ...,
         template: builtins.str = ...,
+        labels: collections.abc.Iterable[builtins.str] | None = ...,
+        notes: builtins.str = ...,
+        forked_from: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "gives_back", b"gives_back", "id", b"id", "name", b"name", "outcome", b"outcome", "owner", b"owner", "project_id", b"project_id", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind", "template", b"template"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "forked_from", b"forked_from", "gives_back", b"gives_back", "id", b"id", "labels", b"labels", "name", b"name", "notes", b"notes", "outcome", b"outcome", "owner", b"owner", "project_id", b"project_id", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind", "template", b"template"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_queue_position", b"_queue_position"]) -> typing.Literal["queue_position"] | None: ...
 
 Global___Experiment: typing_extensions.TypeAlias = Experiment
+
+@typing.final
+class TextChange(google.protobuf.message.Message):
+    """A change of an experiment's texts and labels; an absent text stays."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
+    ADD_LABELS_FIELD_NUMBER: builtins.int
+    REMOVE_LABELS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    description: builtins.str
+    notes: builtins.str
+    @property
+    def add_labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def remove_labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str | None = ...,
+        description: builtins.str | None = ...,
+        notes: builtins.str | None = ...,
+        add_labels: collections.abc.Iterable[builtins.str] | None = ...,
+        remove_labels: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_description", b"_description", "_name", b"_name", "_notes", b"_notes", "description", b"description", "name", b"name", "notes", b"notes"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_description", b"_description", "_name", b"_name", "_notes", b"_notes", "add_labels", b"add_labels", "description", b"description", "name", b"name", "notes", b"notes", "remove_labels", b"remove_labels"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_description", b"_description"]) -> typing.Literal["description"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_name", b"_name"]) -> typing.Literal["name"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_notes", b"_notes"]) -> typing.Literal["notes"] | None: ...
+
+Global___TextChange: typing_extensions.TypeAlias = TextChange
 
 @typing.final
 class ResourceChange(google.protobuf.message.Message):
@@ -1519,6 +1570,9 @@ class SearchPreview(google.protobuf.message.Message):
     MIN_TOTAL_FIELD_NUMBER: builtins.int
     EXPECTED_TOTAL_FIELD_NUMBER: builtins.int
     MAX_TOTAL_FIELD_NUMBER: builtins.int
+    SLOTS_PER_TRIAL_FIELD_NUMBER: builtins.int
+    PACE_TRIAL_ID_FIELD_NUMBER: builtins.int
+    SECONDS_PER_UNIT_FIELD_NUMBER: builtins.int
     searcher: builtins.str
     seed: builtins.int
     num_trials: builtins.int
@@ -1530,6 +1584,11 @@ class SearchPreview(google.protobuf.message.Message):
     """The lengths of all trials together, if no trial fails; 0 where they are unknown."""
     expected_total: builtins.int
     max_total: builtins.int
+    slots_per_trial: builtins.int
+    pace_trial_id: builtins.str
+    """The newest trial with the same entrypoint, slots, parallelism and batch size; empty for none."""
+    seconds_per_unit: builtins.float
+    """Its pace; 0 where it is unknown."""
     @property
     def hyperparameters_json(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Of the first trials, in their order."""
@@ -1551,8 +1610,11 @@ class SearchPreview(google.protobuf.message.Message):
         min_total: builtins.int = ...,
         expected_total: builtins.int = ...,
         max_total: builtins.int = ...,
+        slots_per_trial: builtins.int = ...,
+        pace_trial_id: builtins.str = ...,
+        seconds_per_unit: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["brackets", b"brackets", "expected_total", b"expected_total", "hyperparameters_json", b"hyperparameters_json", "max_concurrent_trials", b"max_concurrent_trials", "max_total", b"max_total", "min_total", b"min_total", "num_trials", b"num_trials", "searcher", b"searcher", "seed", b"seed", "unit", b"unit"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["brackets", b"brackets", "expected_total", b"expected_total", "hyperparameters_json", b"hyperparameters_json", "max_concurrent_trials", b"max_concurrent_trials", "max_total", b"max_total", "min_total", b"min_total", "num_trials", b"num_trials", "pace_trial_id", b"pace_trial_id", "searcher", b"searcher", "seconds_per_unit", b"seconds_per_unit", "seed", b"seed", "slots_per_trial", b"slots_per_trial", "unit", b"unit"]) -> None: ...
 
 Global___SearchPreview: typing_extensions.TypeAlias = SearchPreview
 

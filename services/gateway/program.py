@@ -18,7 +18,7 @@ from functools import partial as bind
 from typing import ClassVar
 
 import grpc
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from sqlalchemy import Engine
 
 from gangline.domain.resource import ServiceInstance
@@ -34,6 +34,8 @@ from services.common.telemetry import serve_metrics
 from services.gateway.history.database import open_database
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
+from services.gateway.history.retention_policy import FOR_EVER, Days
+from services.gateway.history.retention_sweep import Retention
 from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.http.app import build_app
@@ -55,7 +57,8 @@ from services.gateway.usecase.following import Following
 
 class GatewaySettings(ServiceSettings):
     """Holds the settings of a gateway. storage_url: an fsspec URL or a folder, the same as the schedulers'.
-    database_url: SQLite for one gateway, PostgreSQL for several that share their history."""
+    database_url: SQLite for one gateway, PostgreSQL for several that share their history. The retention days count from
+    the end of a trial; -1 keeps for ever."""
 
     service: ClassVar[str] = "gateway"
 
@@ -63,6 +66,8 @@ class GatewaySettings(ServiceSettings):
     http_listen: str = "0.0.0.0:8080"
     storage_url: str = "/var/lib/gangline/storage"
     database_url: str = "sqlite:////var/lib/gangline/gateway.db"
+    log_retention_days: int = Field(default=FOR_EVER, ge=FOR_EVER)
+    metric_retention_days: int = Field(default=FOR_EVER, ge=FOR_EVER)
 
     @field_validator("storage_url")
     @classmethod
@@ -110,6 +115,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         history = _open_history(parts, engine, mirror, news, following)
         measuring = asyncio.create_task(SizeWatch(mirror, engine, storage).run(), name="sizes")
         parts.push_async_callback(cancel, measuring)
+        days = Days(settings.log_retention_days, settings.metric_retention_days)
+        retiring = asyncio.create_task(Retention(mirror, engine, days).run(), name="retention")
+        parts.push_async_callback(cancel, retiring)
         removal = _start_cleanup(parts, mirror, leader, storage, history)
         usecases = assemble(
             mirror, leader, submitter, history, storage=storage, etcd=etcd, deletion_problem=removal.problem_of

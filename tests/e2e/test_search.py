@@ -77,3 +77,36 @@ def test_paused_trial_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Pa
         batches = [int(line.split()[3]) for line in log_lines if line.startswith("attempt")]
         assert batches == list(range(1, NUM_BATCHES + 1))
         assert f"attempt 2 batch {saved + 1}" in log_lines
+
+
+def test_an_experiment_is_planned_tried_held_back_forked_and_chosen_by_its_label(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "life")
+    gate.allow(NUM_BATCHES)
+    file = gate.code / "exp.yaml"
+    file.write_text(gate.config(slots=1, labels=["life"], checkpoint_policy="all"))
+
+    tried = cluster.run("experiment", "create", "--test", str(file))
+    assert "test passed: COMPLETED" in tried.stdout
+    assert "validation: yes; checkpoints: " in tried.stdout
+    longer = ("--config", "searcher.max_length.batches=3600")
+    planned = cluster.run("experiment", "create", "--dry-run", str(file), *longer)
+    assert "cost: about " in planned.stdout
+    assert "slot-hours, 1 slots a trial, at the pace of trial " in planned.stdout
+    with cluster.connect() as client:
+        num_experiments = len(client.list_experiments(archived=None))
+        held = client.create_experiment(file, overrides={"searcher.max_length.batches": 1}, is_paused=True)
+        assert held.reload().state is State.PAUSED
+        assert client.get_experiment(held.id).trials[0].allocation is None
+        forked = held.fork({"labels": ["life", "fork"], "searcher.max_length.batches": 2})
+        assert client.wait_experiment(forked.id, 60).experiment.outcome is Outcome.COMPLETED
+        assert (forked.record.forked_from, forked.record.code_sha256) == (held.id, held.record.code_sha256)
+        assert held.reload().state is State.PAUSED
+        held.activate()
+        assert client.wait_experiment(held.id, 60).trials[0].trial.batches_completed == 1
+        archived = cluster.run("experiment", "archive", "--label", "life", "--yes").stdout
+        assert archived.splitlines() == [
+            f"experiment {number} gated: COMPLETED, archived" for number in (held.id, forked.id)
+        ]
+        assert len(client.list_experiments(archived=None)) == num_experiments + 2, "nothing else was created"

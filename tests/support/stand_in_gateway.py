@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 
 from gangline.domain.allocation import Reason
-from gangline.domain.experiment import METADATA_FILE, Experiment, Trial
+from gangline.domain.experiment import METADATA_FILE, Experiment, ExperimentFilter, TextChange, Trial
 from gangline.domain.explanation import explain
 from gangline.domain.id import parse_job_id
 from gangline.domain.resource import Agent
@@ -136,7 +136,8 @@ class StandInGateway(StandInProjects):
                         owner="admin",
                         config_json=request.config_json,
                         code_sha256=request.code_sha256,
-                        state=types_pb2.STATE_QUEUED,
+                        state=types_pb2.STATE_PAUSED if request.paused else types_pb2.STATE_QUEUED,
+                        forked_from=request.forked_from,
                         request_id=request.request_id,
                         created_at=1000.0,
                     )
@@ -157,6 +158,9 @@ class StandInGateway(StandInProjects):
                 matches = [e for e in newest if e.request_id == request.request_id]
             if request.HasField("archived"):
                 matches = [e for e in matches if e.archived == request.archived]
+            if self.knows_filters:
+                wanted = wire.from_proto(ExperimentFilter, request.filter)
+                matches = [e for e in matches if wanted.matches(wire.from_proto(Experiment, e))]
             listed = matches[: request.limit or 50]
             progress = [self.progress[experiment.id] for experiment in listed if experiment.id in self.progress]
             return pb.ListExperimentsResponse(experiments=listed, progress=progress)
@@ -228,6 +232,11 @@ class StandInGateway(StandInProjects):
                 experiment.state = _STATE_AFTER[request.action]
             elif request.HasField("resources"):
                 _change_resources(experiment, request.resources)
+            elif request.HasField("texts"):
+                texts = wire.from_proto(TextChange, request.texts)
+                experiment.name, experiment.notes = texts.name or experiment.name, texts.notes or experiment.notes
+                labels = {*experiment.labels, *texts.add_labels} - {*texts.remove_labels}
+                experiment.labels[:] = sorted(labels)
             else:
                 self._experiment(request.move.anchor_experiment_id)
             return pb.UpdateExperimentResponse(experiment=experiment)
@@ -287,6 +296,29 @@ class StandInGateway(StandInProjects):
             return (pb.StreamMetricsResponse(metrics=[entry]) for entry in wanted)
 
         yield from self._stream("StreamMetrics", context, handle)
+
+    def GetMetricSeries(self, request: pb.GetMetricSeriesRequest, context: Any) -> pb.GetMetricSeriesResponse:
+        def handle() -> pb.GetMetricSeriesResponse:
+            points = [
+                pb.SeriesPoint(
+                    batches_completed=entry.point.batches_completed,
+                    at=entry.at,
+                    value=entry.point.metrics[request.metric],
+                )
+                for entry in self.metrics
+                if (entry.trial_id, entry.point.group) == (request.trial_id, request.group)
+                and request.metric in entry.point.metrics
+            ]
+            series = pb.MetricSeries(
+                trial_id=request.trial_id,
+                group=request.group,
+                metric=request.metric,
+                points=points[: request.max_points],
+                num_values=len(points),
+            )
+            return pb.GetMetricSeriesResponse(series=series)
+
+        return self._answer("GetMetricSeries", context, handle)
 
     def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:
         wanted = [task for task in self.tasks if request.experiment_id in (0, task.trial.experiment_id)]

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from gangline.config.layer.experiment_text import merge_labels
 from gangline.domain.allocation import Reason, Request
-from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, TextChange, Trial
 from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, CheckpointState, DeletionStage, Outcome, ReasonCode, State
@@ -132,6 +133,10 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
         self.experiment_changes.append(request)
         if request.HasField("resources"):
             changed = replace(experiment, config_json=_with_resources(experiment.config_json, request.resources))
+        elif request.HasField("texts"):
+            texts = wire.from_proto(TextChange, request.texts)
+            changed = replace(experiment, labels=merge_labels(experiment.labels, texts))
+            changed = replace(changed, name=texts.name or changed.name, notes=texts.notes or changed.notes)
         elif request.HasField("move"):
             anchor = await self._find(Experiment, keys.experiment(request.move.anchor_experiment_id))
             changed = replace(experiment, queue_position=anchor.id + (0.5 if request.move.is_behind else -0.5))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
+from sqlalchemy.dialects import postgresql, sqlite
 
 from gangline.errors import GanglineError, invalid, unavailable
 
@@ -58,6 +59,17 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
             if engine.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITE_LOCK)))
             yield connection
+
+
+def upsert(connection: sa.Connection, target: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Inserts rows, or replaces those with the same primary key."""
+    if not rows:
+        return
+    is_sqlite = connection.dialect.name == "sqlite"
+    insert = sqlite.insert(target) if is_sqlite else postgresql.insert(target)
+    keys = [column.name for column in target.primary_key]
+    values = {name: insert.excluded[name] for name in rows[0] if name not in keys}
+    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=values), rows)
 
 
 def measure_database(engine: sa.Engine) -> int:

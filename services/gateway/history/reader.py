@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from gangline.domain.history import MetricsPoint, Newest, ProgressPoint, StoredMetrics
+from gangline.domain.history import MetricSeries, MetricsPoint, Newest, ProgressPoint, StoredMetrics
 from gangline.domain.state import UsageGroup
 from gangline.domain.usage import AllocationUsage, UsageEntry
 from gangline.errors import unavailable
 from services.gateway.history import log_scan, table
+from services.gateway.history.condense import condense_next
 from services.gateway.history.log_scan import ALL_LINES, LogPage, LogQuery, TailStep, in_scope
+from services.gateway.history.series import has_long_tail, read_series
 from services.gateway.history.usage import read_recent_usage, read_usage
 from services.gateway.mirror.ingest_record import Scope
 
+# How long a reader waits while reports of an earlier version are summarised.
+SUMMARISE_SECONDS = 20.0
 # Queries at a time; further ones wait.
 NUM_THREADS = 4
 # SQLite allows a few thousand bound values in a statement, PostgreSQL 65 thousand.
@@ -56,6 +61,21 @@ class Reader:
     async def metrics_after(self, scope: Scope, after_id: int, limit: int) -> list[StoredMetrics]:
         return await self._read(lambda connection: _metrics_after(connection, scope, after_id, limit))
 
+    async def series(self, trial_id: str, group: str, metric: str, max_points: int) -> MetricSeries:
+        """Returns a metric of a trial in at most max_points points. Reports of an earlier version are summarised first;
+        other callers are served between the steps. Raises GanglineError `history.summarising`."""
+        group, metric = table.storable(group), table.storable(metric)
+        deadline = time.monotonic() + SUMMARISE_SECONDS
+        while await self._read(lambda connection: has_long_tail(connection, trial_id, group)):
+            if time.monotonic() > deadline:
+                raise unavailable(
+                    "history.summarising",
+                    f"the reports of trial {trial_id} are being summarised for their first reader; ask again in some "
+                    "seconds",
+                )
+            await self._run(lambda: condense_next(self._engine, trial_id, group))
+        return await self._read(lambda connection: read_series(connection, trial_id, group, metric, max_points))
+
     async def newest(self, trial_ids: Sequence[str]) -> Mapping[str, Newest]:
         """Returns the newest history of each trial that has any."""
         return await self._read(lambda connection: _newest(connection, trial_ids))
@@ -76,12 +96,15 @@ class Reader:
         self._threads.shutdown()
 
     async def _read(self, query: Callable[[sa.Connection], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, query)
-
-    def _run(self, query: Callable[[sa.Connection], T]) -> T:
-        try:
+        def run() -> T:
             with self._engine.connect() as connection:
                 return query(connection)
+
+        return await self._run(run)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except sa.exc.OperationalError as failure:
             raise unavailable(
                 "history.unreadable", f"the history cannot be read now: {str(failure.orig).splitlines()[0]}"

@@ -7,16 +7,16 @@ neither is. It blocks; writer.py calls it from its thread.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
 from services.gateway.history import table
-from services.gateway.history.database import writing
+from services.gateway.history.database import upsert, writing
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
 
 Row = dict[str, Any]
@@ -24,10 +24,12 @@ Row = dict[str, Any]
 
 @dataclass
 class StoredCount:
-    """Counts what one transaction added, by kind, and the records that it left out because they were stored before."""
+    """Counts what one transaction added, by kind, and the records that it left out because they were stored before.
+    reports: the metrics by trial and group."""
 
     logs: int = 0
     metrics: int = 0
+    reports: Counter[tuple[str, str]] = field(default_factory=Counter)
     progress: int = 0
     repeated: int = 0
 
@@ -65,6 +67,7 @@ class _Rows:
             self.metrics.append({**place, **row})
             self.newest_by_key[batch.trial_id, row["metric_group"]] = {"trial_id": batch.trial_id, **row}
             self.count.metrics += 1
+            self.count.reports[batch.trial_id, row["metric_group"]] += 1
         else:
             row = _progress_row(content)
             self.progress_by_trial_id[batch.trial_id] = {"trial_id": batch.trial_id, "at": record.at, **row}
@@ -94,9 +97,9 @@ def _insert(connection: sa.Connection, rows: _Rows, now: float) -> None:
         connection.execute(sa.insert(table.logs), rows.logs)
     if rows.metrics:
         connection.execute(sa.insert(table.metrics), rows.metrics)
-    _upsert(connection, table.newest_metrics, list(rows.newest_by_key.values()))
-    _upsert(connection, table.progress, list(rows.progress_by_trial_id.values()))
-    _upsert(
+    upsert(connection, table.newest_metrics, list(rows.newest_by_key.values()))
+    upsert(connection, table.progress, list(rows.progress_by_trial_id.values()))
+    upsert(
         connection,
         table.ingest_cursors,
         [
@@ -104,16 +107,6 @@ def _insert(connection: sa.Connection, rows: _Rows, now: float) -> None:
             for spool_id, stored in rows.stored_by_spool_id.items()
         ],
     )
-
-
-def _upsert(connection: sa.Connection, target: sa.Table, rows: list[Row]) -> None:
-    if not rows:
-        return
-    is_sqlite = connection.dialect.name == "sqlite"
-    insert = sqlite.insert(target) if is_sqlite else postgresql.insert(target)
-    keys = [column.name for column in target.primary_key]
-    values = {name: insert.excluded[name] for name in rows[0] if name not in keys}
-    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=values), rows)
 
 
 def _log_row(line: LogLine) -> Row:

@@ -66,6 +66,27 @@ newest_metrics = sa.Table(
     sa.Column("metrics_json", sa.Text, nullable=False),
 )
 
+# Summaries of consecutive reports: see metric_block.py. The ids are those of the first and of the last report.
+metric_blocks = sa.Table(
+    "metric_blocks",
+    metadata,
+    sa.Column("trial_id", sa.Text, primary_key=True),
+    sa.Column("metric_group", sa.Text, primary_key=True),
+    sa.Column("metric", sa.Text, primary_key=True),
+    sa.Column("last_id", sa.BigInteger, primary_key=True),
+    sa.Column("first_id", sa.BigInteger, nullable=False),
+    sa.Column("summary", sa.LargeBinary, nullable=False),
+    sa.Column("spans", sa.LargeBinary, nullable=False),
+)
+
+metric_block_cursors = sa.Table(
+    "metric_block_cursors",
+    metadata,
+    sa.Column("trial_id", sa.Text, primary_key=True),
+    sa.Column("metric_group", sa.Text, primary_key=True),
+    sa.Column("last_id", sa.BigInteger, nullable=False),
+)
+
 progress = sa.Table(
     "progress",
     metadata,

@@ -1,4 +1,5 @@
-"""The only thread that adds to the history. Batches that arrive while a transaction runs share the next one.
+"""The only thread that adds to the history. Batches that arrive while a transaction runs share the next one. After its
+transaction it summarises metrics (`condense.py`).
 
 An answer is given only after the commit. A batch that the database refuses fails alone; when the database is away all
 of them fail, and the trial runners send them again.
@@ -17,6 +18,7 @@ import sqlalchemy as sa
 import structlog
 
 from gangline.errors import GanglineError, unavailable
+from services.gateway.history.condense import Condenser
 from services.gateway.history.store import StoredCount, store_batches
 from services.gateway.mirror import metrics
 from services.gateway.mirror.ingest_record import IngestBatch
@@ -38,6 +40,7 @@ class Writer:
 
     def __init__(self, engine: sa.Engine, on_stored: Callable[[set[int]], None]) -> None:
         self._engine = engine
+        self._condenser = Condenser(engine)
         self._on_stored = on_stored
         self._loop = asyncio.get_running_loop()
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
@@ -89,6 +92,7 @@ class Writer:
         metrics.INGEST_COMMIT_SECONDS.observe(time.perf_counter() - started)
         _count(orders, count)
         self._answer(orders, stored)
+        self._condenser.note(count.reports)
 
     def _on_failure(self, orders: list[_Order], failure: Exception) -> None:
         is_away = isinstance(failure, sa.exc.OperationalError)

@@ -6,14 +6,15 @@ import binascii
 import hashlib
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 
 from gangline.config import ExperimentConfig, named_home, parse_config, read_config
 from gangline.config.parse import NOTHING_INHERITED
-from gangline.domain.experiment import Inheritance, ResourceChange
-from gangline.domain.state import ExperimentAction
+from gangline.domain.experiment import ExperimentFilter, Inheritance, TextChange
+from gangline.domain.state import ExperimentAction, Outcome, State
 from gangline.errors import invalid
 from gangline.protocol.rpc import CHUNK_BYTES
 from services.common.server import Principal
@@ -23,6 +24,26 @@ from services.gateway.http.route import Route
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.experiment import ExperimentChange
 from services.gateway.usecase.parsing import off_loop
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentQuery:
+    """Selects experiments, with the names of Determined's parameters."""
+
+    labels: Annotated[list[str], Query(default_factory=list)]
+    states: Annotated[list[State | Outcome], Query(default_factory=list)]
+    users: Annotated[list[str], Query(default_factory=list)]
+    name: Annotated[str, Query()] = ""
+
+    def to_filter(self) -> ExperimentFilter:
+        return ExperimentFilter(
+            labels=tuple(self.labels),
+            states=tuple(value for value in self.states if isinstance(value, State)),
+            outcomes=tuple(value for value in self.states if isinstance(value, Outcome)),
+            owners=tuple(self.users),
+            name_contains=self.name,
+        )
+
 
 router = APIRouter(prefix="/api/v1", route_class=Route)
 
@@ -46,7 +67,7 @@ async def create_experiment(
         config = config.model_copy(update={"workspace": inherited.workspace, "project": inherited.project})
     code_sha256 = await _take_code(body, caller, cases)
     experiment, warnings = await cases.experiments.create(
-        caller, request_id, config.model_dump_json(), code_sha256, inherited.template
+        caller, request_id, config.model_dump_json(), code_sha256, inherited.template, is_paused=not body.activate
     )
     # Both sides check the configuration, so they may give the same warning.
     unique = list(dict.fromkeys([*config_warnings, *warnings]))
@@ -65,16 +86,22 @@ async def list_experiments(
     workspace: str = "",
     project: str = "",
     projectId: model.Int64 = 0,  # noqa: N803  as above
+    wanted: Annotated[ExperimentQuery, Depends()],
 ) -> model.ExperimentList:
     """Lists experiments, the newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller id.
     requestId: only the one that this request made; 404 when it certainly made none so far, 503 while that cannot be
-    known. archived: only archived ones, or only the others; both when absent. workspace, project: names; projectId in
+    known. labels, states, users, name: all of the labels, one of the states or outcomes, one of the users, part of the
+    name. archived: only archived ones, or only the others; both when absent. workspace, project: names; projectId in
     place of them."""
     if requestId:
         return model.ExperimentList.model_validate({"experiments": [await cases.experiments.find(caller, requestId)]})
     project_ids = await cases.projects.select(caller, workspace, project, projectId)
     return model.ExperimentList.model_validate(
-        {"experiments": cases.experiments.list(caller, limit, beforeId, archived, project_ids=project_ids)}
+        {
+            "experiments": cases.experiments.list(
+                caller, limit, beforeId, archived, project_ids=project_ids, wanted=wanted.to_filter()
+            )
+        }
     )
 
 
@@ -87,10 +114,12 @@ async def get_experiment(experiment_id: model.Int64, caller: Caller, cases: Case
 async def patch_experiment(
     experiment_id: model.Int64, body: queue_model.PatchExperiment, caller: Caller, cases: Cases
 ) -> model.ExperimentAnswer:
-    """Changes the experiment's resources while it lives; absent fields stay as they are."""
-    wanted = body.resources
-    resources = ResourceChange(wanted.priority, wanted.weight, wanted.max_slots, wanted.when_free)
-    return await _change(cases, caller, experiment_id, resources)
+    """Changes the experiment's resources while it lives, or its name, description, notes and labels at any time."""
+    present = (await cases.experiments.view(caller, experiment_id)).experiment
+    change = body.change(present.labels)
+    if change == TextChange():
+        return model.ExperimentAnswer(experiment=model.Experiment.model_validate(present))
+    return await _change(cases, caller, experiment_id, change)
 
 
 @router.post("/experiments/{experiment_id}/kill", tags=["experiments"])

@@ -14,14 +14,14 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from gangline.domain.history import StoredMetrics
+from gangline.domain.history import MAX_SERIES_POINTS, MIN_SERIES_POINTS, StoredMetrics
 from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError
 from services.common.server import Principal
 from services.gateway.history import log_scan
 from services.gateway.http import model
 from services.gateway.http.admission import Caller, Cases
-from services.gateway.http.log_model import LogPage, Selected, Selection, StoredLog
+from services.gateway.http.log_model import LogPage, MetricSeries, Selected, Selection, StoredLog
 from services.gateway.http.route import Route
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.bundle import UseCases
@@ -48,6 +48,23 @@ class Window:
     @property
     def last_id(self) -> int:
         return max(self.after_id, self.resume_id)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesQuery:
+    """Selects a metric, and the number of points."""
+
+    metric: Annotated[str, Query(description="The metric's name, such as loss")]
+    group: Annotated[str, Query(description="The name under which it was reported")] = "training"
+    max_points: Annotated[
+        int,
+        Query(
+            alias="maxDatapoints",
+            ge=MIN_SERIES_POINTS,
+            le=MAX_SERIES_POINTS,
+            description="A longer series keeps its first and last value, and the extremes of equal parts",
+        ),
+    ] = 1000
 
 
 Wanted = Annotated[Window, Depends()]
@@ -88,6 +105,15 @@ async def trial_metrics(
     trial_id: str, caller: Caller, cases: Cases, window: Wanted, group: Group = ""
 ) -> model.MetricsPage | EventSourceResponse:
     return await _metrics(cases, caller, Scope(experiment_id_of(trial_id), trial_id, group), window)
+
+
+@router.get("/trials/{trial_id}/metrics/series", response_model=MetricSeries)
+async def trial_series(
+    trial_id: str, caller: Caller, cases: Cases, wanted: Annotated[SeriesQuery, Depends()]
+) -> MetricSeries:
+    """Returns one metric of a trial, in at most so many points."""
+    series = await cases.records.series(caller, trial_id, wanted.group, wanted.metric, wanted.max_points)
+    return MetricSeries.model_validate(series)
 
 
 async def _logs(

@@ -1,4 +1,4 @@
-"""The JSON of logs, and the query parameters that select lines.
+"""The JSON of logs and of series of metrics, and the query parameters that select lines.
 
 The parameters have Determined's names and meanings where Determined has the parameter. `level` is ours.
 """
@@ -99,3 +99,21 @@ def _seconds(instant: datetime.datetime | None) -> float | None:
 def _pattern_of(text: str) -> str:
     """Returns the pattern that is found where the text is, in upper or lower case."""
     return f"(?i){re2.escape(text)}" if text else ""
+
+
+class SeriesPoint(Answer):
+    batches_completed: int
+    time: Instant = Field(validation_alias="at")
+    value: float
+
+
+class MetricSeries(Answer):
+    """One metric of a trial, in the order in which it was reported. num_values: reported values. num_nonfinite: values
+    that are infinite or no number, which are never among the points."""
+
+    trial_id: str
+    group: str
+    metric: str
+    points: list[SeriesPoint]
+    num_values: int
+    num_nonfinite: int

@@ -77,6 +77,9 @@ class Experiment(Answer):
     is_deleting: bool
     project_id: int = Field(validation_alias="home_id")
     template: str
+    labels: list[str]
+    notes: str
+    forked_from: int
 
 
 class LogHit(Answer):
@@ -274,6 +277,9 @@ class SearchPreview(Answer):
     min_total: int
     expected_total: int
     max_total: int
+    slots_per_trial: int
+    pace_trial_id: str
+    seconds_per_unit: float
 
 
 class TrialList(Answer):
@@ -457,7 +463,7 @@ class CreateExperiment(Body):
     """Creates an experiment. config: the YAML as text, or the same as a JSON object. The code is either code_archive (a
     gzipped tar in base64) or code_sha256 of one that was uploaded before. request_id: the same on a retry; generated
     when absent. The header Idempotency-Key has the same meaning. template: whose settings the configuration overrides.
-    project_id: in place of the names in the configuration."""
+    project_id: in place of the names in the configuration. activate: false creates it PAUSED."""
 
     config: str | dict[str, Any]
     code_archive: str | None = None
@@ -465,6 +471,7 @@ class CreateExperiment(Body):
     request_id: str | None = None
     template: str | None = None
     project_id: Int64 | None = None
+    activate: bool = True
 
 
 class PreviewSearch(Body):

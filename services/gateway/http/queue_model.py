@@ -5,13 +5,16 @@ A job is one trial that holds slots or waits for them, under the names that Dete
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from gangline.domain.experiment import QueueMove, ResourceChange
+from gangline.domain.experiment import QueueMove, ResourceChange, TextChange
 from gangline.domain.state import State
 from gangline.domain.task import Task
+from gangline.errors import invalid
 from services.gateway.http.model import INT64_MAX, Agent, Answer, Body, Experiment, Instant, Reason, Slot
 from services.gateway.http.model import Task as TaskAnswer
 
@@ -30,7 +33,25 @@ class ResourcePatch(Body):
 
 
 class PatchExperiment(Body):
-    resources: ResourcePatch
+    """Changes resources, or texts and labels. labels: all that the experiment has then. Absent fields stay."""
+
+    resources: ResourcePatch | None = None
+    name: str | None = None
+    description: str | None = None
+    notes: str | None = None
+    labels: list[str] | None = None
+
+    def change(self, present: Iterable[str]) -> ResourceChange | TextChange:
+        """Returns the only change. present: the labels by now. Raises GanglineError `request.one_change`."""
+        texts = TextChange(self.name, self.description, self.notes)
+        if self.labels is not None:
+            texts = replace(texts, add_labels=tuple(self.labels), remove_labels=tuple({*present} - {*self.labels}))
+        if (self.resources is None) == (texts == TextChange() and self.labels is None):
+            raise invalid("request.one_change", "change either resources or name, description, notes and labels")
+        if self.resources is None:
+            return texts
+        wanted = self.resources
+        return ResourceChange(wanted.priority, wanted.weight, wanted.max_slots, wanted.when_free)
 
 
 class QueueUpdate(Body):

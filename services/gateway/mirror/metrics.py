@@ -36,6 +36,10 @@ INGEST_COMMIT_SECONDS = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5),
 )
 INGEST_FAILURES = Counter("gangline_gateway_ingest_failures_total", "Batches that could not be stored")
+CONDENSE_FAILURES = Counter(
+    "gangline_gateway_condense_failures_total",
+    "Times stored metrics could not be summarised",
+)
 INGEST_STREAMS = Gauge("gangline_gateway_ingest_streams", "Trial runners that are connected")
 FOLLOWERS = Gauge("gangline_gateway_followers", "Calls that follow logs, metrics or an experiment")
 MIRROR_REVISION = Gauge("gangline_gateway_mirror_revision", "The newest revision of etcd that is mirrored")
@@ -57,4 +61,7 @@ HUNG_DELETIONS = Gauge(
     "gangline_gateway_hung_deletions", "Calls to the storage that clean up and have not returned in time"
 )
 USAGE_FAILURES = Counter("gangline_gateway_usage_failures_total", "Times ended allocations could not be stored")
+RETIRED_ROWS = Counter(
+    "gangline_gateway_retired_rows_total", "Rows of logs and metrics that were deleted because of their age", ["kind"]
+)
 CLEANUP_FAILURES = Counter("gangline_gateway_cleanup_failures_total", "Deletions that have to be tried again")

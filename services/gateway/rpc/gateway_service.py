@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from gangline.domain.experiment import ExperimentFilter
 from gangline.domain.history import LogFilter
 from gangline.domain.state import Availability, UsageGroup
 from gangline.errors import invalid
@@ -43,7 +44,13 @@ class GatewayService(RemovalCalls, ProjectCalls):
         self, request: pb.CreateExperimentRequest, context: Context
     ) -> pb.CreateExperimentResponse:
         experiment, warnings = await self._usecases.experiments.create(
-            current_principal(), request.request_id, request.config_json, request.code_sha256, request.template
+            current_principal(),
+            request.request_id,
+            request.config_json,
+            request.code_sha256,
+            request.template,
+            is_paused=request.paused,
+            forked_from=request.forked_from,
         )
         return pb.CreateExperimentResponse(experiment=wire.to_proto(experiment), warnings=warnings)
 
@@ -57,7 +64,12 @@ class GatewayService(RemovalCalls, ProjectCalls):
                 current_principal(), request.workspace, request.project, request.project_id
             )
             listed = experiments.list(
-                current_principal(), request.limit, request.before_id, archived, project_ids=project_ids
+                current_principal(),
+                request.limit,
+                request.before_id,
+                archived,
+                project_ids=project_ids,
+                wanted=wire.from_proto(ExperimentFilter, request.filter),
             )
         progress = experiments.progress(current_principal(), listed)
         return pb.ListExperimentsResponse(
@@ -127,6 +139,12 @@ class GatewayService(RemovalCalls, ProjectCalls):
         scope = Scope(request.experiment_id, request.trial_id, request.group)
         async for page in self._usecases.records.metrics(current_principal(), scope, follow=request.follow):
             yield pb.StreamMetricsResponse(metrics=[wire.to_proto(row) for row in page])
+
+    async def GetMetricSeries(self, request: pb.GetMetricSeriesRequest, context: Context) -> pb.GetMetricSeriesResponse:
+        series = await self._usecases.records.series(
+            current_principal(), request.trial_id, request.group, request.metric, request.max_points
+        )
+        return pb.GetMetricSeriesResponse(series=wire.to_proto(series))
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
         project_ids = await self._usecases.projects.select(current_principal(), request.workspace, request.project)

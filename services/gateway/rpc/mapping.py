@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline.domain.experiment import QueueMove, ResourceChange
+from gangline.domain.experiment import QueueMove, ResourceChange, TextChange
 from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
 from gangline.domain.state import ExperimentAction
 from gangline.errors import invalid
@@ -44,4 +44,6 @@ def changes_from_proto(message: gateway_pb2.UpdateExperimentRequest) -> list[Exp
         changes.append(wire.from_proto(ResourceChange, message.resources))
     if message.HasField("move"):
         changes.append(wire.from_proto(QueueMove, message.move))
+    if message.HasField("texts"):
+        changes.append(wire.from_proto(TextChange, message.texts))
     return changes

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
 
 from gangline.config import check_config, check_resource_change
+from gangline.config.layer.experiment_text import check_text_change
 from gangline.config.searcher import MAX_PREVIEWED
-from gangline.domain.experiment import Experiment, QueueMove, ResourceChange, Trial
+from gangline.domain.experiment import (
+    EVERY_EXPERIMENT,
+    Experiment,
+    ExperimentFilter,
+    QueueMove,
+    ResourceChange,
+    TextChange,
+    Trial,
+)
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import ExperimentAction, State
 from gangline.domain.trace import TraceOrder, check_batches
@@ -23,6 +34,7 @@ from services.gateway.mirror.auth import check_user
 from services.gateway.mirror.mirror import LEADER_NOTIFICATION, Watched
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.following import Following
+from services.gateway.usecase.pace import find_pace
 from services.gateway.usecase.parsing import off_loop, read_text
 from services.gateway.usecase.view import Views, measure_progress
 
@@ -34,7 +46,7 @@ MAX_LIMIT = 1000
 MIN_INTERVAL_SECONDS = 0.1
 LOOK_AGAIN_SECONDS = 1.0
 
-ExperimentChange = ExperimentAction | ResourceChange | QueueMove
+ExperimentChange = ExperimentAction | ResourceChange | QueueMove | TextChange
 
 
 class Experiments:
@@ -49,13 +61,24 @@ class Experiments:
         self._following = following
 
     async def create(
-        self, principal: Principal, request_id: str, config_json: str, code_sha256: str, template: str = ""
+        self,
+        principal: Principal,
+        request_id: str,
+        config_json: str,
+        code_sha256: str,
+        template: str = "",
+        *,
+        is_paused: bool = False,
+        forked_from: int = 0,
     ) -> tuple[Experiment, list[str]]:
         """Returns the experiment and the scheduler's warnings. The same request id gives the same experiment again.
-        template: the one that the configuration includes."""
+        template: the one that the configuration includes. forked_from: the experiment with which it begins, for the
+        record; 0 for none."""
         check_user(principal)
         check_request_id(request_id)
         await read_text(check_config, config_json)
+        if forked_from:
+            self._views.experiment(forked_from)
         num_deleted = await self._code.check_stored(code_sha256)
         request = scheduler_pb2.SubmitExperimentRequest(
             request_id=request_id,
@@ -64,6 +87,8 @@ class Experiments:
             code_sha256=code_sha256,
             template=template,
             num_deleted_experiments=num_deleted,
+            paused=is_paused,
+            forked_from=forked_from,
         )
         try:
             answer = await self._submitter.submit(request)
@@ -95,7 +120,7 @@ class Experiments:
     async def update(
         self, principal: Principal, request_id: str, experiment_id: int, changes: Sequence[ExperimentChange | None]
     ) -> Experiment:
-        """Pauses, activates or cancels the experiment, changes its resources or moves it in its queue.
+        """Pauses, activates or cancels the experiment, changes its resources or texts, or moves it in its queue.
 
         changes: exactly one, which is None for an action that this version does not know.
         """
@@ -110,6 +135,9 @@ class Experiments:
                 request.resources.CopyFrom(wire.to_proto(change))
             case QueueMove():
                 request.move.CopyFrom(wire.to_proto(change))
+            case TextChange():
+                check_text_change(change)
+                request.texts.CopyFrom(wire.to_proto(change))
         answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateExperiment, request)
         return wire.from_proto(Experiment, answer.experiment)
 
@@ -135,9 +163,11 @@ class Experiments:
         if not 0 <= limit <= MAX_PREVIEWED:
             raise invalid("request.limit", f"limit is {limit}; give 0 to {MAX_PREVIEWED}")
         request = scheduler_pb2.PreviewSearchRequest(config_json=config_json, limit=limit)
-        return wire.from_proto(
-            SearchPreview, (await self._leader.call(lambda scheduler: scheduler.PreviewSearch, request)).preview
-        )
+        answer = await self._leader.call(lambda scheduler: scheduler.PreviewSearch, request)
+        preview = wire.from_proto(SearchPreview, answer.preview)
+        state = self._mirror.state
+        trial_id, seconds = find_pace(json.loads(config_json), preview.unit, state.experiments.all(), state.trials.of)
+        return replace(preview, pace_trial_id=trial_id, seconds_per_unit=seconds)
 
     def list(
         self,
@@ -147,22 +177,24 @@ class Experiments:
         archived: bool | None = None,
         *,
         project_ids: Collection[int] | None = None,
+        wanted: ExperimentFilter = EVERY_EXPERIMENT,
     ) -> list[Experiment]:
         """Returns experiments, the newest first. limit: 0 for the default. before_id: 0 to begin with the newest.
         archived: only archived ones, or only the others; None for both. project_ids: only those in these projects; None
-        for all."""
+        for all. wanted: further conditions."""
         check_user(principal)
         if not 0 <= limit <= MAX_LIMIT:
             raise invalid("request.limit", f"limit is {limit}; give 1 to {MAX_LIMIT}, or 0 for {DEFAULT_LIMIT}")
         newest_first = sorted(self._mirror.state.experiments.all(), key=lambda experiment: -experiment.id)
-        wanted = [
+        matching = [
             experiment
             for experiment in newest_first
             if (not before_id or experiment.id < before_id)
             and archived in (None, experiment.archived)
             and (project_ids is None or experiment.home_id in project_ids)
+            and wanted.matches(experiment)
         ]
-        return wanted[: limit or DEFAULT_LIMIT]
+        return matching[: limit or DEFAULT_LIMIT]
 
     def progress(self, principal: Principal, experiments: Sequence[Experiment]) -> Sequence[ExperimentProgress]:
         """Returns how far each of these experiments is, from the mirror alone."""
@@ -204,7 +236,8 @@ def _only(changes: Sequence[ExperimentChange | None]) -> ExperimentChange:
     """Returns the only change. Raises GanglineError `request.one_change`, `request.action`."""
     if len(changes) != 1:
         raise invalid(
-            "request.one_change", f"give exactly one of action, resources and move; there are {len(changes)} of them"
+            "request.one_change",
+            f"give exactly one of action, resources, move and texts; there are {len(changes)} of them",
         )
     if changes[0] is None:
         raise invalid("request.action", "this version knows no such action; it can PAUSE, ACTIVATE and CANCEL")

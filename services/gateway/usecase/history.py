@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gangline.domain.document import read_document
-from gangline.domain.history import NO_FILTER, LogFilter, StoredMetrics, check_filter, check_ranks_exist
+from gangline.domain.history import (
+    NO_FILTER,
+    LogFilter,
+    MetricSeries,
+    StoredMetrics,
+    check_filter,
+    check_ranks_exist,
+    check_series,
+)
 from gangline.domain.state import State
 from gangline.errors import invalid
 from gangline.pattern import BadPattern, compile_pattern
@@ -20,7 +28,7 @@ from services.gateway.mirror.auth import check_user
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.following import Following
-from services.gateway.usecase.ingest import Ingest
+from services.gateway.usecase.ingest import Ingest, experiment_id_of
 from services.gateway.usecase.parsing import off_loop, read_text
 from services.gateway.usecase.view import Views
 
@@ -123,6 +131,16 @@ class Records:
         await self.confirm(principal, scope)
         self.check(principal, scope)
         return await self._reader.metrics_after(scope, after_id, limit)
+
+    async def series(
+        self, principal: Principal, trial_id: str, group: str, metric: str, max_points: int
+    ) -> MetricSeries:
+        """Returns one metric of a trial. Raises GanglineError `series.*`, `history.*` and as `check` does."""
+        scope = Scope(experiment_id_of(trial_id), trial_id, group)
+        await self.confirm(principal, scope)
+        self.check(principal, scope)
+        check_series(metric, max_points)
+        return await self._reader.series(trial_id, group, metric, max_points)
 
     async def confirm(self, principal: Principal, scope: Scope) -> None:
         """Returns when it is certain whether the scope exists. Called before `check`. Raises GanglineError

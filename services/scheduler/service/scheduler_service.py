@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from gangline.domain.experiment import Checkpoint, Experiment, QueueMove, ResourceChange, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, QueueMove, ResourceChange, TextChange, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
@@ -36,6 +36,7 @@ from services.scheduler.transition.end import (
     pause_experiment,
 )
 from services.scheduler.transition.fusion import check_fusion_key, fusion_forgotten
+from services.scheduler.transition.project.text_change import change_texts
 from services.scheduler.transition.queue_move import move_experiment, update_resources
 from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.submit_check import find_pool, preview
@@ -208,9 +209,12 @@ class SchedulerService(EarlierCalls, RemovalCalls, ProjectCalls):
         self, request: scheduler_pb2.PreviewSearchRequest, _context: Any
     ) -> scheduler_pb2.PreviewSearchResponse:
         require_cluster()
-        self._leader_status.require()
+        term = self._leader_status.require()
+        agents = list(term.state.all_of(Agent))
         # Up to 2000 draws of a millisecond each.
-        search_preview = await asyncio.to_thread(preview, request.config_json, request.limit, self._random)
+        search_preview = await asyncio.to_thread(
+            preview, request.config_json, request.limit, self._random, term.pools, agents
+        )
         return scheduler_pb2.PreviewSearchResponse(preview=wire.to_proto(search_preview))
 
     async def ListPending(  # noqa: N802 - grpc's name
@@ -229,16 +233,20 @@ class SchedulerService(EarlierCalls, RemovalCalls, ProjectCalls):
 def _change_of(request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, term: Term, now: float) -> Transition:
     """Raises GanglineError `request.not_one` unless it says exactly one thing."""
     change_names = ["action"] if request.action else []
-    change_names += [name for name in ("resources", "move") if request.HasField(name)]
+    change_names += [name for name in ("resources", "move", "texts") if request.HasField(name)]
     if len(change_names) != 1:
         raise invalid(
             "request.not_one",
-            f"a change is one of action, resources and move; this one has {' and '.join(change_names) or 'none'}",
+            "a change is one of action, resources, move and texts; this one has "
+            f"{' and '.join(change_names) or 'none'}",
         )
     experiment_id, rules = request.experiment_id, term.context.rules
     if request.HasField("resources"):
         resources = wire.from_proto(ResourceChange, request.resources)
         return lambda records: update_resources(records, experiment_id, resources, rules=rules, now=now)
+    if request.HasField("texts"):
+        texts = wire.from_proto(TextChange, request.texts)
+        return lambda records: change_texts(records, experiment_id, texts)
     if request.HasField("move"):
         move = wire.from_proto(QueueMove, request.move)
         policies = {pool.name: pool.policy for pool in term.pools}

@@ -53,6 +53,7 @@ async def submit_one(
     await warm_up_if_drawn(submission.config_json)
     if request.HasField("num_deleted_experiments"):
         submission = replace(submission, num_deleted=request.num_deleted_experiments)
+    submission = replace(submission, is_paused=request.paused, forked_from=request.forked_from)
     rules, now = term.context.rules, time.time()
     await term.store.commit_asked(lambda records: submit(records, submission, rules, now))
     experiment = term.state.experiment_of_request(request.request_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gangline.config import ExperimentConfig, check_config
 from gangline.config.hyperparameter import Random
@@ -17,6 +17,7 @@ from gangline.domain.experiment import Experiment
 from gangline.domain.limits import MOST_COUNT
 from gangline.domain.resource import Agent, Counter
 from gangline.domain.search import SearchPreview, total_lengths
+from gangline.domain.state import State
 from gangline.errors import GanglineError, conflict, invalid, not_found
 from services.scheduler.placement.capacity.feasibility import never_fits
 from services.scheduler.placement.request.snapshot import PoolConfig
@@ -56,6 +57,7 @@ def admit(
         workspace=config.workspace,
         project=config.project,
         template=submitted.get("template", ""),
+        labels=tuple(config.labels),
     )
     return submission, warnings
 
@@ -63,7 +65,7 @@ def admit(
 def check_repeated(experiment: Experiment, submitted: Mapping[str, str]) -> None:
     """Refuses another submit under the request id that made `experiment`: its answer would name a wrong experiment.
 
-    Resources and the project are not compared, because users may change them later. Raises GanglineError
+    Resources, the project and texts are not compared, because users may change them later. Raises GanglineError
     `request.reused`.
     """
     is_same = (experiment.owner, experiment.code_sha256) == (submitted["owner"], submitted["code_sha256"])
@@ -76,12 +78,20 @@ def check_repeated(experiment: Experiment, submitted: Mapping[str, str]) -> None
 
 
 def _unchanging(config_json: str) -> dict[str, object]:
-    return _parse(config_json).model_dump(exclude={"resources", "workspace", "project"})
+    return _parse(config_json).model_dump(
+        exclude={"resources", "workspace", "project", "name", "description", "labels"}
+    )
 
 
-def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
-    """Returns the first trials that this configuration would make. Raises GanglineError `config.*`."""
+def preview(
+    config_json: str, limit: int, rng: Random, pools: Sequence[PoolConfig] = (), agents: Sequence[Agent] = ()
+) -> SearchPreview:
+    """Returns the first trials that this configuration would make. pools, agents: where they have to fit; empty for no
+    such check. Raises GanglineError `config.*`, `pool.not_found`, `request.never_fits`."""
     facts = facts_of(_parse(config_json).model_dump_json())
+    if pools:
+        pool = _find_pool(facts, pools)
+        _check_fit(facts, pool, [agent for agent in agents if agent.pool == pool.name])
     seed = _choose_seed(facts, rng)
     searcher = make_searcher(facts, seed)
     numbers = range(1, min(limit, searcher.num_planned) + 1)
@@ -104,6 +114,7 @@ def preview(config_json: str, limit: int, rng: Random) -> SearchPreview:
         min_total=min(totals[0], MOST_COUNT),
         expected_total=min(totals[1], MOST_COUNT),
         max_total=min(totals[2], MOST_COUNT),
+        slots_per_trial=facts.slots,
     )
 
 
@@ -153,7 +164,8 @@ def _check_fit(facts: Facts, pool: PoolConfig, agents: Sequence[Agent]) -> list[
 class Submission:
     """Describes a validated request for an experiment. seed: of its search and of its first trial. workspace, project:
     names; both empty for the default project. template: the name of the template that the configuration includes.
-    num_deleted: how many experiments had been deleted when the code was found in the storage; None if unknown."""
+    num_deleted: how many experiments had been deleted when the code was found in the storage; None if unknown.
+    forked_from: the experiment with which it begins; 0 for none."""
 
     request_id: str
     owner: str
@@ -164,7 +176,10 @@ class Submission:
     workspace: str = ""
     project: str = ""
     template: str = ""
+    labels: tuple[str, ...] = ()
     num_deleted: int | None = None
+    is_paused: bool = False
+    forked_from: int = 0
 
 
 def submit(records: Records, submission: Submission, rules: Rules, now: float) -> StateChange:
@@ -188,7 +203,11 @@ def submit(records: Records, submission: Submission, rules: Rules, now: float) -
         created_at=now,
         project_id=project.id,
         template=submission.template,
+        labels=tuple(sorted(set(submission.labels))),
+        forked_from=submission.forked_from,
     )
+    if submission.is_paused:
+        experiment = replace(experiment, state=State.PAUSED, reason=f"created paused by {submission.owner}")
     draft = Draft(records)
     draft.put(Counter(experiment.id + 1))
     draft.put(experiment)

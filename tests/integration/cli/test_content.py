@@ -25,6 +25,12 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u20
 _IDS = {"id", "trial_id", "allocation_id", "request_id", "slot_ids", "latest_checkpoint_id"}
 # Nothing in what they print comes from other users.
 _OWN = {"up", "down", "login", "simulate", "experiment schema", "tensorboard"}
+# A stored configuration has none of these texts, and a fork refuses them.
+_FORKED = (
+    "--config", "entrypoint=model_def:T", "--config", "name=x", "--config", "labels=[]", "--config", "hyperparameters=",
+    "--config", "hyperparameters.global_batch_size=1",
+    "--config", "searcher={name: single, metric: loss, max_length: {batches: 1}}",
+)  # fmt: skip
 _COMMANDS = {
     "status": (), "top": (), "usage": ("--since", "7d"), "preview-search": ("const.yaml",),
     "experiment create": ("const.yaml",), "experiment list": (), "experiment describe": ("1",),
@@ -33,7 +39,9 @@ _COMMANDS = {
     "experiment pause": ("1",), "experiment activate": ("1",), "experiment cancel": ("1",),
     "experiment delete": ("--yes", "1"), "experiment archive": ("1",), "experiment unarchive": ("1",),
     "experiment trials": ("1",), "experiment set priority": ("1", "7"), "experiment set weight": ("1", "2"),
-    "experiment set max-slots": ("1", "2"),
+    "experiment set max-slots": ("1", "2"), "experiment set name": ("1", "x"), "experiment fork": ("1", *_FORKED),
+    "experiment set description": ("1", "x"), "experiment set notes": ("1", "x"),
+    "experiment label add": ("1", "x"), "experiment label remove": ("1", "x"),
     "trial describe": ("1.1",), "trial logs": ("1.1",), "trial metrics": ("1.1",), "trial kill": ("1.1",),
     "trial profile": ("1.1",),
     "task list": (), "job list": (), "job explain": ("1",), "job update": ("1", "--priority", "3"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gangline.cli import experiment_removal
+from gangline.cli import experiment_action
 from tests.integration.cli.conftest import Cli
 from tests.support.stand_in_gateway import StandInGateway
 from tests.support.view import make_experiment
@@ -70,7 +70,7 @@ def test_on_a_terminal_delete_asks(
         questions.append(question)
         return answer
 
-    monkeypatch.setattr(experiment_removal, "can_ask", lambda: True)
+    monkeypatch.setattr(experiment_action, "can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", confirm)
     ran = cli("experiment", "delete", "1")
     assert questions == ["delete experiment 1 with all checkpoints, logs and metrics? This cannot be undone"]

@@ -211,3 +211,22 @@ async def test_reasons_are_fetched_once_for_many_views(client: Client, leader: S
 async def test_http_wants_code_exactly_once(client: Client, body: dict[str, Any]) -> None:
     answer = await client.http.post("/api/v1/experiments", json={**body, "config": CONFIG})
     assert (answer.status_code, answer.json()["code"]) == (400, "code.one_of")
+
+
+async def test_http_creates_paused_changes_texts_and_lists_by_them(client: Client, leader: StandInLeader) -> None:
+    body = {"config": CONFIG, "codeSha256": await upload(client), "activate": False, "requestId": "p1"}
+    number = (await client.http.post("/api/v1/experiments", json=body)).json()["experiment"]["id"]
+    assert leader.submissions[-1].paused
+    path = f"/api/v1/experiments/{number}"
+    for labels in (["night", "gpu"], ["gpu"], ["gpu"], [], []):
+        answer = await client.http.patch(path, json={"labels": labels})
+        assert (answer.status_code, answer.json()["experiment"]["labels"]) == (200, sorted(labels))
+    answer = await client.http.patch(path, json={"labels": ["gpu"], "notes": "seen", "name": "better"})
+    experiment = answer.json()["experiment"]
+    assert (experiment["labels"], experiment["notes"], experiment["name"]) == (["gpu"], "seen", "better")
+    for query, is_listed in (("labels=gpu", True), ("labels=gpu&labels=x", False), ("users=alice&name=BETT", True), ("states=TERMINAL", False)):  # fmt: skip # noqa: E501  a table
+        listed = (await client.http.get(f"/api/v1/experiments?{query}")).json()["experiments"]
+        assert [entry["id"] for entry in listed] == ([number] if is_listed else [])
+    for bad in ({}, {"name": "x", "resources": {"priority": 3}}, {"name": "two\nlines"}, {"labels": [""]}):
+        assert (await client.http.patch(path, json=bad)).status_code == 400
+    assert (await client.http.get("/api/v1/experiments?states=DONE")).status_code == 400

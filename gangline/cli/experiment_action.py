@@ -1,0 +1,212 @@
+"""`gangline experiment kill, pause, activate, cancel, archive, unarchive, delete`: changes experiments; and `fork`.
+
+They are named by their ids, or chosen by conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gangline.cli.experiment import app, do_each, state_line
+from gangline.cli.output.terminal import can_ask, mention
+from gangline.cli.selection import (
+    ENDED_STATES,
+    LIVE_STATES,
+    Labels,
+    NamePart,
+    Owners,
+    Selection,
+    SomeExperimentIds,
+    States,
+    find_selected,
+    make_filter,
+)
+from gangline.cli.shared import ExperimentId, InProject, InWorkspace, Json, Overrides, Paused, connect, show, warn
+from gangline.errors import invalid
+
+if TYPE_CHECKING:
+    from gangline.client import Client
+    from gangline.domain.experiment import Experiment
+    from gangline.domain.state import State
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+
+# Experiments that a question names; it counts the others.
+_MOST_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """Describes a command. done: a participle. states: in which conditions choose experiments. archived: which of them
+    conditions choose; None for all. is_final: it asks even where ids are given. warning: for the question."""
+
+    name: str
+    done: str
+    help: str
+    call: Callable[[Client], Callable[[int], Any]]
+    states: Sequence[State]
+    archived: bool | None = False
+    is_final: bool = False
+    warning: str = ""
+    line_of: Callable[[Any], str] = state_line
+
+
+def _delete_one(client: Client) -> Callable[[int], dict[str, int | str]]:
+    def delete(experiment_id: int) -> dict[str, int | str]:
+        is_gone = client.delete_experiment(experiment_id) is None
+        return {"id": experiment_id, "state": "DELETED" if is_gone else "DELETING"}
+
+    return delete
+
+
+def _deletion_line(deletion: dict[str, int | str]) -> str:
+    how_far = "is deleted" if deletion["state"] == "DELETED" else "is being deleted"
+    return f"experiment {deletion['id']} {how_far}"
+
+
+_ACTIONS = (
+    _Action("kill", "killed", "End experiments at once.", lambda client: client.kill_experiment, LIVE_STATES),
+    _Action(
+        "pause",
+        "paused",
+        "Take a checkpoint of every trial and give its slots back until the experiment is activated.",
+        lambda client: client.pause_experiment,
+        LIVE_STATES,
+    ),
+    _Action(
+        "activate",
+        "activated",
+        "Go on with paused experiments, from their checkpoints.",
+        lambda client: client.activate_experiment,
+        LIVE_STATES,
+    ),
+    _Action(
+        "cancel",
+        "canceled",
+        "End experiments after a checkpoint of every trial.",
+        lambda client: client.cancel_experiment,
+        LIVE_STATES,
+    ),
+    _Action(
+        "archive",
+        "archived",
+        "Take ended experiments out of `experiment list`; nothing else changes.",
+        lambda client: client.archive_experiment,
+        ENDED_STATES,
+    ),
+    _Action(
+        "unarchive",
+        "unarchived",
+        "Show archived experiments in `experiment list` again.",
+        lambda client: client.unarchive_experiment,
+        ENDED_STATES,
+        archived=True,
+    ),
+    _Action(
+        "delete",
+        "deleted",
+        "Delete ended experiments for good: checkpoints, TensorBoard files, logs, metrics, and code that no other "
+        "uses.\n\nThe files go in the background; until then `experiment list` shows DELETING. Deleting a deleted one "
+        "does nothing.",
+        _delete_one,
+        ENDED_STATES,
+        archived=None,
+        is_final=True,
+        warning=" with all checkpoints, logs and metrics? This cannot be undone",
+        line_of=_deletion_line,
+    ),
+)
+
+
+def _add(action: _Action) -> None:
+    @app.command(action.name, help=action.help)
+    def run(
+        experiment_ids: SomeExperimentIds = None,
+        *,
+        label: Labels = None,
+        state: States = None,
+        owner: Owners = None,
+        name: NamePart = "",
+        workspace: InWorkspace = "",
+        project: InProject = "",
+        is_yes: Yes = False,
+        is_json: Json = False,
+    ) -> None:
+        selection = Selection(make_filter(label, state, owner, name), workspace, project)
+        if bool(experiment_ids) == selection.is_given:
+            raise invalid(
+                "experiment.which",
+                f"name the experiments by their ids, or choose them, as with: gangline experiment {action.name} "
+                "--label LABEL; not both",
+            )
+        if experiment_ids and action.is_final and not is_yes:
+            _confirm(action, _numbers(experiment_ids))
+        with connect() as client:
+            if not experiment_ids:
+                experiment_ids = _choose(client, action, selection, is_yes=is_yes, is_json=is_json)
+            do_each(experiment_ids, action.call(client), is_json, action.line_of)
+
+
+for _action in _ACTIONS:
+    _add(_action)
+
+
+def _choose(client: Client, action: _Action, selection: Selection, *, is_yes: bool, is_json: bool) -> list[int]:
+    """Returns the ids of the selected experiments after the user has agreed. Ends the command if there are none."""
+    selected = find_selected(client, selection.within(action.states), action.archived)
+    if not selected:
+        show([], is_json, lambda: [f"no experiment matches, so none was {action.done}"])
+        raise typer.Exit
+    if not is_yes:
+        _confirm(action, _describe(selected))
+    return [experiment.id for experiment in selected]
+
+
+def _describe(selected: Sequence[Experiment]) -> str:
+    named = ", ".join(f"{experiment.id} {experiment.name}" for experiment in selected[:_MOST_NAMED])
+    more = f" and {len(selected) - _MOST_NAMED} more" if len(selected) > _MOST_NAMED else ""
+    return f"{len(selected)} experiment{'' if len(selected) == 1 else 's'} ({named}{more})"
+
+
+def _numbers(experiment_ids: Sequence[int]) -> str:
+    numbers = " ".join(map(str, dict.fromkeys(experiment_ids)))
+    return f"experiment{'' if len(set(experiment_ids)) == 1 else 's'} {numbers}"
+
+
+def _confirm(action: _Action, what: str) -> None:
+    """Asks the user. Raises GanglineError `experiment.unconfirmed` where there is no terminal for the question."""
+    if not can_ask():
+        undone = f": deleting {what} cannot be undone, and" if action.is_final else f" of {what}:"
+        text = f"nothing was {action.done}{undone} there is no terminal to ask; add --yes"
+        raise invalid("experiment.unconfirmed", text)
+    if not typer.confirm(f"{action.name} {what}{action.warning or '?'}", err=True):
+        mention(f"nothing was {action.done}")
+        raise typer.Exit(1)
+
+
+@app.command()
+def fork(
+    experiment_id: ExperimentId,
+    *,
+    overrides: Overrides = None,
+    is_paused: Paused = False,
+    request_id: Annotated[
+        str, typer.Option(help="An id of your own; a second fork with it returns the same experiment.")
+    ] = "",
+    is_json: Json = False,
+) -> None:
+    """Create an experiment from the configuration and the code of another one, with changes."""
+    with connect() as client:
+        from gangline.config import parse_overrides  # noqa: PLC0415 - loads pydantic
+
+        changes = parse_overrides(overrides or ())
+        created = client.fork_experiment(experiment_id, changes, is_paused=is_paused, request_id=request_id or None)
+    for warning in created.warnings:
+        warn(warning)
+    experiment = created.experiment
+    text = f"created experiment {experiment.id} {experiment.name} from experiment {experiment_id}"
+    show(created, is_json, lambda: [text, f"follow it: gangline experiment logs -f {experiment.id}"])

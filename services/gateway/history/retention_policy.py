@@ -1,0 +1,77 @@
+"""PURE: decides which logs and metrics are old enough to be deleted.
+
+A trial's days count from its end. A trial that has not ended, or has begun again, loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gangline.domain.document import read_document
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.state import State
+
+DAY_SECONDS = 86_400.0
+# Keeps for ever.
+FOR_EVER = -1
+
+
+class Kind(StrEnum):
+    LOGS = "logs"
+    METRICS = "metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Days:
+    """Holds for how many days after the end of a trial its logs and metrics are kept. -1: for ever."""
+
+    logs: int = FOR_EVER
+    metrics: int = FOR_EVER
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Names what has to be deleted, and the rule."""
+
+    trial_id: str
+    kind: Kind
+    days: int
+
+    @property
+    def notice(self) -> str:
+        """Returns the line that stays in the log."""
+        after = f"{self.days} days after the end of the trial" if self.days else "after the end of the trial"
+        if self.kind is Kind.LOGS:
+            return f"the log of this trial was deleted {after} (log_retention_days)"
+        return f"the metrics of this trial were deleted {after} (metric_retention_days), except for the newest"
+
+
+def find_expired(experiments: Iterable[Experiment], trials: Iterable[Trial], days: Days, now: float) -> list[Expiry]:
+    """Returns what is due. days: of experiments that name none. now: seconds since 1970."""
+    days_by_experiment_id = {experiment.id: _days_of(experiment, days) for experiment in experiments}
+    return [
+        expiry
+        for trial in trials
+        if trial.state is State.TERMINAL and trial.ended_at and trial.experiment_id in days_by_experiment_id
+        for expiry in _expiries(trial, days_by_experiment_id[trial.experiment_id], now)
+    ]
+
+
+def _days_of(experiment: Experiment, days: Days) -> Days:
+    config = read_document(experiment.config_json)
+    policy = config.get("retention_policy") if isinstance(config, dict) else None
+    if not isinstance(policy, dict):
+        return days
+    own_logs, own_metrics = policy.get("log_retention_days"), policy.get("metric_retention_days")
+    return Days(
+        own_logs if isinstance(own_logs, int) else days.logs,
+        own_metrics if isinstance(own_metrics, int) else days.metrics,
+    )
+
+
+def _expiries(trial: Trial, days: Days, now: float) -> Iterator[Expiry]:
+    for kind, num_days in ((Kind.LOGS, days.logs), (Kind.METRICS, days.metrics)):
+        if num_days != FOR_EVER and now >= trial.ended_at + num_days * DAY_SECONDS:
+            yield Expiry(trial.id, kind, num_days)
