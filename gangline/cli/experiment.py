@@ -386,10 +386,10 @@ def _description(view: ExperimentView) -> list[str]:
         final_lines,
         is_search,
         metric_warning,
+        shown_rows,
         size_lines,
         status_line,
         trial_columns,
-        trial_rows,
     )
     from gangline.config import describe_config  # noqa: PLC0415 - loads pydantic
 
@@ -400,10 +400,20 @@ def _description(view: ExperimentView) -> list[str]:
     if view.reason is not None and view.experiment.state != "PAUSED":
         lines.append(f"  {view.reason.message}; goes on if {view.reason.would_start_if}")
     if not view.experiment.outcome or not is_search(view):
-        lines += table_lines(trial_columns(view), trial_rows(view), indent=2)
+        rows, more = shown_rows(view)
+        lines += [*table_lines(trial_columns(view), rows, indent=2), *(f"  {line}" for line in more)]
     settings = describe_config(view.experiment.config_json).splitlines()
     template = f", with template {view.experiment.template}" if view.experiment.template else ""
+    lines += _text_lines(view.experiment)
     return [*lines, f"configuration{template}, without what is at its default:", *(f"  {line}" for line in settings)]
+
+
+def _text_lines(experiment: Experiment) -> list[str]:
+    """Returns what users have written about it, and its origin. The description is in the configuration."""
+    lines = [f"  labels: {', '.join(experiment.labels)}"] if experiment.labels else []
+    if experiment.forked_from:
+        lines.append(f"  fork of experiment {experiment.forked_from}")
+    return lines + [f"  notes: {line}" for line in experiment.notes.splitlines()]
 
 
 def _progress(progress: ExperimentProgress | None) -> str:

@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from gangline.cli.output.search_summary import best_line, counts, ended_line, search_ratio, shown_indexes
+from gangline.cli.output.search_summary import best_line, counts, ended_line, search_ratio
 from gangline.cli.output.summary import (
     batches_of,
     current_trial,
@@ -27,6 +27,7 @@ from gangline.cli.output.summary import (
     place_of,
     progress_ratio,
     restart_line,
+    shown_indexes,
     status_line,
     status_word,
     training_figures,

@@ -77,18 +77,6 @@ def best_line(view: ExperimentView) -> str:
     return f"{metric} {best.trial.best_validation:.4g}: trial {best.trial.id}, {values}"
 
 
-def shown_indexes(view: ExperimentView, most: int) -> list[int]:
-    """Returns the indexes of the trials to show: the best one, those that go on and the newest that have ended."""
-    best = best_trial(view)
-    states = [trial.trial.state for trial in view.trials]
-    first = [index for index, trial in enumerate(view.trials) if trial is best]
-    going_on = [index for index, state in enumerate(states) if state not in (State.TERMINAL, State.QUEUED)]
-    waiting = [index for index, state in enumerate(states) if state is State.QUEUED]
-    ended = [index for index, state in enumerate(states) if state is State.TERMINAL]
-    shown = list(dict.fromkeys([*first, *going_on, *waiting, *reversed(ended)]))[: max(most, 0)]
-    return sorted(shown, key=lambda index: view.trials[index].trial.number)
-
-
 def _batches_of(view: TrialView) -> tuple[int, int]:
     """Returns the batches that a trial has done and those that it will do; 0 for an unknown length."""
     if view.progress is not None and view.progress.batches_total > 0:

@@ -19,6 +19,8 @@ from gangline.domain.explanation import clock_time, describe_exclusion
 from gangline.domain.state import Outcome, ReasonCode, State
 from gangline.domain.view import ExperimentView, TrialView
 
+# Trials in a table that is not asked for as a whole.
+MOST_SHOWN = 20
 _STATES = (State.RUNNING, State.STARTING, State.STOPPING, State.QUEUED)
 
 
@@ -84,9 +86,24 @@ def trial_rows(view: ExperimentView) -> list[tuple[str, ...]]:
     ]
 
 
-def trial_table(view: ExperimentView, width: int | None) -> list[str]:
-    """Returns a line for the headings and for each trial. width: of the terminal, in cells; None for whole lines."""
-    return [line_of(cells) for cells in lay_out(trial_columns(view), trial_rows(view), width)]
+def shown_rows(view: ExperimentView) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Returns the rows of at most MOST_SHOWN trials, and the line about the others, if there are any."""
+    rows = trial_rows(view)
+    shown = [rows[index] for index in shown_indexes(view, MOST_SHOWN)]
+    num_more = len(rows) - len(shown)
+    return shown, [f"and {num_more} more; all: gangline experiment trials {view.experiment.id}"] if num_more else []
+
+
+def shown_indexes(view: ExperimentView, most: int) -> list[int]:
+    """Returns the indexes of the trials to show: the best one, those that go on and the newest that have ended."""
+    best = best_trial(view)
+    states = [trial.trial.state for trial in view.trials]
+    first = [index for index, trial in enumerate(view.trials) if trial is best]
+    going_on = [index for index, state in enumerate(states) if state not in (State.TERMINAL, State.QUEUED)]
+    waiting = [index for index, state in enumerate(states) if state is State.QUEUED]
+    ended = [index for index, state in enumerate(states) if state is State.TERMINAL]
+    shown = list(dict.fromkeys([*first, *going_on, *waiting, *reversed(ended)]))[: max(most, 0)]
+    return sorted(shown, key=lambda index: view.trials[index].trial.number)
 
 
 def search_line(view: ExperimentView) -> str:
@@ -239,8 +256,9 @@ def final_lines(view: ExperimentView, width: int | None = None) -> list[str]:
     if experiment.reason and experiment.outcome is not Outcome.COMPLETED:
         lines.append(f"  reason: {experiment.reason}")
     if is_search(view):
-        table = trial_table(view, None if width is None else width - 2)
-        lines += [f"  {line}" for line in [search_line(view), *table]]
+        rows, more = shown_rows(view)
+        table = [line_of(cells) for cells in lay_out(trial_columns(view), rows, None if width is None else width - 2)]
+        lines += [f"  {line}" for line in [search_line(view), *table, *more]]
     else:
         for trial in view.trials:
             lines += trial_lines(trial, experiment.reason)

@@ -16,8 +16,8 @@ from gangline.cli.output.search_summary import (
     ended_line,
     search_ratio,
     seconds_left,
-    shown_indexes,
 )
+from gangline.cli.output.summary import shown_indexes
 from gangline.domain.state import State
 from gangline.domain.view import ExperimentView, TrialView
 from gangline.protocol.wire import from_proto
