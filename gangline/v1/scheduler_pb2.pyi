@@ -886,7 +886,7 @@ class ChangeExperimentRequest(google.protobuf.message.Message):
     request_id: builtins.str
     experiment_id: builtins.int
     action: gangline.v1.types_pb2.ExperimentAction.ValueType
-    """Exactly one of action, resources and move."""
+    """Exactly one of action, resources, move and texts."""
     user: builtins.str
     @property
     def resources(self) -> gangline.v1.types_pb2.ResourceChange: ...

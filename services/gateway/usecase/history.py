@@ -136,6 +136,7 @@ class Records:
         self, principal: Principal, trial_id: str, group: str, metric: str, max_points: int
     ) -> MetricSeries:
         """Returns one metric of a trial. Raises GanglineError `series.*`, `history.*` and as `check` does."""
+        check_user(principal)
         scope = Scope(experiment_id_of(trial_id), trial_id, group)
         await self.confirm(principal, scope)
         self.check(principal, scope)

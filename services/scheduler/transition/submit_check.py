@@ -65,7 +65,7 @@ def admit(
 def check_repeated(experiment: Experiment, submitted: Mapping[str, str]) -> None:
     """Refuses another submit under the request id that made `experiment`: its answer would name a wrong experiment.
 
-    Resources, the project and texts are not compared, because users may change them later. Raises GanglineError
+    Resources, project, labels and description are not compared, because users may change them later. Raises GanglineError
     `request.reused`.
     """
     is_same = (experiment.owner, experiment.code_sha256) == (submitted["owner"], submitted["code_sha256"])

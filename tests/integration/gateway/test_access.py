@@ -24,6 +24,7 @@ from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until_async, within
 
 UNARY_CALLS = {
+    "GetMetricSeries": pb.GetMetricSeriesRequest(),
     "CreateExperiment": pb.CreateExperimentRequest(),
     "ListExperiments": pb.ListExperimentsRequest(),
     "GetExperiment": pb.GetExperimentRequest(),

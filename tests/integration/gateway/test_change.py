@@ -107,6 +107,7 @@ async def test_search_is_previewed_on_both_surfaces(client: Client, leader: Stan
     assert answer.json() == {
         "searcher": "grid", "seed": 7, "numTrials": 9, "maxConcurrentTrials": 2, "hparams": [{"x": 0}],
         "unit": "", "brackets": [], "minTotal": 0, "expectedTotal": 0, "maxTotal": 0,
+        "slotsPerTrial": 0, "paceTrialId": "", "secondsPerUnit": 0.0,
     }  # fmt: skip
     wrong = await client.http.post("/api/v1/preview-hp-search", json={"config": "name: x"})
     assert (wrong.status_code, wrong.json()["code"]) == (400, "config.missing_key")
