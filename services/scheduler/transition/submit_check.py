@@ -78,9 +78,7 @@ def check_repeated(experiment: Experiment, submitted: Mapping[str, str]) -> None
 
 
 def _unchanging(config_json: str) -> dict[str, object]:
-    return _parse(config_json).model_dump(
-        exclude={"resources", "workspace", "project", "name", "description", "labels"}
-    )
+    return _parse(config_json).model_dump(exclude={"resources", "workspace", "project", "description", "labels"})
 
 
 def preview(

@@ -258,8 +258,10 @@ _SOUND: dict[str, dict[str, Any]] = {
 
 async def test_no_call_of_the_api_answers_with_an_error_of_the_server(client: Client) -> None:
     schema = (await client.http.get("/openapi.json")).json()
-    wanted = list(requests_of(schema))
-    assert len(wanted) > 1500
+    requests = list(requests_of(schema))
+    assert len(requests) > 1500
+    # Half of them, of every call: the values of a call come in turn.
+    wanted = requests[::2]
     at_once = asyncio.Semaphore(8)
     failures: list[str] = []
 
