@@ -65,8 +65,9 @@ def admit(
 def check_repeated(experiment: Experiment, submitted: Mapping[str, str]) -> None:
     """Refuses another submit under the request id that made `experiment`: its answer would name a wrong experiment.
 
-    Resources, project, labels and description are not compared, because users may change them later. Raises GanglineError
-    `request.reused`.
+    Resources, project, labels and description are not compared, because users may change them later.
+
+    Raises GanglineError `request.reused`.
     """
     is_same = (experiment.owner, experiment.code_sha256) == (submitted["owner"], submitted["code_sha256"])
     if is_same and _unchanging(experiment.config_json) == _unchanging(submitted["config_json"]):
