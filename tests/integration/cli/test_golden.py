@@ -12,6 +12,7 @@ import pkgutil
 import sys
 import time
 from pathlib import Path
+from time import struct_time
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ class _Clock:
         return _NOW
 
     @staticmethod
-    def localtime(seconds: float | None = None) -> time.struct_time:
+    def localtime(seconds: float | None = None) -> struct_time:
         return time.localtime(_NOW if seconds is None else seconds)
 
 
