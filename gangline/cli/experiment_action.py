@@ -1,4 +1,4 @@
-"""`gangline experiment kill, pause, activate, cancel, archive, unarchive, delete`: changes experiments; and `fork`.
+"""`gangline experiment kill, pause, activate, cancel, archive, unarchive, delete`, and `continue` and `fork`.
 
 They are named by their ids, or chosen by conditions.
 """
@@ -186,6 +186,28 @@ def _confirm(action: _Action, what: str) -> None:
     if not typer.confirm(f"{action.name} {what}{action.warning or '?'}", err=True):
         mention(f"nothing was {action.done}")
         raise typer.Exit(1)
+
+
+@app.command("continue")
+def resume(
+    experiment_id: ExperimentId,
+    *,
+    overrides: Overrides = None,
+    request_id: Annotated[
+        str, typer.Option(help="An id of your own; a second command with it changes nothing more.")
+    ] = "",
+    is_json: Json = False,
+) -> None:
+    """Go on with the trial of an ended experiment from its newest checkpoint, for longer with --config
+    searcher.max_length.batches=N."""
+    with connect() as client:
+        from gangline.config import parse_overrides  # noqa: PLC0415 - loads pydantic
+
+        continued = client.continue_experiment(experiment_id, parse_overrides(overrides or ()), request_id or None)
+    for warning in continued.warnings:
+        warn(warning)
+    text = f"experiment {experiment_id} {continued.experiment.name} continues"
+    show(continued, is_json, lambda: [text, f"follow it: gangline experiment logs -f {experiment_id}"])
 
 
 @app.command()

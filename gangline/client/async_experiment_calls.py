@@ -5,6 +5,7 @@ Written by scripts/generate_async_client.py from experiment_calls.py. Change tha
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -149,6 +150,24 @@ class AsyncExperimentCalls(AsyncProjectMethods):
         request = pb.DeleteExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)
         answer = await self._connection.call(self._stub.DeleteExperiment, request)
         return from_proto(Experiment, answer.experiment) if answer.HasField("experiment") else None
+
+    async def continue_experiment(
+        self, experiment_id: int, overrides: Mapping[str, Any] = NO_OVERRIDES, request_id: str | None = None
+    ) -> Created:
+        """Goes on with the trial of an ended experiment, from its newest checkpoint. For its owner and for
+        administrators. overrides: as for `fork_experiment`; hyperparameters, seed and searcher stay, except for its
+        length.
+
+        Raises GanglineError `config.*`, `experiment.not_ended`, `experiment.search` for one of several trials,
+        `trial.no_checkpoint`, `auth.not_owner`, `experiment.not_found`.
+        """
+        request = pb.ContinueExperimentRequest(
+            request_id=request_id or new_request_id(),
+            experiment_id=experiment_id,
+            overrides_json=json.dumps(dict(overrides)),
+        )
+        answer = await self._connection.call(self._stub.ContinueExperiment, request)
+        return Created(from_proto(Experiment, answer.experiment), tuple(answer.warnings))
 
     async def archive_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
         """Takes an ended experiment out of listings; nothing else changes."""

@@ -192,6 +192,11 @@ class AsyncExperiment:
         created = await self._client.fork_experiment(self.id, overrides, is_paused=is_paused)
         return AsyncExperiment(self._client, created.experiment, created.warnings)
 
+    async def resume(self, overrides: Mapping[str, Any] = NO_OVERRIDES) -> None:
+        """Goes on with its trial after its end, from the newest checkpoint. overrides: as for `fork`, such as a longer
+        {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`, `experiment.*`."""
+        self.record = (await self._client.continue_experiment(self.id, overrides)).experiment
+
     async def kill(self) -> None:
         """Ends it at once. Killing an ended one changes nothing."""
         self.record = await self._client.kill_experiment(self.id)

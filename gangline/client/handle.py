@@ -189,6 +189,11 @@ class Experiment:
         created = self._client.fork_experiment(self.id, overrides, is_paused=is_paused)
         return Experiment(self._client, created.experiment, created.warnings)
 
+    def resume(self, overrides: Mapping[str, Any] = NO_OVERRIDES) -> None:
+        """Goes on with its trial after its end, from the newest checkpoint. overrides: as for `fork`, such as a longer
+        {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`, `experiment.*`."""
+        self.record = self._client.continue_experiment(self.id, overrides).experiment
+
     def kill(self) -> None:
         """Ends it at once. Killing an ended one changes nothing."""
         self.record = self._client.kill_experiment(self.id)

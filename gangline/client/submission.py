@@ -101,7 +101,7 @@ def prepare_submission(
 
     config, warnings = parse_with_seed(config_text, seed, inherited, overrides)
     archive = pack_code(code, on_progress)
-    check_code(code, parse_entrypoint(config.entrypoint))
+    check_code(code, parse_entrypoint(config.entrypoint), config.environment.working_directory)
     template = inherited.template if inherited is not None else ""
     return Submission(config.model_dump_json(), archive, tuple(warnings), template, is_paused)
 

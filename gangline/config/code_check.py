@@ -14,13 +14,20 @@ from gangline.domain.entrypoint import Entrypoint, Module, Script, TrialClass
 from gangline.errors import invalid
 
 
-def check_code(folder: Path, entrypoint: Entrypoint) -> None:
-    """Raises GanglineError `code.*` that names what is missing and what the folder has instead."""
+def check_code(folder: Path, entrypoint: Entrypoint, working_directory: str = "") -> None:
+    """Raises GanglineError `code.*` that names what is missing and what the folder has instead.
+
+    working_directory: in which the entrypoint runs, below the folder if it is relative. Imports look into both.
+    """
+    start = folder / working_directory
+    if not Path(working_directory).is_absolute() and not start.is_dir():
+        raise invalid("code.no_directory", f"environment.working_directory: {folder} has no folder {working_directory}")
     match entrypoint:
         case TrialClass(module=module, name=name):
-            _check_trial(folder, module, name)
-        case Script(path=path) if not Path(path).is_absolute() and not (folder / path).is_file():
-            raise invalid("code.no_script", f"entrypoint runs {path}, but {_has(folder)}")
+            _check_trial(folder if _module_file(start, module) is None else start, module, name)
+        case Script(path=path) if not (start / path).is_file() and not (folder / path).is_file():
+            if not (Path(path).is_absolute() or Path(working_directory).is_absolute()):
+                raise invalid("code.no_script", f"entrypoint runs {path}, but {_has(folder)}")
         case Module(name=name) if (folder / name.split(".")[0]).is_dir() and _module_file(folder, name) is None:
             raise invalid("code.no_module", f"entrypoint runs the module {name}, but {_has(folder)}")
         case _:

@@ -41,9 +41,17 @@ class EnvironmentVariables(Section):
 
 
 class Environment(Section):
-    """environment_variables reach every rank. The other settings describe containers, which Gangline does not use."""
+    """Holds the surroundings of a trial's processes.
+
+    environment_variables: reach every rank.
+    python: an interpreter, or the folder of a virtual environment, on the agents; empty for the agents' own Python.
+    working_directory: the folder in which the processes start, below the code's folder if it is relative.
+    The other settings describe containers, which Gangline does not use.
+    """
 
     environment_variables: EnvironmentVariables = EnvironmentVariables()
+    python: str = ""
+    working_directory: str = ""
     image: Any = None
     force_pull_image: bool = False
     registry_auth: dict[str, Any] | None = None
@@ -52,6 +60,20 @@ class Environment(Section):
     pod_spec: dict[str, Any] | None = None
     add_capabilities: list[str] = Field(default_factory=list)
     drop_capabilities: list[str] = Field(default_factory=list)
+
+    @field_validator("python", mode="after")
+    @classmethod
+    def _is_absolute(cls, path: str) -> str:
+        if path and not path.startswith("/"):
+            raise fault("invalid_value", f"expected an absolute path on the agents, found {path!r}")
+        return path
+
+    @field_validator("python", "working_directory", mode="after")
+    @classmethod
+    def _is_path(cls, path: str) -> str:
+        if "\0" in path:
+            raise fault("invalid_value", "a path has no NUL character")
+        return path
 
 
 class RetentionPolicy(Section):

@@ -39,6 +39,8 @@ class Experiment:
     labels: tuple[str, ...] = ()
     notes: str = ""
     forked_from: int = 0
+    continued_at: float = 0.0
+    continue_request_id: str = ""
 
     @property
     def is_deleting(self) -> bool:

@@ -24,6 +24,7 @@ from gangline.domain.entrypoint import Entrypoint, Module, Script, TrialClass, p
 from gangline.domain.failure import CHILD, describe_signal, signal_passed_on
 from gangline.domain.state import ExitKind
 from gangline.errors import invalid
+from gangline.launch.child import put_code_first
 from gangline.launch.failure import Failure, describe, import_failure
 
 EXIT_FAILED = 1
@@ -49,7 +50,7 @@ def _prepare(cluster: ClusterInfo) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     alias.install()
     if cluster.code_directory not in sys.path:
-        sys.path.insert(0, cluster.code_directory)
+        put_code_first(cluster.code_directory)
     if os.environ.get("RANK", "0") == "0":
         for warning in cluster.warnings:
             logging.getLogger("gangline").warning("%s", warning)
@@ -60,7 +61,7 @@ def _run(entrypoint: Entrypoint, cluster: ClusterInfo) -> None:
         case TrialClass(module=module, name=name):
             run_trial(module, name, cluster)
         case Script(path=path, arguments=arguments):
-            run_script(path, arguments)
+            run_script(_find_script(path, cluster), arguments)
         case Module(name=name, arguments=arguments):
             run_module(name, arguments)
 
@@ -103,6 +104,12 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
     runpy.run_path(path, run_name="__main__")
+
+
+def _find_script(path: str, cluster: ClusterInfo) -> str:
+    """Returns the script of the working directory, else that of the code's folder."""
+    of_code = Path(cluster.code_directory) / path
+    return path if Path(path).is_file() or not of_code.is_file() else str(of_code)
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:

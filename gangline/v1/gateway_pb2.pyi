@@ -517,6 +517,49 @@ class DeleteExperimentResponse(google.protobuf.message.Message):
 Global___DeleteExperimentResponse: typing_extensions.TypeAlias = DeleteExperimentResponse
 
 @typing.final
+class ContinueExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    OVERRIDES_JSON_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    overrides_json: builtins.str
+    """New values of its configuration by dotted keys, as a JSON object; empty for none."""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+        overrides_json: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "overrides_json", b"overrides_json", "request_id", b"request_id"]) -> None: ...
+
+Global___ContinueExperimentRequest: typing_extensions.TypeAlias = ContinueExperimentRequest
+
+@typing.final
+class ContinueExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    WARNINGS_FIELD_NUMBER: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment: ...
+    @property
+    def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+        warnings: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "warnings", b"warnings"]) -> None: ...
+
+Global___ContinueExperimentResponse: typing_extensions.TypeAlias = ContinueExperimentResponse
+
+@typing.final
 class ArchiveExperimentRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

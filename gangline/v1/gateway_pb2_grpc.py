@@ -80,6 +80,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentResponse.FromString,
                 _registered_method=True)
+        self.ContinueExperiment = channel.unary_unary(
+                '/gangline.v1.GatewayService/ContinueExperiment',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.ContinueExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.ContinueExperimentResponse.FromString,
+                _registered_method=True)
         self.UnarchiveExperiment = channel.unary_unary(
                 '/gangline.v1.GatewayService/UnarchiveExperiment',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.UnarchiveExperimentRequest.SerializeToString,
@@ -287,6 +292,13 @@ class GatewayServiceServicer(object):
 
     def ArchiveExperiment(self, request, context):
         """Takes an ended experiment out of listings; nothing else changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ContinueExperiment(self, request, context):
+        """Goes on with the trial of an ended experiment, from its newest checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -531,6 +543,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.ArchiveExperiment,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentResponse.SerializeToString,
+            ),
+            'ContinueExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.ContinueExperiment,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.ContinueExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.ContinueExperimentResponse.SerializeToString,
             ),
             'UnarchiveExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.UnarchiveExperiment,
@@ -921,6 +938,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/ArchiveExperiment',
             gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ContinueExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ContinueExperiment',
+            gangline_dot_v1_dot_gateway__pb2.ContinueExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.ContinueExperimentResponse.FromString,
             options,
             channel_credentials,
             insecure,

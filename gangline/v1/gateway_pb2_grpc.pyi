@@ -170,6 +170,22 @@ _GatewayServiceArchiveExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceContinueExperimentType = typing_extensions.TypeVar(
+    '_GatewayServiceContinueExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ContinueExperimentRequest,
+        gangline.v1.gateway_pb2.ContinueExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ContinueExperimentRequest,
+        gangline.v1.gateway_pb2.ContinueExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ContinueExperimentRequest,
+        gangline.v1.gateway_pb2.ContinueExperimentResponse,
+    ],
+)
+
 _GatewayServiceUnarchiveExperimentType = typing_extensions.TypeVar(
     '_GatewayServiceUnarchiveExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -634,7 +650,7 @@ _GatewayServiceMoveExperimentType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -672,6 +688,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ArchiveExperimentRequest,
             gangline.v1.gateway_pb2.ArchiveExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ContinueExperimentRequest,
+            gangline.v1.gateway_pb2.ContinueExperimentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.UnarchiveExperimentRequest,
@@ -830,6 +850,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.ArchiveExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ContinueExperimentRequest,
+            gangline.v1.gateway_pb2.ContinueExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.UnarchiveExperimentRequest,
             gangline.v1.gateway_pb2.UnarchiveExperimentResponse,
         ],
@@ -975,6 +999,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
     ArchiveExperiment: _GatewayServiceArchiveExperimentType
     """Takes an ended experiment out of listings; nothing else changes."""
 
+    ContinueExperiment: _GatewayServiceContinueExperimentType
+    """Goes on with the trial of an ended experiment, from its newest checkpoint."""
+
     UnarchiveExperiment: _GatewayServiceUnarchiveExperimentType
 
     KillTrial: _GatewayServiceKillTrialType
@@ -1087,6 +1114,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.ArchiveExperimentRequest,
         gangline.v1.gateway_pb2.ArchiveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ContinueExperimentRequest,
+        gangline.v1.gateway_pb2.ContinueExperimentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.UnarchiveExperimentRequest,
@@ -1279,6 +1310,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.ArchiveExperimentResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.ArchiveExperimentResponse]]:
         """Takes an ended experiment out of listings; nothing else changes."""
+
+    @abc.abstractmethod
+    def ContinueExperiment(
+        self,
+        request: gangline.v1.gateway_pb2.ContinueExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.ContinueExperimentResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.ContinueExperimentResponse]]:
+        """Goes on with the trial of an ended experiment, from its newest checkpoint."""
 
     @abc.abstractmethod
     def UnarchiveExperiment(

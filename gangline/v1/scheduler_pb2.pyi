@@ -748,6 +748,55 @@ class ConfirmExperimentDeletedResponse(google.protobuf.message.Message):
 Global___ConfirmExperimentDeletedResponse: typing_extensions.TypeAlias = ConfirmExperimentDeletedResponse
 
 @typing.final
+class SchedulerServiceContinueExperimentRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    OVERRIDES_JSON_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    user: builtins.str
+    overrides_json: builtins.str
+    """New values of its configuration by dotted keys, as a JSON object; empty for none."""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+        user: builtins.str = ...,
+        overrides_json: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "overrides_json", b"overrides_json", "request_id", b"request_id", "user", b"user"]) -> None: ...
+
+Global___SchedulerServiceContinueExperimentRequest: typing_extensions.TypeAlias = SchedulerServiceContinueExperimentRequest
+
+@typing.final
+class SchedulerServiceContinueExperimentResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    WARNINGS_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    @property
+    def experiment(self) -> gangline.v1.types_pb2.Experiment: ...
+    @property
+    def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        experiment: gangline.v1.types_pb2.Experiment | None = ...,
+        revision: builtins.int = ...,
+        warnings: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["experiment", b"experiment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "revision", b"revision", "warnings", b"warnings"]) -> None: ...
+
+Global___SchedulerServiceContinueExperimentResponse: typing_extensions.TypeAlias = SchedulerServiceContinueExperimentResponse
+
+@typing.final
 class SchedulerServiceArchiveExperimentRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

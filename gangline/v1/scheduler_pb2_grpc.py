@@ -120,6 +120,11 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentResponse.FromString,
                 _registered_method=True)
+        self.ContinueExperiment = channel.unary_unary(
+                '/gangline.v1.SchedulerService/ContinueExperiment',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentResponse.FromString,
+                _registered_method=True)
         self.UnarchiveExperiment = channel.unary_unary(
                 '/gangline.v1.SchedulerService/UnarchiveExperiment',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentRequest.SerializeToString,
@@ -302,6 +307,12 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ContinueExperiment(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def UnarchiveExperiment(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -461,6 +472,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ArchiveExperiment,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentResponse.SerializeToString,
+            ),
+            'ContinueExperiment': grpc.unary_unary_rpc_method_handler(
+                    servicer.ContinueExperiment,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentResponse.SerializeToString,
             ),
             'UnarchiveExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.UnarchiveExperiment,
@@ -977,6 +993,33 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/ArchiveExperiment',
             gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceArchiveExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ContinueExperiment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/ContinueExperiment',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentResponse.FromString,
             options,
             channel_credentials,
             insecure,

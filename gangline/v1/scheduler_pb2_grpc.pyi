@@ -300,6 +300,22 @@ _SchedulerServiceArchiveExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceContinueExperimentType = typing_extensions.TypeVar(
+    '_SchedulerServiceContinueExperimentType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse,
+    ],
+)
+
 _SchedulerServiceUnarchiveExperimentType = typing_extensions.TypeVar(
     '_SchedulerServiceUnarchiveExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -476,7 +492,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -546,6 +562,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentRequest,
             gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
@@ -664,6 +684,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
             gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse,
         ],
@@ -766,6 +790,8 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     ArchiveExperiment: _SchedulerServiceArchiveExperimentType
     """Archives an ended experiment. Archiving an archived one changes nothing."""
 
+    ContinueExperiment: _SchedulerServiceContinueExperimentType
+
     UnarchiveExperiment: _SchedulerServiceUnarchiveExperimentType
 
     UpdateWorkspace: _SchedulerServiceUpdateWorkspaceType
@@ -863,6 +889,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentRequest,
         gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
@@ -1052,6 +1082,13 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceArchiveExperimentResponse]]:
         """Archives an ended experiment. Archiving an archived one changes nothing."""
+
+    @abc.abstractmethod
+    def ContinueExperiment(
+        self,
+        request: gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse]]: ...
 
     @abc.abstractmethod
     def UnarchiveExperiment(

@@ -1037,6 +1037,8 @@ class Experiment(google.protobuf.message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
     FORKED_FROM_FIELD_NUMBER: builtins.int
+    CONTINUED_AT_FIELD_NUMBER: builtins.int
+    CONTINUE_REQUEST_ID_FIELD_NUMBER: builtins.int
     id: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -1069,6 +1071,10 @@ class Experiment(google.protobuf.message.Message):
     notes: builtins.str
     forked_from: builtins.int
     """The experiment whose configuration and code it began with; 0 for none."""
+    continued_at: builtins.float
+    """When it was continued after its end, for the last time; 0 for never. Its place in the queue counts from then."""
+    continue_request_id: builtins.str
+    """The request that did it."""
     @property
     def labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Sorted, each once."""
@@ -1097,9 +1103,11 @@ class Experiment(google.protobuf.message.Message):
         labels: collections.abc.Iterable[builtins.str] | None = ...,
         notes: builtins.str = ...,
         forked_from: builtins.int = ...,
+        continued_at: builtins.float = ...,
+        continue_request_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "forked_from", b"forked_from", "gives_back", b"gives_back", "id", b"id", "labels", b"labels", "name", b"name", "notes", b"notes", "outcome", b"outcome", "owner", b"owner", "project_id", b"project_id", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind", "template", b"template"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "continue_request_id", b"continue_request_id", "continued_at", b"continued_at", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "forked_from", b"forked_from", "gives_back", b"gives_back", "id", b"id", "labels", b"labels", "name", b"name", "notes", b"notes", "outcome", b"outcome", "owner", b"owner", "project_id", b"project_id", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind", "template", b"template"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_queue_position", b"_queue_position"]) -> typing.Literal["queue_position"] | None: ...
 
 Global___Experiment: typing_extensions.TypeAlias = Experiment

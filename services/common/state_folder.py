@@ -151,6 +151,11 @@ class SharedFolder:
         return self.path / "code"
 
     @property
+    def packages_path(self) -> Path:
+        """The virtual environment into which a startup hook installs packages."""
+        return self.path / "python"
+
+    @property
     def alive_path(self) -> Path:
         return self.path / "alive"
 

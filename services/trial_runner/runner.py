@@ -8,13 +8,10 @@ exit_file.py. The runner continues without scheduler and gateway.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import structlog
 
@@ -35,14 +32,7 @@ from services.trial_runner.delivery.delivery import Delivery
 from services.trial_runner.delivery.relay import CHIEF, Relay
 from services.trial_runner.fusion_records import FusionRecords
 from services.trial_runner.gang.gang_links import GangLinks
-from services.trial_runner.gang.gang_plan import (
-    Network,
-    find_place,
-    find_program,
-    load_config,
-    rank_environment,
-    threads_per_rank,
-)
+from services.trial_runner.gang.gang_plan import Network, find_place, load_config
 from services.trial_runner.gang.outcome import (
     FailureRecord,
     OutcomeContext,
@@ -50,15 +40,18 @@ from services.trial_runner.gang.outcome import (
     find_cause,
     first_cause,
     judge,
+    judge_hook,
     signature_of,
 )
 from services.trial_runner.gang.rendezvous import RendezvousFailed
 from services.trial_runner.preparation import Preparation
+from services.trial_runner.rank_setup import RankSetup, RankStart
 from services.trial_runner.ranks.log_policy import LogPolicyMatcher
 from services.trial_runner.ranks.log_pump import LAST_LINES, LogPump
 from services.trial_runner.ranks.nursery_client import NurseryProcess
 from services.trial_runner.ranks.rank_group import RankGroup
 from services.trial_runner.ranks.rank_link import RankLinkServer
+from services.trial_runner.ranks.startup_hook import HOOK_NAME, HOOK_RANK, HookFailed
 from services.trial_runner.stop_signal import StopRequest
 from services.trial_runner.watchdog.hang_rule import describe_place
 from services.trial_runner.watchdog.stacks import dump_stacks
@@ -147,6 +140,7 @@ class TrialRunner:
         self._hang: FailureRecord | None = None
         self._cut: FailureRecord | None = None
         self._ending_hung: asyncio.Task[None] | None = None
+        self._hook_pid = 0
 
     async def run(self) -> int:
         """Runs all steps and always writes an exit.json. Returns the process's exit code, 0 unless the runner itself is
@@ -171,17 +165,18 @@ class TrialRunner:
         try:
             # 1. Prepare code, nursery and gang at the same time, or end here if a stop arrives.
             network = await self._prepare()
-            if network is None:
-                return self._stopped_early()
             # 2. Start the ranks, and report it. Ranks start only while the attempt holds its lease.
             if not self._lease.covers_start:
                 await first_of(self._lease.hold(), self._stop.came.wait())
-            if self._stop.stop is not None:
-                return self._stopped_early()
+            start = await self._settle(network)
             self._rank_group = rank_group = self._hire()
-            await self._start(rank_group, network)
+            await self._start(rank_group, network, start)
+        except _EndedEarly as ended:
+            return ended.report
         except RendezvousFailed as error:
             return self._report(error.kind, error.message)
+        except HookFailed as error:
+            return self._judge_hook(str(error))
         except (GanglineError, OSError) as error:
             report = replace(self._report(kind_of(error), str(error)), is_agent_at_fault=_is_agents_fault(error))
             self._gang.tell_failure(FailureRecord(report.kind, report.message, None, report.agent_id, report.failed_at))
@@ -195,42 +190,47 @@ class TrialRunner:
         await self._part(rank_group)
         return await self._judge(rank_group)
 
-    async def _prepare(self) -> Network | None:
-        """Returns the chosen network, or None if a stop came first."""
+    async def _prepare(self) -> Network:
+        """Returns the chosen network. Raises _EndedEarly if a stop came first."""
         await self._link.start()
-        network: Network | None = None
-
-        async def prepare() -> None:
-            nonlocal network
-            network = await self._preparation.run()
-
-        await first_of(prepare(), self._stop.came.wait())
+        network = await first_of(self._preparation.run(), self._stop.came.wait())
+        if not isinstance(network, Network):
+            raise _EndedEarly(self._stopped_early())
         return network
 
     def _hire(self) -> RankGroup:
         assert self._preparation.nursery is not None
         return RankGroup(self._place, self._preparation.nursery, self._pump, self._gang.tell_failure)
 
-    async def _start(self, rank_group: RankGroup, network: Network) -> None:
-        num_threads = threads_per_rank(self._spec, self._place, len(os.sched_getaffinity(0)))
-        environments = {
-            rank: rank_environment(
-                self._spec,
-                self._place,
-                network,
-                rank,
-                base=os.environ,
-                code_directory=str(self._folder.code_path),
-                programs_directory=str(Path(sys.executable).parent),
-                socket_path=self._link.path,
-                beat_path=str(self._watchdog.files[rank].path),
-                num_threads=num_threads,
-            )
-            for rank in self._place.ranks
-        }
-        directory, program = str(self._folder.code_path), find_program(self._spec)
+    async def _settle(self, network: Network) -> RankStart:
+        """Returns what the ranks start with, after the startup hook. Raises _EndedEarly, also if a stop came before."""
+        if self._stop.stop is not None:
+            raise _EndedEarly(self._stopped_early())
+        nursery = self._preparation.nursery
+        assert nursery is not None
         self._note_left_out()
-        up_at = await rank_group.start(environments, directory, num_threads, program)
+        paths = {rank: file.path for rank, file in self._watchdog.files.items()}
+        limit = hang_rule_of(load_config(self._spec)).start_seconds
+        setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths, limit)
+        preparing = setup.prepare(network, nursery, self._pump, self._on_hook)
+        start = await first_of(preparing, self._stop.came.wait(), self._peer_told.wait())
+        if self._stop.stop is not None:
+            raise _EndedEarly(self._stopped_early())
+        if self._peer is not None:
+            raise _EndedEarly(self._report(ExitKind.PEER_FAILED, f"ended because {describe_failure(self._peer)}"))
+        assert isinstance(start, RankStart)
+        return start
+
+    def _on_hook(self, pid: int) -> None:
+        """Reports that the attempt runs, and holds its lease, because the startup hook may take as long as it likes."""
+        self._hook_pid = pid
+        self._folder.write_rank_pids([pid])
+        self._timeline = replace(self._timeline, rendezvous_at=self._preparation.rendezvous_at, ranks_up_at=time.time())
+        self._delivery.recorder.note(f"{HOOK_NAME} runs on {self._place.agent_id}")
+        self._speak()
+
+    async def _start(self, rank_group: RankGroup, network: Network, start: RankStart) -> None:
+        up_at = await rank_group.start(start.environments, start.directory, start.num_threads, start.program)
         self.on_up()
         self._folder.write_rank_pids(rank_group.pids)
         self._watchdog.start(lambda: rank_group.living)
@@ -240,6 +240,8 @@ class TrialRunner:
         if self._peer is not None:
             rank_group.on_peer_failure()
         self._timeline = replace(self._timeline, rendezvous_at=self._preparation.rendezvous_at, ranks_up_at=up_at)
+        if self._has_spoken:
+            self._report_running()
         self._speaking = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._speak)
         log.info("the ranks run", ranks=list(self._place.ranks), store=f"{network.store_address}:{network.store_port}")
         self._delivery.adopt_orphans()
@@ -266,6 +268,12 @@ class TrialRunner:
     def _is_short(self, rank_group: RankGroup) -> bool:
         """Whether the command ended by itself before this runner had anything to report."""
         return not self._has_spoken and self._stop.stop is None and not rank_group.lost
+
+    def _judge_hook(self, problem: str) -> ExitReport:
+        """Returns the report of a startup hook that failed, which ends the other members too."""
+        report = judge_hook(problem, self._place.agent_id, self._pump.last_lines(HOOK_RANK), time.time())
+        self._gang.tell_failure(FailureRecord(report.kind, report.message, None, report.agent_id, report.failed_at))
+        return report
 
     async def _judge(self, rank_group: RankGroup) -> ExitReport:
         ends = rank_group.ends()
@@ -385,6 +393,8 @@ class TrialRunner:
             self._rank_group.on_peer_failure()
 
     def _on_lines(self, rank: int, stream: str, lines: Sequence[str]) -> None:
+        # The log has ranks only, so the startup hook's lines are those of the machine's first rank.
+        rank = self._place.first_rank if rank == HOOK_RANK else rank
         self._delivery.recorder.record_lines(rank, stream, lines)
         self._log_policy.search(rank, lines)
 
@@ -431,7 +441,10 @@ class TrialRunner:
         )
         self._report_running()
         self._delivery.reporter.open()
-        self._lease.start(lambda: [pid for pid in self._rank_group.pids if pid] if self._rank_group is not None else [])
+        self._lease.start(self._pids)
+
+    def _pids(self) -> list[int]:
+        return [pid for pid in (self._rank_group.pids if self._rank_group is not None else [self._hook_pid]) if pid]
 
     def _hush(self) -> None:
         """Cancels the first report if it was not sent yet: the ranks have ended, so the exit reports everything."""
@@ -462,6 +475,14 @@ class TrialRunner:
             ranks_up=self._timeline.ranks_up_at,
             first_step=self._timeline.first_step_at,
         )
+
+
+class _EndedEarly(Exception):
+    """The attempt ended before its ranks started; report says why."""
+
+    def __init__(self, report: ExitReport) -> None:
+        super().__init__(report.message)
+        self.report = report
 
 
 def kind_of(error: Exception) -> ExitKind:

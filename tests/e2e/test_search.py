@@ -105,6 +105,10 @@ def test_an_experiment_is_planned_tried_held_back_forked_and_chosen_by_its_label
         assert held.reload().state is State.PAUSED
         held.activate()
         assert client.wait_experiment(held.id, 60).trials[0].trial.batches_completed == 1
+        continued = cluster.run("experiment", "continue", str(held.id), "--config", "searcher.max_length.batches=3")
+        assert continued.stdout.startswith(f"experiment {held.id} gated continues\n")
+        (trial,) = (view.trial for view in client.wait_experiment(held.id, 60).trials)
+        assert (trial.batches_completed, trial.attempts, trial.outcome) == (3, 2, Outcome.COMPLETED)
         archived = cluster.run("experiment", "archive", "--label", "life", "--yes").stdout
         assert archived.splitlines() == [
             f"experiment {number} gated: COMPLETED, archived" for number in (held.id, forked.id)

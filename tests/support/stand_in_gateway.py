@@ -70,6 +70,7 @@ class StandInGateway(StandInProjects):
         self.knows_filters = True
         self.codes: dict[str, bytes] = {}
         self.requests: list[pb.CreateExperimentRequest] = []
+        self.continues: list[pb.ContinueExperimentRequest] = []
         self.updates: list[pb.UpdateExperimentRequest] = []
         self.agent_updates: list[pb.UpdateAgentRequest] = []
         self.trace_orders: list[pb.GatewayServiceProfileTrialRequest] = []
@@ -211,6 +212,15 @@ class StandInGateway(StandInProjects):
             return pb.ArchiveExperimentResponse(experiment=experiment)
 
         return self._answer("ArchiveExperiment", context, handle)
+
+    def ContinueExperiment(self, request: pb.ContinueExperimentRequest, context: Any) -> pb.ContinueExperimentResponse:
+        def handle() -> pb.ContinueExperimentResponse:
+            self.continues.append(request)
+            experiment = self.experiments[request.experiment_id]
+            experiment.state = types_pb2.STATE_QUEUED
+            return pb.ContinueExperimentResponse(experiment=experiment, warnings=self.warnings)
+
+        return self._answer("ContinueExperiment", context, handle)
 
     def UnarchiveExperiment(
         self, request: pb.UnarchiveExperimentRequest, context: Any

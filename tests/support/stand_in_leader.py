@@ -250,6 +250,14 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
             experiment=wire.to_proto(changed), revision=revision
         )
 
+    async def ContinueExperiment(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServiceContinueExperimentRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServiceContinueExperimentResponse:
+        changed, revision = await self._replace(request.experiment_id, state=State.QUEUED, outcome=None)
+        return scheduler_pb2.SchedulerServiceContinueExperimentResponse(
+            experiment=wire.to_proto(changed), revision=revision
+        )
+
     async def UnarchiveExperiment(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest, context: Any
     ) -> scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse:

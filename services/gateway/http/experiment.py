@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+import json
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
+from pydantic import Field
 
 from gangline.config import ExperimentConfig, named_home, parse_config, read_config
 from gangline.config.parse import NOTHING_INHERITED
@@ -45,6 +47,7 @@ class ExperimentQuery:
         )
 
 
+IdempotencyKey = Annotated[str | None, Header()]
 router = APIRouter(prefix="/api/v1", route_class=Route)
 
 # A multiple of four characters, so that each part is valid base64 by itself.
@@ -56,7 +59,7 @@ async def create_experiment(
     body: model.CreateExperiment,
     caller: Caller,
     cases: Cases,
-    idempotency_key: Annotated[str | None, Header()] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> model.ExperimentAnswer:
     """Creates an experiment from its configuration and its code. The same request id, in the body or as the header
     Idempotency-Key, gives the same experiment again, also after an answer was lost."""
@@ -248,6 +251,23 @@ async def delete_experiment(experiment_id: model.Int64, caller: Caller, cases: C
     experiment has the same. `experiment` is null once it has been deleted. A second call changes nothing."""
     experiment = await cases.removals.delete(caller, str(uuid.uuid4()), experiment_id)
     return DeletionAnswer.model_validate({"experiment": experiment})
+
+
+class ContinueBody(model.Body):
+    """overrides: new values of the configuration by dotted keys, such as {"searcher.max_length.batches": 200}."""
+
+    overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+@router.post("/experiments/{experiment_id}/continue", tags=["experiments"])
+async def continue_experiment(
+    experiment_id: model.Int64, body: ContinueBody, caller: Caller, cases: Cases, idempotency_key: IdempotencyKey = None
+) -> model.ExperimentAnswer:
+    """Goes on with the trial of an ended experiment, from its newest checkpoint. For experiments of one trial."""
+    experiment, warnings = await cases.experiments.resume(
+        caller, idempotency_key or str(uuid.uuid4()), experiment_id, json.dumps(body.overrides)
+    )
+    return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment), warnings=warnings)
 
 
 @router.post("/experiments/{experiment_id}/archive", tags=["experiments"])

@@ -19,17 +19,28 @@ from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, State
 from gangline.protocol import wire
 from services.common import keys
+from services.gateway.secret_view import hide_secrets
 
 T = TypeVar("T")
 
 
 class RecordTable(Generic[T]):
-    """Holds the records under one prefix, by key and by group. group_of: None when no view asks by group."""
+    """Holds the records under one prefix, by key and by group.
 
-    def __init__(self, prefix: str, record_type: type[T], group_of: Callable[[T], Hashable] | None = None) -> None:
+    group_of: None when no view asks by group. keep: makes the form that is kept.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        record_type: type[T],
+        group_of: Callable[[T], Hashable] | None = None,
+        keep: Callable[[T], T] = lambda record: record,
+    ) -> None:
         self.prefix = prefix
         self._record_type = record_type
         self._group_of = group_of
+        self._keep = keep
         self._by_key: dict[str, T] = {}
         self._by_group: dict[Hashable, dict[str, T]] = {}
 
@@ -48,7 +59,7 @@ class RecordTable(Generic[T]):
 
     def put(self, key: str, value: bytes) -> tuple[T | None, T]:
         """Stores a record; returns the one before and the new one. Raises when the value cannot be read."""
-        record = wire.decode(self._record_type, value)
+        record = self._keep(wire.decode(self._record_type, value))
         before = self.remove(key)
         self._by_key[key] = record
         if self._group_of is not None:
@@ -82,7 +93,7 @@ class ClusterState:
         self.ended_trial_ids: dict[str, None] = {}
         self.marked: dict[str, Checkpoint] = {}
         self.deleting: dict[str, Experiment] = {}
-        self.experiments = RecordTable(keys.EXPERIMENTS, Experiment)
+        self.experiments = RecordTable(keys.EXPERIMENTS, Experiment, keep=hide_secrets)
         self.trials = RecordTable(keys.TRIALS, Trial, lambda trial: trial.experiment_id)
         self.searches = RecordTable(keys.SEARCHES, Search)
         self.requests = RecordTable(keys.REQUESTS, Request)
@@ -93,7 +104,7 @@ class ClusterState:
         self.fusion = RecordTable(keys.FUSION, FusionRecord)
         self.workspaces = RecordTable(keys.WORKSPACES, Workspace)
         self.projects = RecordTable(keys.PROJECTS, Project)
-        self.templates = RecordTable(keys.TEMPLATES, Template)
+        self.templates = RecordTable(keys.TEMPLATES, Template, keep=hide_secrets)
         self.instances = RecordTable(keys.ALIVE, ServiceInstance)
         # Keys whose present value cannot be read.
         self._unreadable_keys: set[str] = set()

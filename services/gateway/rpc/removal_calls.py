@@ -1,4 +1,4 @@
-"""The calls of GatewayService that archive and delete experiments."""
+"""The calls of GatewayService for experiments that have ended: continue, archive, delete."""
 
 # ruff: noqa: N802  the methods are named by the proto
 
@@ -27,6 +27,14 @@ class RemovalCalls(GatewayServiceServicer):
             current_principal(), request.request_id, request.experiment_id
         )
         return pb.DeleteExperimentResponse(experiment=wire.to_proto(experiment) if experiment is not None else None)
+
+    async def ContinueExperiment(
+        self, request: pb.ContinueExperimentRequest, context: Context
+    ) -> pb.ContinueExperimentResponse:
+        experiment, warnings = await self._usecases.experiments.resume(
+            current_principal(), request.request_id, request.experiment_id, request.overrides_json
+        )
+        return pb.ContinueExperimentResponse(experiment=wire.to_proto(experiment), warnings=warnings)
 
     async def ArchiveExperiment(
         self, request: pb.ArchiveExperimentRequest, context: Context

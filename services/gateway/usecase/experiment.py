@@ -30,8 +30,9 @@ from services.common import keys
 from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader, check_request_id
 from services.gateway.leader.submitter import Submitter
-from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.auth import check_owner, check_user
 from services.gateway.mirror.mirror import LEADER_NOTIFICATION, Watched
+from services.gateway.secret_view import read_experiment
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.following import Following
 from services.gateway.usecase.pace import find_pace
@@ -96,7 +97,7 @@ class Experiments:
             error.request_id = request_id
             raise
         await self._leader.settle(answer.revision)
-        return wire.from_proto(Experiment, answer.experiment), list(answer.warnings)
+        return read_experiment(answer.experiment), list(answer.warnings)
 
     async def find(self, principal: Principal, request_id: str) -> Experiment:
         """Returns the experiment that this request made. Raises GanglineError `request.not_found` when it certainly
@@ -110,12 +111,12 @@ class Experiments:
                 f"request {request_id} has made no experiment; if its command still runs, it may yet",
             )
         await self._leader.settle(answer.revision)
-        return wire.from_proto(Experiment, answer.experiment)
+        return read_experiment(answer.experiment)
 
     async def kill(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
         request = scheduler_pb2.SchedulerServiceKillExperimentRequest(experiment_id=experiment_id)
         answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.KillExperiment, request)
-        return wire.from_proto(Experiment, answer.experiment)
+        return read_experiment(answer.experiment)
 
     async def update(
         self, principal: Principal, request_id: str, experiment_id: int, changes: Sequence[ExperimentChange | None]
@@ -139,7 +140,29 @@ class Experiments:
                 check_text_change(change)
                 request.texts.CopyFrom(wire.to_proto(change))
         answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateExperiment, request)
-        return wire.from_proto(Experiment, answer.experiment)
+        return read_experiment(answer.experiment)
+
+    async def resume(
+        self, principal: Principal, request_id: str, experiment_id: int, overrides_json: str
+    ) -> tuple[Experiment, list[str]]:
+        """Goes on with the trial of an ended experiment, from its newest checkpoint. Returns the experiment, and
+        warnings. A second call with the same request id changes nothing.
+
+        overrides_json: new values of its configuration by dotted keys; empty for none. Raises GanglineError
+        `auth.not_owner`, and the errors of the leader.
+        """
+        check_user(principal)
+        experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
+        # The leader answers for an experiment that the mirror does not have.
+        if experiment is not None:
+            check_owner(principal, experiment.owner, f"continue experiment {experiment_id}")
+        request = scheduler_pb2.SchedulerServiceContinueExperimentRequest(
+            experiment_id=experiment_id, overrides_json=overrides_json
+        )
+        answer = await self._leader.change(
+            principal, request_id, lambda scheduler: scheduler.ContinueExperiment, request
+        )
+        return read_experiment(answer.experiment), list(answer.warnings)
 
     async def kill_trial(self, principal: Principal, request_id: str, trial_id: str) -> Trial:
         """Kills one trial; the others of its experiment continue."""

@@ -44,6 +44,7 @@ from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.auth import check_user
 from services.gateway.mirror.mirror import Watched
+from services.gateway.secret_view import hide_secrets, read_experiment
 from services.gateway.usecase.parsing import read_text
 
 T = TypeVar("T")
@@ -212,7 +213,7 @@ class Projects:
             name=name, config_json=config_json, is_admin=principal.is_admin
         )
         answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.SetTemplate, request)
-        return wire.from_proto(Template, answer.template)
+        return hide_secrets(wire.from_proto(Template, answer.template))
 
     async def remove_template(self, principal: Principal, request_id: str, name: str) -> None:
         request = project_pb2.SchedulerServiceRemoveTemplateRequest(name=name, is_admin=principal.is_admin)
@@ -223,7 +224,7 @@ class Projects:
     ) -> Experiment:
         request = project_pb2.SchedulerServiceMoveExperimentRequest(experiment_id=experiment_id, project_id=project_id)
         answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.MoveExperiment, request)
-        return wire.from_proto(Experiment, answer.experiment)
+        return read_experiment(answer.experiment)
 
     async def _found(self, find: Callable[[], T], key: str = keys.NEXT_PROJECT) -> T:
         """Returns what the function finds. A record that the mirror lacks may be new, so the mirror is brought up to

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gangline.domain.experiment import Experiment
-from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
 from services.common import keys
 from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.auth import check_owner
 from services.gateway.mirror.mirror import Watched
+from services.gateway.secret_view import read_experiment
 
 
 class Removals:
@@ -28,7 +28,7 @@ class Removals:
             check_owner(principal, experiment.owner, f"delete experiment {experiment_id}")
         request = scheduler_pb2.SchedulerServiceDeleteExperimentRequest(experiment_id=experiment_id)
         answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.DeleteExperiment, request)
-        return wire.from_proto(Experiment, answer.experiment) if answer.HasField("experiment") else None
+        return read_experiment(answer.experiment) if answer.HasField("experiment") else None
 
     async def archive(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
         """Takes an ended experiment out of listings."""
@@ -36,11 +36,11 @@ class Removals:
         answer = await self._leader.change(
             principal, request_id, lambda scheduler: scheduler.ArchiveExperiment, request
         )
-        return wire.from_proto(Experiment, answer.experiment)
+        return read_experiment(answer.experiment)
 
     async def unarchive(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
         request = scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest(experiment_id=experiment_id)
         answer = await self._leader.change(
             principal, request_id, lambda scheduler: scheduler.UnarchiveExperiment, request
         )
-        return wire.from_proto(Experiment, answer.experiment)
+        return read_experiment(answer.experiment)

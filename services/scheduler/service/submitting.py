@@ -15,7 +15,9 @@ import structlog
 
 from gangline.config.bound import is_small
 from gangline.config.hyperparameter import Random
+from gangline.domain.experiment import Experiment, Template
 from gangline.domain.resource import Agent
+from gangline.domain.secret import restore_secrets
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid
 from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2
@@ -34,14 +36,14 @@ async def submit_one(
     term: Term, request: scheduler_pb2.SubmitExperimentRequest, rng: Random
 ) -> scheduler_pb2.SubmitExperimentResponse:
     """Returns once the experiment is durable. Raises GanglineError."""
+    earlier_experiment = term.state.experiment_of_request(request.request_id) if request.request_id else None
     submitted = {
         "request_id": request.request_id,
         "owner": request.owner,
-        "config_json": request.config_json,
+        "config_json": restore_secrets(request.config_json, _find_sources(term, request, earlier_experiment)),
         "code_sha256": request.code_sha256,
         "template": request.template,
     }
-    earlier_experiment = term.state.experiment_of_request(request.request_id) if request.request_id else None
     if earlier_experiment is not None:
         check_repeated(earlier_experiment, submitted)
     agents = list(term.state.all_of(Agent))
@@ -66,6 +68,17 @@ async def submit_one(
     return scheduler_pb2.SubmitExperimentResponse(
         experiment=wire.to_proto(experiment), revision=term.state.revision, warnings=warnings
     )
+
+
+def _find_sources(term: Term, request: scheduler_pb2.SubmitExperimentRequest, earlier: Experiment | None) -> list[str]:
+    """Returns the configurations whose secrets this submit may take over: those of the user's own experiments, and of
+    the template, which gives them to everyone who includes it."""
+    parent = term.state.find(Experiment, request.forked_from) if request.forked_from else None
+    template = term.state.find(Template, request.template) if request.template else None
+    own = [
+        experiment for experiment in (earlier, parent) if experiment is not None and experiment.owner == request.owner
+    ]
+    return [record.config_json for record in (*own, template) if record is not None]
 
 
 async def submit_group(

@@ -26,8 +26,11 @@ def queue(
     shrink_at: float = 0.0,
     kept_slots: int = 0,
 ) -> None:
-    """Queues a trial. A requeued trial keeps its place in the queue, because its time of creation counts. shrink_at,
-    kept_slots: when and how it may have fewer slots, see size.py."""
+    """Queues a trial. A requeued trial keeps its place in the queue, because the time counts at which it was created,
+    or at which its experiment was continued. shrink_at, kept_slots: when and how it may have fewer slots, see
+    size.py."""
+    experiment = draft.find(Experiment, trial.experiment_id)
+    continued_at = experiment.continued_at if experiment is not None else 0.0
     draft.put(
         Request(
             trial_id=trial.id,
@@ -37,7 +40,7 @@ def queue(
             priority=priority_of(facts, rules),
             is_single_agent=facts.is_single_agent,
             blocklist=blocklist_of(trial),
-            submitted_at=trial.created_at,
+            submitted_at=max(trial.created_at, continued_at),
             not_before_at=not_before_at,
             exclusions=trial.exclusions,
             shrink_at=shrink_at,

@@ -45,8 +45,7 @@ def admit(
     config = _parse(submitted["config_json"])
     config_json = config.model_dump_json()
     facts = facts_of_parsed(config_json, config)
-    pool = _find_pool(facts, pools)
-    warnings = _check_fit(facts, pool, [agent for agent in agents if agent.pool == pool.name])
+    warnings = check_place(facts, pools, agents)
     submission = Submission(
         request_id=submitted["request_id"],
         owner=submitted["owner"],
@@ -60,6 +59,12 @@ def admit(
         labels=tuple(config.labels),
     )
     return submission, warnings
+
+
+def check_place(facts: Facts, pools: Sequence[PoolConfig], agents: Iterable[Agent]) -> list[str]:
+    """Returns warnings. Raises GanglineError `pool.not_found` or `request.never_fits`."""
+    pool = _find_pool(facts, pools)
+    return _check_fit(facts, pool, [agent for agent in agents if agent.pool == pool.name])
 
 
 def check_repeated(experiment: Experiment, submitted: Mapping[str, str]) -> None:
@@ -89,8 +94,7 @@ def preview(
     such check. Raises GanglineError `config.*`, `pool.not_found`, `request.never_fits`."""
     facts = facts_of(_parse(config_json).model_dump_json())
     if pools:
-        pool = _find_pool(facts, pools)
-        _check_fit(facts, pool, [agent for agent in agents if agent.pool == pool.name])
+        check_place(facts, pools, agents)
     seed = _choose_seed(facts, rng)
     searcher = make_searcher(facts, seed)
     numbers = range(1, min(limit, searcher.num_planned) + 1)

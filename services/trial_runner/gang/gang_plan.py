@@ -117,6 +117,11 @@ def rank_environment(
     return environment
 
 
+def is_reserved(name: str) -> bool:
+    """Whether the runner alone sets this variable."""
+    return bool(_FOREIGN.match(name))
+
+
 def threads_per_rank(spec: runner_pb2.RunnerSpec, place: Place, num_cores: int) -> int:
     """Returns the experiment's OMP_NUM_THREADS, or else one slot's share of the machine's cores.
 

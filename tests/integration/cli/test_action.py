@@ -130,6 +130,13 @@ def test_a_fork_takes_code_and_configuration_with_changes(cli: Cli, gateway: Sta
     assert (ran.status, ran.err.count("\n"), len(gateway.requests)) == (2, 1, 1)
 
 
+def test_an_ended_experiment_continues_with_changes(cli: Cli, gateway: StandInGateway) -> None:
+    ran = cli("experiment", "continue", "3", "--config", "searcher.max_length.epochs=9", "--request-id", "c1")
+    assert ran.out == "experiment 3 digits continues\nfollow it: gangline experiment logs -f 3\n"
+    [request] = gateway.continues
+    assert (request.request_id, json.loads(request.overrides_json)) == ("c1", {"searcher.max_length.epochs": 9})
+
+
 def test_a_create_with_changes_and_a_dry_run(cli: Cli, gateway: StandInGateway, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()

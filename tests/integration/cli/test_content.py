@@ -38,6 +38,7 @@ _COMMANDS = {
     "experiment logs": ("1",), "experiment metrics": ("1",), "experiment wait": ("1",), "experiment kill": ("1",),
     "experiment pause": ("1",), "experiment activate": ("1",), "experiment cancel": ("1",),
     "experiment delete": ("--yes", "1"), "experiment archive": ("1",), "experiment unarchive": ("1",),
+    "experiment continue": ("1",),
     "experiment trials": ("1",), "experiment set priority": ("1", "7"), "experiment set weight": ("1", "2"),
     "experiment set max-slots": ("1", "2"), "experiment set name": ("1", "x"), "experiment fork": ("1", *_FORKED),
     "experiment set description": ("1", "x"), "experiment set notes": ("1", "x"),

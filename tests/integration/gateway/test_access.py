@@ -33,6 +33,7 @@ UNARY_CALLS = {
     "DeleteExperiment": pb.DeleteExperimentRequest(),
     "ArchiveExperiment": pb.ArchiveExperimentRequest(),
     "UnarchiveExperiment": pb.UnarchiveExperimentRequest(),
+    "ContinueExperiment": pb.ContinueExperimentRequest(),
     "KillTrial": pb.KillTrialRequest(),
     "ProfileTrial": pb.GatewayServiceProfileTrialRequest(),
     "PreviewSearch": pb.GatewayServicePreviewSearchRequest(),

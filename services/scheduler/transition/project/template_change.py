@@ -7,6 +7,7 @@ from dataclasses import replace
 from gangline.config.layer.lookup import find_template
 from gangline.config.layer.template_check import check_name
 from gangline.domain.experiment import Project, Template, Workspace
+from gangline.domain.secret import restore_secrets
 from gangline.errors import conflict
 from services.scheduler.state.records import Draft, Records, StateChange
 from services.scheduler.transition.project.rule import Caller, check_owner, note_removal, remember, was_removed_by
@@ -15,7 +16,7 @@ from services.scheduler.transition.project.rule import Caller, check_owner, note
 def set_template(records: Records, name: str, config_json: str, caller: Caller, now: float) -> StateChange:
     """Creates the template, or replaces its settings. A request that has set it before changes nothing.
 
-    Raises GanglineError `template.name`, `auth.not_owner`. check_template has accepted the settings.
+    Raises GanglineError `template.name`, `auth.not_owner`, `config.masked`. check_template has accepted the settings.
     """
     check_name("template", name)
     template = records.find(Template, name) or Template(name, owner=caller.user, created_at=now)
@@ -26,7 +27,7 @@ def set_template(records: Records, name: str, config_json: str, caller: Caller, 
     draft.put(
         replace(
             template,
-            config_json=config_json,
+            config_json=restore_secrets(config_json, [template.config_json]),
             updated_at=now,
             request_ids=remember(template.request_ids, caller),
         )

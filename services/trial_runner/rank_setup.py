@@ -1,0 +1,126 @@
+"""Settles what the ranks of this machine start with: interpreter, folder, variables and command.
+
+Runs the startup hook on the way, if the code has one. The runner calls `prepare` once, after the gang is linked. From
+the start of the hook the attempt counts as running.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gangline.domain.entrypoint import Command, parse_entrypoint
+from gangline.errors import invalid
+from gangline.launch.private_environment import has_packages
+from gangline.v1 import runner_pb2
+from services.common.state_folder import SharedFolder
+from services.trial_runner.gang.gang_plan import (
+    Network,
+    Place,
+    find_program,
+    load_config,
+    rank_environment,
+    threads_per_rank,
+)
+from services.trial_runner.ranks.interpreter import Interpreter, find_interpreter, make_private
+from services.trial_runner.ranks.log_pump import LogPump
+from services.trial_runner.ranks.nursery_client import Nursery
+from services.trial_runner.ranks.startup_hook import HOOK_NAME, EnvironmentChange, run_hook
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """What the ranks start with.
+
+    environments: by rank. directory: in which they start. num_threads: of each. program: replaces the process of each
+    rank; empty for a fork of the warm process.
+    """
+
+    environments: dict[int, dict[str, str]]
+    directory: str
+    num_threads: int
+    program: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """Prepares the start of one machine's ranks.
+
+    beat_paths: by rank. hook_seconds: the limit for the startup hook.
+    """
+
+    spec: runner_pb2.RunnerSpec
+    place: Place
+    folder: SharedFolder
+    socket_path: str
+    beat_paths: dict[int, Path]
+    hook_seconds: float
+
+    async def prepare(
+        self, network: Network, nursery: Nursery, pump: LogPump, on_hook: Callable[[int], None]
+    ) -> RankStart:
+        """Raises HookFailed, and GanglineError `environment.*`. on_hook: called with the pid of the startup hook."""
+        config = load_config(self.spec)
+        section = config.get("environment") or {}
+        directory = self._find_directory(section.get("working_directory") or "")
+        is_command = isinstance(parse_entrypoint(config.get("entrypoint") or ""), Command)
+        named = section.get("python") or ""
+        interpreter = await find_interpreter(named, self.place.agent_id, needs_library=not is_command)
+        start = self._plan(network, interpreter, directory)
+        if (self.folder.code_path / HOOK_NAME).is_file():
+            private = self.folder.packages_path
+            interpreter = await make_private(interpreter, private)
+            start = self._plan(network, interpreter, directory)
+            first = start.environments[self.place.first_rank] | {"VIRTUAL_ENV": str(private)}
+            change = await run_hook(
+                nursery,
+                pump,
+                environment=first,
+                directory=self.folder.code_path,
+                listing=self.folder.packages_path / "hook.environ",
+                limit_seconds=self.hook_seconds,
+                on_up=on_hook,
+            )
+            is_fresh = has_packages(private) or change.needs_fresh_process
+            start = _changed(start, change, interpreter.rank_command() if is_fresh and not is_command else [])
+        if not start.program and not interpreter.is_agents:
+            return replace(start, program=interpreter.rank_command())
+        return start
+
+    def _find_directory(self, named: str) -> Path:
+        """Returns the folder in which the ranks start."""
+        directory = self.folder.code_path / named
+        if not directory.is_dir():
+            place = self.place.agent_id if Path(named).is_absolute() else "the code"
+            text = f"environment.working_directory: there is no folder {named} in {place}"
+            raise invalid("environment.no_directory", text)
+        return directory
+
+    def _plan(self, network: Network, interpreter: Interpreter, directory: Path) -> RankStart:
+        num_threads = threads_per_rank(self.spec, self.place, len(os.sched_getaffinity(0)))
+        environments = {
+            rank: rank_environment(
+                self.spec,
+                self.place,
+                network,
+                rank,
+                base=os.environ,
+                code_directory=str(self.folder.code_path),
+                programs_directory=str(interpreter.programs_directory),
+                socket_path=self.socket_path,
+                beat_path=str(self.beat_paths[rank]),
+                num_threads=num_threads,
+            )
+            for rank in self.place.ranks
+        }
+        return RankStart(environments, str(directory), num_threads, find_program(self.spec))
+
+
+def _changed(start: RankStart, change: EnvironmentChange, command: list[str]) -> RankStart:
+    """Returns the start with the variables of the hook. command: of ranks that cannot be forked any more."""
+    environments = {rank: change.apply(environment) for rank, environment in start.environments.items()}
+    threads = change.changed.get("OMP_NUM_THREADS", "")
+    num_threads = int(threads) if threads.isdigit() and int(threads) else start.num_threads
+    return RankStart(environments, start.directory, num_threads, start.program or command)

@@ -1,0 +1,105 @@
+"""The Python that runs the ranks: the agent's own, the one that the experiment names, or a private environment above
+either of them.
+
+The preparation of the ranks calls it. Only ranks on the agent's own Python can be forked from a warm process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from gangline.errors import invalid, unavailable
+from gangline.launch import private_environment
+
+# Limit for a step in another interpreter. A cold start from a network disk takes seconds.
+STEP_SECONDS = 60.0
+_PROBE = "import importlib.metadata as metadata; print(metadata.version('gangline'))"
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """path: the executable. is_agents: whether it is the agent's own Python."""
+
+    path: Path
+    is_agents: bool
+
+    @property
+    def programs_directory(self) -> Path:
+        return self.path.parent
+
+    def rank_command(self) -> list[str]:
+        """Returns the command of a rank in a fresh process. -P: the user's folder must not hide Gangline."""
+        return [str(self.path), "-P", "-m", "gangline.rank"]
+
+
+def own_interpreter() -> Interpreter:
+    return Interpreter(Path(sys.executable), is_agents=True)
+
+
+async def find_interpreter(named: str, agent_id: str, *, needs_library: bool) -> Interpreter:
+    """Returns the interpreter that `environment.python` names.
+
+    named: an executable, or the folder of a virtual environment; empty for the agent's own Python.
+    needs_library: whether the ranks import Gangline from it. Raises GanglineError `environment.*`.
+    """
+    if not named:
+        return own_interpreter()
+    path = _locate(named, agent_id)
+    if needs_library:
+        found, problem = await _run(path, "-c", _PROBE)
+        if problem:
+            text = f"environment.python: {path} on {agent_id} cannot import Gangline ({problem}); install it there"
+            raise invalid("environment.no_library", f"{text}: {path} -m pip install gangline=={version('gangline')}")
+        if found != version("gangline"):
+            text = f"environment.python: {path} on {agent_id} has Gangline {found}, the agent {version('gangline')}"
+            raise invalid("environment.no_library", f"{text}; install the agent's version there")
+    return Interpreter(path, is_agents=False)
+
+
+def _locate(named: str, agent_id: str) -> Path:
+    path = Path(named)
+    if path.is_dir():
+        path /= "bin/python3"
+    if not path.is_file():
+        raise invalid("environment.no_python", f"environment.python: there is no interpreter {path} on {agent_id}")
+    return path
+
+
+async def make_private(lower: Interpreter, folder: Path) -> Interpreter:
+    """Makes a private environment above `lower`. Raises GanglineError `environment.no_folder`."""
+    _, problem = await _run(lower.path, private_environment.__file__, str(folder))
+    if problem:
+        raise unavailable("environment.no_folder", f"cannot make a virtual environment with {lower.path}: {problem}")
+    return Interpreter(folder / "bin/python3", lower.is_agents)
+
+
+async def _run(path: Path, *arguments: str) -> tuple[str, str]:
+    """Runs an interpreter apart from the user's settings. Returns what it printed, and why it failed: empty if it did
+    not."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            str(path),
+            "-I",
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        return "", str(error)
+    try:
+        async with asyncio.timeout(STEP_SECONDS):
+            out, err = await process.communicate()
+    except TimeoutError:
+        return "", f"no answer within {STEP_SECONDS:g} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    lines = err.decode(errors="replace").strip().splitlines()
+    problem = (lines[-1] if lines else f"exit code {process.returncode}") if process.returncode else ""
+    return out.decode(errors="replace").strip(), problem
