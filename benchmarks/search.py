@@ -38,13 +38,13 @@ from services.scheduler.searcher.replay import replay
 from services.scheduler.state.codec import operations_of
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SchedulerState, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import state_of
 from services.scheduler.transition.availability import registered
 from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import place
 from services.scheduler.transition.report import validated
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.submit_check import Submission, submit
 
 DIGITS = Path(__file__).parent.parent / "examples" / "digits"

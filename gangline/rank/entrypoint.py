@@ -7,6 +7,7 @@ runs for them.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import logging
 import os
@@ -24,7 +25,7 @@ from gangline.domain.entrypoint import Entrypoint, Module, Script, TrialClass, p
 from gangline.domain.failure import CHILD, describe_signal, signal_passed_on
 from gangline.domain.state import ExitKind
 from gangline.errors import invalid
-from gangline.launch.child import put_code_first
+from gangline.launch import child
 from gangline.launch.failure import Failure, describe, import_failure
 
 EXIT_FAILED = 1
@@ -50,7 +51,7 @@ def _prepare(cluster: ClusterInfo) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     alias.install()
     if cluster.code_directory not in sys.path:
-        put_code_first(cluster.code_directory)
+        child.put_code_first(cluster.code_directory)
     if os.environ.get("RANK", "0") == "0":
         for warning in cluster.warnings:
             logging.getLogger("gangline").warning("%s", warning)
@@ -181,6 +182,16 @@ def _leave_process_group() -> None:
         close_group()
 
 
+def main() -> None:
+    """`python -m gangline.rank.entrypoint`: a rank in a Python of its own, where a fork of a warm process would have
+    other packages. Started by the nursery, in the folder in which the user's code runs."""
+    child.prepare_output()
+    faulthandler.enable()
+    child.set_name(f"gangline-rank{os.environ.get('RANK', '')}")
+    child.put_code_first(str(Path.cwd()))
+    child.leave_like_a_program(run())
+
+
 class _ImportFailed(Exception):
     """The user's module raised an exception when it was imported."""
 
@@ -188,3 +199,7 @@ class _ImportFailed(Exception):
         super().__init__(module)
         self.module = module
         self.error = error
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ from services.scheduler.placement.request.snapshot import (
     default_preemption,
 )
 from services.scheduler.state.facts import DEFAULT_POOL
-from services.scheduler.transition.rules import DEFAULT_PRIORITY, Rules
+from services.scheduler.state.rules import DEFAULT_PRIORITY, Rules
 
 
 class PoolScheduler(BaseModel):

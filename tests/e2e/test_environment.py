@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gangline.domain.secret import MASK
+from gangline.config.layer.secret import MASK
 from gangline.domain.state import Outcome
 from gangline.errors import GanglineError
 from tests.support.cluster import Cluster, running_cluster

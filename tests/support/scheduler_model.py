@@ -18,6 +18,7 @@ from services.scheduler.placement import Assignment, Plan, PoolConfig, Snapshot,
 from services.scheduler.placement.request.order import by_priority
 from services.scheduler.state.codec import operations_of, record_of
 from services.scheduler.state.records import Draft, Record, Records, SchedulerState, StateChange
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.availability import (
     clear,
     lost,
@@ -31,7 +32,6 @@ from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import came_up, place
 from services.scheduler.transition.queue_move import move_experiment, update_resources
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.size import grow
 from services.scheduler.transition.stop import StopOrder, stop
 from services.scheduler.transition.submit_check import admit, submit

@@ -21,11 +21,11 @@ from services.scheduler.searcher.study import Record, Study
 from services.scheduler.state.codec import operations_of, record_of
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SchedulerState, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.availability import registered
 from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import came_up, place
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import Suggestions
 from services.scheduler.transition.submit_check import Submission, submit
 

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 
+from gangline.config.layer.secret import hide_secrets
+from gangline.domain.experiment import Experiment
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid, unavailable
-from gangline.protocol import rpc
+from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2_grpc
 from services.common.concurrency import first_of
 from services.common.leader_probe import NOT_LEADER_CODE
@@ -51,6 +54,11 @@ class ChangeRequest(Protocol):
 
     request_id: str
     user: str
+
+
+def read_experiment(message: Message) -> Experiment:
+    """Returns an experiment of the leader's answer, as the gateway may show it."""
+    return hide_secrets(wire.from_proto(Experiment, message))
 
 
 Q = TypeVar("Q")

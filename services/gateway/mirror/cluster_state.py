@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from gangline.config.layer.secret import hide_secrets
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
@@ -19,7 +20,6 @@ from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, State
 from gangline.protocol import wire
 from services.common import keys
-from services.gateway.secret_view import hide_secrets
 
 T = TypeVar("T")
 

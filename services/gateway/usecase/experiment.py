@@ -28,11 +28,10 @@ from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
 from services.common import keys
 from services.common.server import Principal
-from services.gateway.leader.leader_client import Leader, check_request_id
+from services.gateway.leader.leader_client import Leader, check_request_id, read_experiment
 from services.gateway.leader.submitter import Submitter
 from services.gateway.mirror.auth import check_owner, check_user
 from services.gateway.mirror.mirror import LEADER_NOTIFICATION, Watched
-from services.gateway.secret_view import read_experiment
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.following import Following
 from services.gateway.usecase.pace import find_pace

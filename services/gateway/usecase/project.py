@@ -17,6 +17,7 @@ from gangline.config.layer.lookup import (
     no_project,
     no_workspace,
 )
+from gangline.config.layer.secret import hide_secrets
 from gangline.config.layer.template_check import (
     check_description,
     check_name,
@@ -41,10 +42,9 @@ from gangline.protocol import wire
 from gangline.v1 import project_pb2
 from services.common import keys
 from services.common.server import Principal
-from services.gateway.leader.leader_client import Leader
+from services.gateway.leader.leader_client import Leader, read_experiment
 from services.gateway.mirror.auth import check_user
 from services.gateway.mirror.mirror import Watched
-from services.gateway.secret_view import hide_secrets, read_experiment
 from services.gateway.usecase.parsing import read_text
 
 T = TypeVar("T")

@@ -6,10 +6,9 @@ from gangline.domain.experiment import Experiment
 from gangline.v1 import scheduler_pb2
 from services.common import keys
 from services.common.server import Principal
-from services.gateway.leader.leader_client import Leader
+from services.gateway.leader.leader_client import Leader, read_experiment
 from services.gateway.mirror.auth import check_owner
 from services.gateway.mirror.mirror import Watched
-from services.gateway.secret_view import read_experiment
 
 
 class Removals:

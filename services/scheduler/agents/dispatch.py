@@ -18,9 +18,9 @@ from services.scheduler.agents.agent_session import Session, Sessions
 from services.scheduler.agents.reconcile import vanished_report
 from services.scheduler.agents.runner_spec import SpecSource
 from services.scheduler.state.records import StateChange
+from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import Store
 from services.scheduler.transition.exit import unended_agents
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import grace_left
 
 OnExit = Callable[[str, ExitReport], None]

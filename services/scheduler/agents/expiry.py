@@ -24,12 +24,12 @@ from services.scheduler.agents.intake import Intake
 from services.scheduler.agents.lease_table import STOP_MARGIN_SECONDS, AttemptLeases, Leases, is_majority
 from services.scheduler.state import metrics
 from services.scheduler.state.records import SchedulerState, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import Store
 from services.scheduler.transition.availability import lost, unended_on
 from services.scheduler.transition.deadline import expired, next_deadline, overdue, to_readmit
 from services.scheduler.transition.exclusion import readmitted
 from services.scheduler.transition.exit import unended_agents
-from services.scheduler.transition.rules import Rules
 
 _log = structlog.get_logger(__name__)
 

@@ -30,6 +30,7 @@ from services.scheduler.agents.report_check import Screening
 from services.scheduler.state import metrics
 from services.scheduler.state.estimate import Progress
 from services.scheduler.state.records import StateChange
+from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import Store, Transition
 from services.scheduler.transition.checkpoint import abandoned, delete_checkpoints
 from services.scheduler.transition.exit import member_exited
@@ -37,7 +38,6 @@ from services.scheduler.transition.fence import fenced, is_superseded, live, why
 from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
 from services.scheduler.transition.place import accepted, came_up
 from services.scheduler.transition.report import checkpointed, progressed, validated
-from services.scheduler.transition.rules import Rules
 
 _log = structlog.get_logger(__name__)
 

@@ -27,11 +27,11 @@ from services.scheduler.searcher.draw import is_drawn, warm_up
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Id, Records, StateChange
 from services.scheduler.state.records import SchedulerState as Known
+from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import Store
 from services.scheduler.transition.availability import clear
 from services.scheduler.transition.checkpoint import retire
 from services.scheduler.transition.end import continue_change
-from services.scheduler.transition.rules import Rules
 
 _log = structlog.get_logger(__name__)
 

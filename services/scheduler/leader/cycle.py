@@ -31,10 +31,10 @@ from services.scheduler.placement.request.snapshot_change import dump_change
 from services.scheduler.state import metrics
 from services.scheduler.state.hold import held_reason, is_held
 from services.scheduler.state.records import SchedulerState, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.state.run_history import RunHistory
 from services.scheduler.state.state_store import Store
 from services.scheduler.transition.place import place
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.size import grow
 from services.scheduler.transition.stop import StopOrder, stop
 

@@ -25,9 +25,9 @@ from services.scheduler.state.estimate import Estimates, Progress
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.hold import is_held
 from services.scheduler.state.records import SchedulerState, get
+from services.scheduler.state.rules import DEFAULT_PRIORITY
 from services.scheduler.transition.exclusion import blocklist_of, holds
 from services.scheduler.transition.queue_move import position_of
-from services.scheduler.transition.rules import DEFAULT_PRIORITY
 from services.scheduler.transition.size import is_growing
 
 _SAID = {

@@ -41,9 +41,9 @@ from services.scheduler.state import metrics
 from services.scheduler.state.directory import Directory
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SINGLETON, Draft, Records, SchedulerState, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.state.run_history import RunHistory, newest_ended
 from services.scheduler.state.state_store import STALLED_SECONDS, Store
-from services.scheduler.transition.rules import Rules
 
 _log = structlog.get_logger(__name__)
 

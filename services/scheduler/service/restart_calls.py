@@ -10,9 +10,9 @@ from typing import Any
 import structlog
 
 from gangline.config import fork_config
+from gangline.config.layer.secret import restore_secrets
 from gangline.domain.experiment import Experiment
 from gangline.domain.resource import Agent
-from gangline.domain.secret import restore_secrets
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc

@@ -26,8 +26,8 @@ from services.scheduler.rendezvous.coordinator import Attendance, RendezvousCoor
 from services.scheduler.service.access import require_allocation
 from services.scheduler.state import metrics
 from services.scheduler.state.records import get
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.fence import why_over
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import grace_left
 
 _log = structlog.get_logger(__name__)

@@ -26,6 +26,7 @@ from services.scheduler.service.removal_calls import RemovalCalls
 from services.scheduler.service.restart_calls import RestartCalls
 from services.scheduler.service.submitting import submit_group, submit_one
 from services.scheduler.state.records import StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import Transition
 from services.scheduler.transition.availability import update_availability
 from services.scheduler.transition.checkpoint import confirm_checkpoints_deleted, delete_checkpoints
@@ -39,7 +40,6 @@ from services.scheduler.transition.end import (
 from services.scheduler.transition.fusion import check_fusion_key, fusion_forgotten
 from services.scheduler.transition.project.text_change import change_texts
 from services.scheduler.transition.queue_move import move_experiment, update_resources
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.submit_check import find_pool, preview
 
 _log = structlog.get_logger(__name__)

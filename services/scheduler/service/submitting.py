@@ -15,9 +15,9 @@ import structlog
 
 from gangline.config.bound import is_small
 from gangline.config.hyperparameter import Random
+from gangline.config.layer.secret import restore_secrets
 from gangline.domain.experiment import Experiment, Template
 from gangline.domain.resource import Agent
-from gangline.domain.secret import restore_secrets
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid
 from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2

@@ -21,11 +21,11 @@ from gangline.domain.state import AgentState, Availability, ExitKind, State
 from gangline.errors import GanglineError, not_found
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.state.suggestion import describe_known
 from services.scheduler.transition.exclusion import is_avoided, readmit_on, trusted_again
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.retry import describe
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 # An allocation takes three operations, of the 128 that etcd allows.

@@ -12,8 +12,8 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, ExitKind, State
 from services.scheduler.state.records import Draft, Records, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.exit import member_exited, unended_agents
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 

@@ -14,11 +14,11 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, Outcome, State
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get, live_allocation_of
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.experiment import check_going_on, settle_experiment
 from services.scheduler.transition.queue_move import give_back
 from services.scheduler.transition.removal import continue_deletion
 from services.scheduler.transition.request import follow_experiment, restart_shrink_wait
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import NO_SUGGESTIONS, Suggestions, close_trial, make_outstanding
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 

@@ -14,7 +14,7 @@ from gangline.domain.allocation import Allocation, Exclusion, Request
 from gangline.domain.experiment import Trial
 from gangline.domain.resource import Agent, FailedStart
 from services.scheduler.state.records import Draft, Records, StateChange
-from services.scheduler.transition.rules import Rules
+from services.scheduler.state.rules import Rules
 
 # Different trials whose failed starts quarantine an agent.
 MAX_FAILED_STARTS = 3

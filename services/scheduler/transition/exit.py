@@ -14,11 +14,11 @@ from gangline.domain.state import ExitKind, Outcome, State
 from gangline.domain.usage import MAX_ATTEMPT_USAGES, usage_of
 from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.exclusion import exclude
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
 from services.scheduler.transition.retry import decide, describe, excluded_by, furthest_batches, older_checkpoint
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import closed_event, tell
 from services.scheduler.transition.size import kept_slots, shrink_time
 from services.scheduler.transition.stop import StopOrder, stop_allocation

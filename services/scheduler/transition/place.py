@@ -19,9 +19,9 @@ from services.scheduler.placement.request.assignment import Assignment
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.hold import may_start
 from services.scheduler.state.records import Draft, Records, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.exclusion import start_succeeded
 from services.scheduler.transition.experiment import follow_allocation
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.size import grow_time, may_have, sized
 
 

@@ -19,9 +19,9 @@ from gangline.domain.state import ExitKind, State
 from gangline.errors import conflict, invalid
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get, live_allocation_of
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.experiment import check_going_on
 from services.scheduler.transition.request import follow_experiment, priority_of
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 # Of the 128 operations that etcd allows in one transaction; the requests of the moved experiment change beside them.

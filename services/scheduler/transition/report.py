@@ -19,10 +19,10 @@ from gangline.domain.state import CheckpointState, SearchEventKind, State
 from services.scheduler.state.estimate import Progress
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import age_of, mark_superfluous
 from services.scheduler.transition.end import fail_experiment
 from services.scheduler.transition.experiment import settle_experiment
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import tell
 
 # Keeps the trial's record well below the limit of an etcd transaction.

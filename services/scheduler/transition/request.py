@@ -9,8 +9,8 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State
 from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.exclusion import blocklist_of
-from services.scheduler.transition.rules import Rules
 
 # A request takes one operation, of the 128 that etcd allows; other records change beside them.
 MAX_FOLLOWING = 32

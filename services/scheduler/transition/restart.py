@@ -17,10 +17,10 @@ from gangline.domain.state import CheckpointState, Outcome, State
 from gangline.errors import GanglineError, conflict, invalid
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import age_of
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
-from services.scheduler.transition.rules import Rules
 
 # Sections that made the trial what it is, and texts that have commands of their own.
 _FIXED = ("name", "description", "labels", "workspace", "project", "hyperparameters", "reproducibility", "searcher")

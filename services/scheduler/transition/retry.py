@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import age_of
-from services.scheduler.transition.rules import Rules
 
 # Kinds of exits that are no failure of the member itself.
 _NO_FAILURE = {ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.PEER_FAILED}

@@ -24,9 +24,9 @@ from services.scheduler.searcher.methods import SEARCHERS
 from services.scheduler.searcher.replay import append, keep_searcher, make_searcher, take_searcher
 from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft, Records, get, live_allocation_of
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 # etcd allows 128 operations and 1.5 MiB in one transaction; a new trial takes two operations, and other records change

@@ -16,7 +16,7 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, State
 from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
-from services.scheduler.transition.rules import Rules
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 # Kept for each trial, so that its record stays small.

@@ -33,7 +33,7 @@ class Interpreter:
 
     def rank_command(self) -> list[str]:
         """Returns the command of a rank in a fresh process. -P: the user's folder must not hide Gangline."""
-        return [str(self.path), "-P", "-m", "gangline.rank"]
+        return [str(self.path), "-P", "-m", "gangline.rank.entrypoint"]
 
 
 def own_interpreter() -> Interpreter:

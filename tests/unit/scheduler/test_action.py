@@ -17,6 +17,7 @@ from gangline.domain.search import Search
 from gangline.domain.state import DeletionStage, ExitKind, Outcome, State
 from gangline.errors import GanglineError
 from services.scheduler.state.records import Records, SchedulerState, StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.end import (
     activate_experiment,
     cancel_experiment,
@@ -28,7 +29,6 @@ from services.scheduler.transition.project.text_change import change_texts
 from services.scheduler.transition.queue_move import update_resources
 from services.scheduler.transition.removal import archive_experiment, delete_experiment, unarchive_experiment
 from services.scheduler.transition.restart import continue_experiment
-from services.scheduler.transition.rules import Rules
 from tests.support.scheduler import config_json
 
 _RULES = Rules()

@@ -11,8 +11,8 @@ from gangline.domain.state import State as Stage
 from services.scheduler.leader.continuation import whole_submits
 from services.scheduler.placement import PoolConfig
 from services.scheduler.state.records import SchedulerState, StateChange
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.end import continue_change
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.search import MAX_CREATED
 from services.scheduler.transition.submit_check import admit, submit
 

@@ -22,6 +22,7 @@ from gangline.domain.state import DeletionStage, ProjectAction
 from gangline.errors import ErrorKind, GanglineError
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SINGLETON, Record, SchedulerState, StateChange
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.project.project_change import create_project, move_to_project, update_project
 from services.scheduler.transition.project.rule import MAX_REMOVALS, MAX_REQUESTS, Caller
 from services.scheduler.transition.project.template_change import remove_template, set_template
@@ -31,7 +32,6 @@ from services.scheduler.transition.project.workspace_change import (
     update_workspace,
     workspace_of_request,
 )
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.submit_check import Submission, check_repeated, submit
 from tests.support.scheduler import config_json
 

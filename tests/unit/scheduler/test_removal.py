@@ -14,6 +14,7 @@ from gangline.domain.state import CheckpointState, DeletionStage, Outcome, State
 from gangline.errors import ErrorKind, GanglineError
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.records import SchedulerState as Known
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import MAX_MARKED, confirm_checkpoints_deleted
 from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.removal import (
@@ -24,7 +25,6 @@ from services.scheduler.transition.removal import (
     delete_experiment,
     unarchive_experiment,
 )
-from services.scheduler.transition.rules import Rules
 from tests.support.scheduler import config_json
 
 _ENDED = Experiment(

@@ -15,8 +15,8 @@ from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, ExitKind, Outcome, State
 from gangline.errors import GanglineError
 from services.scheduler.state.records import Record, SchedulerState, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.restart import continue_experiment
-from services.scheduler.transition.rules import Rules
 from tests.support.scheduler import config_json
 
 RULES = Rules()

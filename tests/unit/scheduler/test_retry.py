@@ -9,6 +9,7 @@ import pytest
 from gangline.domain.allocation import Allocation, ExitReport, LogHit, Member
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome, State
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.retry import (
     INFRASTRUCTURE,
     Decision,
@@ -18,7 +19,6 @@ from services.scheduler.transition.retry import (
     first_failure,
     older_checkpoint,
 )
-from services.scheduler.transition.rules import Rules
 
 RULES = Rules(max_infrastructure_failures=3, max_backoff_seconds=8)
 

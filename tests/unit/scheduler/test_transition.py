@@ -15,13 +15,13 @@ from services.scheduler.state.estimate import Progress
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SchedulerState as Records
 from services.scheduler.state.records import StateChange, get
+from services.scheduler.state.rules import Rules
 from services.scheduler.transition.availability import lost, registered
 from services.scheduler.transition.deadline import expired, next_deadline, overdue
 from services.scheduler.transition.end import kill_experiment
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import accepted, came_up, place
 from services.scheduler.transition.report import checkpointed, progressed
-from services.scheduler.transition.rules import Rules
 from services.scheduler.transition.stop import StopOrder, stop
 from services.scheduler.transition.submit_check import Submission, submit
 

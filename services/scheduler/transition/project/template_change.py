@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangline.config.layer.lookup import find_template
+from gangline.config.layer.secret import restore_secrets
 from gangline.config.layer.template_check import check_name
 from gangline.domain.experiment import Project, Template, Workspace
-from gangline.domain.secret import restore_secrets
 from gangline.errors import conflict
 from services.scheduler.state.records import Draft, Records, StateChange
 from services.scheduler.transition.project.rule import Caller, check_owner, note_removal, remember, was_removed_by

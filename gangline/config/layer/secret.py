@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
+from gangline.domain.experiment import Experiment, Template
 from gangline.errors import invalid
 
 MASK = "******"
@@ -31,6 +33,7 @@ _WORDS = {
     "token",
 }
 _PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("account", "key")}
+R = TypeVar("R", Experiment, Template)
 _VARIABLES = "environment_variables"
 _Path = tuple[str, ...]
 _Change = Callable[[_Path, str], str]
@@ -55,6 +58,12 @@ def mask_secrets(config_json: str) -> str:
 
     masked = _walk_sections(_load(config_json), mask)
     return json.dumps(masked) if is_masked else config_json
+
+
+def hide_secrets(record: R) -> R:
+    """Returns the record with a masked configuration."""
+    masked = mask_secrets(record.config_json)
+    return record if masked is record.config_json else replace(record, config_json=masked)
 
 
 def restore_secrets(config_json: str, sources: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.domain.secret import MASK, is_secret, mask_secrets, restore_secrets
+from gangline.config.layer.secret import MASK, is_secret, mask_secrets, restore_secrets
 from gangline.errors import GanglineError
 
 CONFIG: dict[str, Any] = {
