@@ -3,6 +3,7 @@ torch nor grpc and starts nothing."""
 
 from gangline.core.checkpoint import CheckpointContext, DownloadMode
 from gangline.core.context import Context, init
+from gangline.core.dataset_folder import download_once
 from gangline.core.distributed import DistributedContext
 from gangline.core.preempt import PreemptContext, PreemptMode
 from gangline.core.profiler import ProfilerContext
@@ -25,5 +26,6 @@ __all__ = [
     "TensorboardMode",
     "TrainContext",
     "Unit",
+    "download_once",
     "init",
 ]
