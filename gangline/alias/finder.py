@@ -1,37 +1,54 @@
 """The finder that answers for `determined`, and the proxy modules that it makes.
 
 A proxy module provides the names that its counterpart lists in __all__, and its own submodules. For any other name it
-raises an error that names it and the page of differences. The finder is the last one on sys.meta_path, so an installed
-Determined is found before it.
+raises an error that names it and the page of differences. Off the cluster the finder is the last one on sys.meta_path,
+so an installed Determined is found before it; in a trial it is the first one.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 from gangline.alias.surface import PROGRAMS, ROOT, TARGET_BY_MODULE, is_ours, submodule
+from gangline.cluster_info import get_cluster_info
 from gangline.lacking import NotInGangline, explain
 
+_log = logging.getLogger("gangline")
 SHIM = str(Path(__file__).parent / "shim")
 
 
 def install() -> None:
     """Installs the finder in this process and, through PYTHONPATH, in the processes that it starts. It may be called
-    twice."""
+    twice.
+
+    In a trial it comes before an installed Determined, whose contexts would train without this cluster.
+    """
+    is_in_trial = get_cluster_info() is not None
     if not any(isinstance(finder, DeterminedFinder) for finder in sys.meta_path):
-        sys.meta_path.append(DeterminedFinder())
+        if is_in_trial:
+            _tell_hidden()
+        sys.meta_path.insert(0 if is_in_trial else len(sys.meta_path), DeterminedFinder())
     entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if SHIM not in entries:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*entries, SHIM])
+        os.environ["PYTHONPATH"] = os.pathsep.join([SHIM, *entries] if is_in_trial else [*entries, SHIM])
+
+
+def _tell_hidden() -> None:
+    """Tells that an installed Determined is not used, if there is one."""
+    path = [entry for entry in sys.path if entry != SHIM]
+    spec = PathFinder.find_spec(ROOT, path)
+    if spec is not None and os.environ.get("RANK", "0") == "0":
+        _log.warning("determined in %s is not used: in a trial, `import determined` gives Gangline", spec.origin)
 
 
 def take_place() -> None:

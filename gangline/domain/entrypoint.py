@@ -14,7 +14,15 @@ from functools import lru_cache
 _TRIAL = re.compile(r"^([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)$")
 _PYTHON = re.compile(r"^(?:.*/)?python(?:3(?:\.\d+)?)?$")
 # Modules that start the ranks elsewhere; in the cluster the trial runner does.
-LAUNCHERS = ("gangline.launch.torch_distributed", "determined.launch.torch_distributed")
+LAUNCHERS = (
+    "gangline.launch.torch_distributed",
+    "determined.launch.torch_distributed",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+)
+# Options of torchrun without a value. All others have one, behind a sign of equality or as the next word.
+_FLAGS = ("--standalone", "--no-python", "--no_python", "--run-path", "--run_path", "--use-env", "--use_env")
+_MODULE_FLAGS = ("-m", "--module")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +60,8 @@ Entrypoint = TrialClass | Script | Module | Command
 
 
 def parse_entrypoint(text: str | Sequence[str]) -> Entrypoint:
-    """Parses an entrypoint. A launcher of torch in front of it (Gangline's or Determined's) is dropped, because every
-    slot gets its rank anyway."""
+    """Parses an entrypoint. A launcher in front of it (Gangline's, Determined's or torchrun) is dropped with its
+    options, because every slot gets its rank anyway."""
     words = _split(text) if isinstance(text, str) else tuple(text)
     launched = _without_launcher(words)
     return _parse_command(words) if launched is None else parse_launched(launched)
@@ -99,12 +107,24 @@ def _parse_python(arguments: tuple[str, ...]) -> Entrypoint | None:
 def _without_launcher(words: tuple[str, ...]) -> tuple[str, ...] | None:
     """Returns the words behind the launcher; None where there is no launcher."""
     is_python = bool(words) and _PYTHON.match(words[0]) is not None
+    if words[:1] == ("torchrun",):
+        return _without_options(words[1:])
     if not is_python or words[1:2] != ("-m",) or words[2:3] == () or words[2] not in LAUNCHERS:
         return None
     launched = words[3:]
     if launched[:2] == ("--trial", launched[1] if len(launched) > 1 else ""):
-        launched = launched[1:]
-    return launched[1:] if launched[:1] == ("--",) else launched
+        return launched[1:]
+    return _without_options(launched)
+
+
+def _without_options(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Drops the options of torchrun, up to the program or to a separator."""
+    while words and words[0].startswith("-") and words[0] not in _MODULE_FLAGS:
+        if words[0] == "--":
+            return words[1:]
+        has_value = "=" not in words[0] and words[0] not in _FLAGS
+        words = words[2:] if has_value else words[1:]
+    return ("-m", *words[1:]) if words[:1] in (("-m",), ("--module",)) else words
 
 
 def _without_switches(words: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ imported it.
 """
 
 from gangline.pytorch.checkpoint import load_checkpoint
-from gangline.pytorch.data.batch_data import TorchData
+from gangline.pytorch.data.batch_data import TorchData, data_length, to_device
 from gangline.pytorch.data.loader import DataLoader
 from gangline.pytorch.load import load_trial_from_checkpoint_path
 from gangline.pytorch.metrics.metric import Reducer
@@ -33,7 +33,9 @@ __all__ = [
     "TorchData",
     "TrainUnit",
     "Trainer",
+    "data_length",
     "init",
     "load_checkpoint",
     "load_trial_from_checkpoint_path",
+    "to_device",
 ]

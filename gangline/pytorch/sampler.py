@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, cast
 
-import torch
+import numpy as np
 from torch.utils.data import Sampler
 
 from gangline.errors import invalid
@@ -62,19 +62,18 @@ class SkipSampler(Sampler[Any]):
 
 
 class ReproducibleShuffleSampler(Sampler[Any]):
-    """Shuffles by the seed, differently at each pass."""
+    """Shuffles by the seed, differently at each pass, in the same orders as Determined's."""
 
     def __init__(self, sampler: Iterable[Any], seed: int) -> None:
         self._sampler = sampler
-        self._generator = torch.Generator().manual_seed(seed)
+        self._random = np.random.RandomState(seed)
 
     def __len__(self) -> int:
         return len(cast("Sized", self._sampler))
 
     def __iter__(self) -> Iterator[Any]:
         entries = list(self._sampler)
-        order = torch.randperm(len(entries), generator=self._generator).tolist()
-        return iter([entries[position] for position in order])
+        return iter([entries[position] for position in self._random.permutation(len(entries))])
 
 
 class RepeatBatchSampler(RepeatSampler):

@@ -48,13 +48,22 @@ def run() -> int:
 
 def _prepare(cluster: ClusterInfo) -> None:
     """Sets up the logging, the aliases and the import path of this rank, and logs the cluster's warnings on rank 0."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    _log_until_configured()
     alias.install()
     if cluster.code_directory not in sys.path:
         child.put_code_first(cluster.code_directory)
     if os.environ.get("RANK", "0") == "0":
         for warning in cluster.warnings:
             logging.getLogger("gangline").warning("%s", warning)
+
+
+def _log_until_configured() -> None:
+    """Prints log records from INFO on as long as the user's code configures no handler of its own. So its
+    logging.basicConfig works as in a plain python3."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.lastResort = handler
+    logging.getLogger().setLevel(logging.INFO)
 
 
 def _run(entrypoint: Entrypoint, cluster: ClusterInfo) -> None:

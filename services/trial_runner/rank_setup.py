@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gangline.alias.finder import SHIM
 from gangline.domain.entrypoint import Command, parse_entrypoint
 from gangline.errors import invalid
 from gangline.launch.private_environment import has_packages
@@ -85,6 +86,8 @@ class RankSetup:
             )
             is_fresh = has_packages(private) or change.needs_fresh_process
             start = _changed(start, change, interpreter.rank_command() if is_fresh and not is_command else [])
+        if is_command:
+            return replace(start, environments={rank: _with_alias(each) for rank, each in start.environments.items()})
         if not start.program and not interpreter.is_agents:
             return replace(start, program=interpreter.rank_command())
         return start
@@ -116,6 +119,13 @@ class RankSetup:
             for rank in self.place.ranks
         }
         return RankStart(environments, str(directory), num_threads, find_program(self.spec))
+
+
+def _with_alias(environment: dict[str, str]) -> dict[str, str]:
+    """Returns the environment of a command, in whose Python processes `import determined` finds Gangline. Ranks that
+    Python runs install the alias themselves."""
+    entries = [entry for entry in (SHIM, environment.get("PYTHONPATH", "")) if entry]
+    return environment | {"PYTHONPATH": os.pathsep.join(entries)}
 
 
 def _changed(start: RankStart, change: EnvironmentChange, command: list[str]) -> RankStart:

@@ -134,6 +134,18 @@ def test_child_processes_find_the_alias_and_an_installed_one_before_it(tmp_path:
     assert _python(_INSTALL + inherited, tmp_path).stdout == "0.38.1\n"
 
 
+def test_in_a_trial_an_installed_determined_is_hidden_and_named(tmp_path: Path) -> None:
+    info = ClusterInfo("c", "7.1.1", 1, "a1", 0, 1, ["a1/0"], "", "/code", TrialInfo("7.1", 7, 1, {}, {}))
+    trial = f"import os; os.environ[{ENVIRONMENT_KEY!r}] = {info.to_json()!r}\n"
+    code = "import determined; print(determined.__version__)\n"
+    done = _python(trial + _INSTALL + code, tmp_path, _installed(tmp_path))
+    assert done.stdout == "0.38.1\n", done.stderr
+    text = f"determined in {tmp_path}/site/determined/__init__.py is not used: in a trial, `import determined` gives"
+    assert done.stderr.count(text) == 1
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
+    assert _python(trial + _INSTALL + child, tmp_path, str(tmp_path / "site")).stdout == "0.38.1\n"
+
+
 def test_launchers_run_under_the_old_name(tmp_path: Path) -> None:
     words = ("-m", "determined.launch.wrap_rank", "3", "--", sys.executable, "-c", "import determined; print('hello')")
     done = _python("", tmp_path, SHIM, arguments=words)

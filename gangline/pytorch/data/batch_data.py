@@ -34,6 +34,16 @@ def move(batch: Any, device: torch.device) -> Any:
     return batch
 
 
+def to_device(data: Any, device: torch.device | str, warned_types: Any = None) -> Any:
+    """Returns the same data with its tensors and arrays on the device. warned_types: accepted, no effect."""
+    return move(data, torch.device(device))
+
+
+def data_length(data: Any) -> int:
+    """Returns the number of records in a batch: the first dimension of its first tensor or array."""
+    return count_records(data)
+
+
 def count_records(batch: Any) -> int:
     """Returns the first dimension of the first tensor or array found; 0 when there is none."""
     if isinstance(batch, _ARRAYS):

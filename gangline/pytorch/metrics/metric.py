@@ -8,6 +8,7 @@ Averages training metrics over all ranks, and keeps the names on which the ranks
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -17,6 +18,8 @@ import torch
 
 from gangline.core.distributed import DistributedContext
 from gangline.errors import invalid
+
+_log = logging.getLogger("gangline")
 
 
 class Reducer(Enum):
@@ -44,10 +47,10 @@ class MetricSums:
         GanglineError `pytorch.metrics`."""
         sums, counts = self._sums, self._counts
         if not isinstance(result, dict):
-            result = check_metrics(result, method)
+            result = as_mapping(result, method)
         if weight != 1:
             # Not multiplied by 0, because infinity and NaN would not become 0.
-            result = {name: weight * value if weight else 0.0 for name, value in check_metrics(result, method).items()}
+            result = {name: weight * value if weight else 0.0 for name, value in keep_numbers(result, method).items()}
         for name, value in result.items():
             total = sums.get(name)
             if isinstance(value, torch.Tensor) and isinstance(total, torch.Tensor):
@@ -56,15 +59,20 @@ class MetricSums:
                     total.add_(value.detach())
                 except RuntimeError:
                     self._add_other(name, value, method)
-            else:
-                self._add_other(name, value, method)
+            elif not self._add_other(name, value, method):
+                continue
             counts[name] = counts.get(name, 0) + weight
 
-    def _add_other(self, name: str, value: Any, method: str) -> None:
-        """Adds the first value of a name, or one that does not fit into the sum as it is."""
-        check_metrics({name: value}, method)
+    def _add_other(self, name: str, value: Any, method: str) -> bool:
+        """Adds the first value of a name, or one that does not fit into the sum as it is. Returns False for a value
+        that is left out because it is no number; one of a name with a sum is refused."""
+        if name in self._sums:
+            check_metrics({name: value}, method)
+        elif not keep_numbers({name: value}, method):
+            return False
         number = value.detach() if isinstance(value, torch.Tensor) else value
         self._sums[name] = self._sums[name] + number if name in self._sums else _start_of_sum(number)
+        return True
 
     def __bool__(self) -> bool:
         """Returns whether any value was added since the last `take`."""
@@ -110,9 +118,8 @@ def _is_loss(name: str) -> bool:
     return "loss" in name.lower()
 
 
-def check_metrics(result: Any, method: str) -> dict[str, Any]:
-    """Returns the result of train_batch or evaluate_batch as a mapping of single numbers. Raises GanglineError
-    `pytorch.metrics`."""
+def as_mapping(result: Any, method: str) -> dict[str, Any]:
+    """Returns the result of train_batch or evaluate_batch by names. Raises GanglineError `pytorch.metrics`."""
     if isinstance(result, torch.Tensor):
         result = {"loss": result}
     # The check for a dictionary is first: one against an abstract class is slow, and this runs after every batch.
@@ -121,10 +128,37 @@ def check_metrics(result: Any, method: str) -> dict[str, Any]:
             "pytorch.metrics",
             f"{method} returned {_describe(result)}; return a dictionary of metrics, or the loss as a tensor",
         )
-    for name, value in result.items():
+    return dict(result)
+
+
+def check_metrics(result: Any, method: str) -> dict[str, Any]:
+    """Returns the result as a mapping of single numbers. Raises GanglineError `pytorch.metrics` for anything else."""
+    metrics = as_mapping(result, method)
+    for name, value in metrics.items():
         if not _is_number(value):
             raise invalid("pytorch.metrics", f"{method}: the metric {name!r} is {_describe(value)}, not one number")
-    return dict(result)
+    return metrics
+
+
+# Names of metrics that are no numbers, with their method, of which the log tells already.
+_left_out: set[tuple[str, str]] = set()
+
+
+def keep_numbers(result: Any, method: str) -> dict[str, Any]:
+    """Returns the metrics that are single numbers. Others, such as outputs for a callback, have no average; a warning
+    tells of each once. Raises GanglineError `pytorch.metrics` for a loss that is no number."""
+    metrics = as_mapping(result, method)
+    others = [name for name, value in metrics.items() if not _is_number(value)]
+    for name in others:
+        if _is_loss(name):
+            check_metrics({name: metrics[name]}, method)
+        if (method, name) not in _left_out:
+            _left_out.add((method, name))
+            _log.warning(
+                "%s: %r is %s, not one number, so it is no reported metric", method, name, _describe(metrics[name])
+            )
+        del metrics[name]
+    return metrics
 
 
 def _is_number(value: Any) -> bool:
@@ -146,6 +180,7 @@ class ValidationMetrics:
     def add(self, metrics: Mapping[str, Any], records: int) -> None:
         """Adds a batch. Raises GanglineError `pytorch.metrics` where a batch has other metrics than those before it:
         their means would be of different records."""
+        metrics = keep_numbers(metrics, "evaluate_batch")
         if self._num_batches and metrics.keys() != self._totals.keys():
             raise invalid("pytorch.metrics", _other_names(self._num_batches, metrics, self._totals))
         self._num_batches += 1

@@ -16,7 +16,7 @@ from gangline.pytorch.data.foreign_loader import ForeignLoader
 from gangline.pytorch.data.loader import DataLoader
 from gangline.pytorch.data.torch_error import explain
 from gangline.pytorch.metrics import reducer
-from gangline.pytorch.metrics.metric import ValidationMetrics, check_metrics
+from gangline.pytorch.metrics.metric import ValidationMetrics, as_mapping, keep_numbers
 from gangline.pytorch.trial.callback import PyTorchCallback, call_all
 from gangline.pytorch.trial.calling import evaluate_call
 from gangline.pytorch.trial.context import PyTorchTrialContext
@@ -122,7 +122,7 @@ class Evaluation:
     def _evaluate(self, batch: Any, index: int) -> dict[str, Any]:
         moved = self._context.to_device(batch) if self._context.experimental.moves_batches else batch
         with self._context.autocast():
-            return check_metrics(self._call_evaluate(moved, index), "evaluate_batch")
+            return as_mapping(self._call_evaluate(moved, index), "evaluate_batch")
 
     def _full(self) -> dict[str, float]:
         with self._context.strategy.gather():
@@ -138,7 +138,7 @@ class Evaluation:
         with self._context.autocast():
             result = self._trial.evaluate_full_dataset(self._loader.get_data_loader())
         self._beat.resume()
-        return {name: float(value) for name, value in check_metrics(result, "evaluate_full_dataset").items()}
+        return {name: float(value) for name, value in keep_numbers(result, "evaluate_full_dataset").items()}
 
 
 def _no_data() -> Exception:

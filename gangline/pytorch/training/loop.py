@@ -25,7 +25,7 @@ from gangline.pytorch.training.evaluation import Evaluation
 from gangline.pytorch.training.fusion_opening import Fusion, Untuned, open_fusion
 from gangline.pytorch.training.metric_report import TrainingReports
 from gangline.pytorch.training.schedule import BestValidation, Pace, Schedule
-from gangline.pytorch.trial.callback import PyTorchCallback, call_all
+from gangline.pytorch.trial.callback import PyTorchCallback, call_all, start_epoch
 from gangline.pytorch.trial.calling import train_call
 from gangline.pytorch.trial.context import PyTorchTrialContext
 from gangline.pytorch.trial.trial import PyTorchTrial
@@ -184,7 +184,7 @@ class TrainingLoop:
             with self._context.clock.phase("data"):
                 batch, weight = next(batches)
             if position.is_epoch_start and number == 1:
-                self._call(lambda callback: callback.on_training_epoch_start(position.epoch))
+                self._call(lambda callback: start_epoch(callback, position.epoch))
             # A batch of weight 0 belongs to another rank or round, so reducers must not see its records.
             with _NOTHING if weight else self._context.reducers.unchanged():
                 result = self._update_model(batch, weight, is_step and number == self._rounds)

@@ -70,7 +70,7 @@ class TrainingReports:
         Raises GanglineError `pytorch.metrics`."""
         self._sums.add(result, "train_batch", weight)
         if self._keeps_batch_metrics and weight:
-            self._batch_metrics.append(metric.check_metrics(result, "train_batch"))
+            self._batch_metrics.append(metric.as_mapping(result, "train_batch"))
 
     def check(self, batches: int) -> None:
         """Checks that all losses so far are finite, reported or not, and that the ranks' parameters are the same. Waits

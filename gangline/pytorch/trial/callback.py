@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -86,6 +87,15 @@ def call_all(callbacks: Collection[PyTorchCallback], beat: Beat, hook: Callable[
     for callback in callbacks:
         hook(callback)
     beat.resume()
+
+
+def start_epoch(callback: PyTorchCallback, epoch_idx: int) -> None:
+    """Calls on_training_epoch_start. The hooks of old code take no argument."""
+    hook = callback.on_training_epoch_start
+    if inspect.signature(hook).parameters:
+        hook(epoch_idx)
+    else:
+        hook()  # type: ignore[call-arg]  # see above
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from services.gateway.http import (
     usage,
 )
 from services.gateway.http.admission import Admission
+from services.gateway.http.description import complete
 from services.gateway.http.problem import add_problem_handlers
 from services.gateway.mirror import metrics
 from services.gateway.mirror.auth import Authenticator
@@ -52,12 +53,9 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
 
 
 def _describe(app: FastAPI) -> dict[str, Any]:
-    """Returns the schema with the bearer token, which the routes do not declare because admission comes before them."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        schema.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        schema["security"] = [{"token": []}]
-        app.openapi_schema = schema
+        app.openapi_schema = complete(schema)
     return app.openapi_schema
 
 

@@ -47,7 +47,7 @@ class ExperimentQuery:
         )
 
 
-IdempotencyKey = Annotated[str | None, Header()]
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
 router = APIRouter(prefix="/api/v1", route_class=Route)
 
 # A multiple of four characters, so that each part is valid base64 by itself.

@@ -59,7 +59,7 @@ class Answer(BaseModel):
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
 class Experiment(Answer):

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from gangline.config.complaint import say_mistake
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid, say_effect
@@ -65,7 +66,15 @@ async def _on_http(request: Request, failure: Exception) -> JSONResponse:
     status = HTTPStatus(failure.status_code)
     code = {404: "request.no_route", 405: "request.method"}.get(status, "request.refused")
     detail = f"{request.method} {request.url.path}: {failure.detail}; see /docs"
-    return _respond(_problem(status, code, detail), failure.headers)
+    headers = {"Allow": _allowed(request)} if status is HTTPStatus.METHOD_NOT_ALLOWED else failure.headers
+    return _respond(_problem(status, code, detail), headers)
+
+
+def _allowed(request: Request) -> str:
+    """Returns the methods of all routes of this path; the router names those of the first one alone."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in matching for method in route.methods or ()}))
 
 
 async def _on_bug(request: Request, failure: Exception) -> JSONResponse:

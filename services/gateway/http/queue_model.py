@@ -18,7 +18,9 @@ from gangline.errors import invalid
 from services.gateway.http.model import INT64_MAX, Agent, Answer, Body, Experiment, Instant, Reason, Slot
 from services.gateway.http.model import Task as TaskAnswer
 
-JobId = Annotated[int, Field(ge=1, le=INT64_MAX, description="The experiment's id; a number, or the same as text.")]
+JobId = Annotated[
+    int, Field(ge=1, le=INT64_MAX, strict=False, description="The experiment's id; a number, or the same as text.")
+]
 
 
 class ResourcePatch(Body):

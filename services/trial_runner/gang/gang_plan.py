@@ -19,9 +19,11 @@ from gangline.launch.beat_file import BEAT_KEY
 from gangline.v1 import runner_pb2, types_pb2
 
 LOOPBACK_INTERFACE = "lo"
+# Linux starts no program with a longer variable.
+MAX_VARIABLE_LENGTH = 128 << 10
 # Variables of the agent's and the runner's own environment that a rank must not inherit: their settings, and the place
 # of another torch process.
-_FOREIGN = re.compile(r"^(GANGLINE_|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|TORCHELASTIC_)")
+_FOREIGN = re.compile(r"^(GANGLINE_|DET_|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|TORCHELASTIC_)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def rank_environment(
     environment = {name: value for name, value in base.items() if not _FOREIGN.match(name)}
     environment["PATH"] = _with_directory(environment.get("PATH", os.defpath), programs_directory)
     environment["OMP_NUM_THREADS"] = str(num_threads)
+    environment |= _determined_variables(spec, place, network)
     environment |= _device_variables(spec)
     environment |= experiment_variables(spec)
     environment |= _torch_variables(spec, place, network, rank)
@@ -181,6 +184,30 @@ def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network
         "NCCL_SOCKET_IFNAME": network.interface,
         **store,
     }
+
+
+def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network) -> dict[str, str]:
+    """Returns the variables that Determined documents for the processes of a trial, for scripts that read them."""
+    slot_ids = [slot_id.rpartition("/")[2] for slot_id in spec.allocation.members[spec.node_rank].slot_ids]
+    variables = {
+        "DET_CLUSTER_ID": spec.cluster_id,
+        "DET_AGENT_ID": place.agent_id,
+        "DET_TASK_TYPE": "TRIAL",
+        "DET_TASK_ID": spec.trial.id,
+        "DET_ALLOCATION_ID": spec.allocation.id,
+        "DET_EXPERIMENT_ID": str(spec.trial.experiment_id),
+        "DET_TRIAL_ID": spec.trial.id,
+        "DET_TRIAL_SEED": str(spec.trial.seed),
+        "DET_HPARAMS": spec.trial.hyperparameters_json or "{}",
+        "DET_EXPERIMENT_CONFIG": spec.config_json or "{}",
+        "DET_SLOT_IDS": json.dumps([int(slot_id) if slot_id.isdigit() else slot_id for slot_id in slot_ids]),
+        "DET_CHIEF_IP": network.store_address,
+        "DET_INTER_NODE_NETWORK_INTERFACE": network.interface,
+        "DET_UNIQUE_PORT_OFFSET": "0",
+    }
+    if spec.HasField("latest_checkpoint"):
+        variables["DET_LATEST_CHECKPOINT"] = spec.latest_checkpoint.id
+    return {name: value for name, value in variables.items() if len(value) < MAX_VARIABLE_LENGTH}
 
 
 def _device_variables(spec: runner_pb2.RunnerSpec) -> dict[str, str]:

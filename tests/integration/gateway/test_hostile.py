@@ -260,8 +260,9 @@ async def test_no_call_of_the_api_answers_with_an_error_of_the_server(client: Cl
     schema = (await client.http.get("/openapi.json")).json()
     requests = list(requests_of(schema))
     assert len(requests) > 1500
-    # Half of them, of every call: the values of a call come in turn.
-    wanted = requests[::2]
+    # A fifth of them, of every call: the values of a call come in turn. tests/e2e/test_http_schema.py sends what the
+    # description leads to.
+    wanted = requests[::5]
     at_once = asyncio.Semaphore(8)
     failures: list[str] = []
 

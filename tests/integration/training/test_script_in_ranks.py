@@ -98,3 +98,15 @@ def test_command_that_does_not_exist(tmp_path: Path) -> None:
     running, codes = run_trial(tmp_path, _trial(["no-such-program", "--now"], {}))
     assert codes == [127]
     assert "error: entrypoint 'no-such-program' cannot be run: No such file or directory" in running.output(0)
+
+
+def test_logging_is_as_the_script_configures_it(tmp_path: Path) -> None:
+    plain = "import logging\nlogging.getLogger('mine').info('as it comes')\n"
+    own = "logging.basicConfig(level=logging.DEBUG, format='own %(message)s')\nlogging.debug('down to this')\n"
+    running, codes = run_trial(tmp_path, _trial("python3 train.py", {"train.py": plain + own}))
+    assert codes == [0]
+    lines = running.output(0).splitlines()
+    assert [line for line in lines if "as it comes" in line or "down to" in line] == [
+        "INFO mine: as it comes",
+        "own down to this",
+    ]

@@ -60,6 +60,16 @@ async def test_a_script_below_a_program_gives_in_to_a_preemption(world: World) -
     assert world.gateway.lines("stdout") == ["ready", "done"]
 
 
+async def test_python_in_a_shell_line_finds_determineds_names(world: World) -> None:
+    script = "import determined as det; print(det.get_cluster_info().trial.hparams, det.__version__)\n"
+    line = "export X=1 && python3 train.py && bash run.sh"
+    files = {"run.sh": "X=2 python3 -u train.py\n"}
+    (runner,) = await world.start(script, (1,), files=files, config={"entrypoint": line}, hparams={"rate": 1})
+    report = await runner.wait()
+    assert report.kind is ExitKind.COMPLETED, (report, world.gateway.lines("stderr"))
+    assert world.gateway.lines("stdout") == ["{'rate': 1} 0.38.1"] * 2
+
+
 @pytest.mark.parametrize("sizes", [(2,), (1, 1)], ids=["one agent", "two agents"])
 async def test_a_program_does_not_outlive_what_holds_it(world: World, sizes: tuple[int, ...]) -> None:
     runner, *_ = await world.start("", sizes, config={"entrypoint": SLEEP})

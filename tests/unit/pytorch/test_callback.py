@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gangline import pytorch
+from gangline.pytorch.trial.callback import start_epoch
 from tests.support.small_trial import SmallTrial, fit
 
 
@@ -126,3 +127,19 @@ def test_only_what_was_started_is_shut_down(tmp_path: Path, monkeypatch: pytest.
             max_length=pytorch.Batch(1),
         )
     assert calls == ["one startup at 0", "two startup at 0", "one shutdown"]
+
+
+def test_an_old_hook_without_the_epoch_is_called() -> None:
+    calls: list[object] = []
+
+    class Old(pytorch.PyTorchCallback):
+        def on_training_epoch_start(self) -> None:  # type: ignore[override]  # as old code has it
+            calls.append("old")
+
+    class New(pytorch.PyTorchCallback):
+        def on_training_epoch_start(self, epoch_idx: int) -> None:
+            calls.append(epoch_idx)
+
+    for callback in (Old(), New()):
+        start_epoch(callback, 3)
+    assert calls == ["old", 3]

@@ -96,6 +96,7 @@ def test_samplers_shuffle_repeat_divide_and_skip() -> None:
     first, second = list(shuffled), list(shuffled)
     assert sorted(first) == sorted(second) == list(range(6))
     assert first != second
+    assert list(samplers.ReproducibleShuffleSampler(range(5), 777)) == [0, 4, 1, 2, 3], "as Determined shuffles"
     again = samplers.ReproducibleShuffleSampler(rows, seed=3)
     assert [list(again), list(again)] == [first, second]
     repeated = samplers.RepeatSampler(rows)

@@ -61,6 +61,23 @@ def test_sum_takes_numbers_of_any_kind_in_turn(values: tuple[Any, ...]) -> None:
     assert sums.take() == {"loss": (6.0, 3)}
 
 
+def test_values_that_are_no_numbers_are_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    sums, validation = MetricSums(), ValidationMetrics(Reducer.AVG)
+    for _ in range(2):
+        sums.add({"loss": torch.tensor(1.0), "output": torch.ones(4, 1), "name": "x"}, "train_batch")
+        sums.add({"loss": torch.tensor(1.0), "output": torch.ones(4, 1), "name": "x"}, "train_batch", 0.5)
+        validation.add({"accuracy": 0.5, "predictions": [1, 2]}, 8)
+    assert sums.take() == {"loss": (3.0, 3.0)}
+    assert validation.totals() == {"accuracy": (8.0, 16)}
+    assert [record.getMessage() for record in caplog.records] == [
+        "train_batch: 'output' is a tensor of shape (4, 1), not one number, so it is no reported metric",
+        "train_batch: 'name' is a str, not one number, so it is no reported metric",
+        "evaluate_batch: 'predictions' is a list, not one number, so it is no reported metric",
+    ]
+    with pytest.raises(GanglineError, match="the metric 'loss_parts' is a tensor of shape"):
+        sums.add({"loss_parts": torch.ones(2)}, "train_batch")
+
+
 def test_sums_do_not_keep_the_graph() -> None:
     sums = MetricSums()
     weight = torch.ones(1, requires_grad=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo
 from gangline.v1 import types_pb2
 from services.trial_runner.gang.gang_plan import (
@@ -55,6 +57,27 @@ def test_torch_finds_its_variables() -> None:
     assert variables["GLOO_SOCKET_IFNAME"] == variables["NCCL_SOCKET_IFNAME"] == "eth1"
     assert variables["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     assert (variables["OMP_NUM_THREADS"], variables["CUDA_VISIBLE_DEVICES"]) == ("3", "")
+
+
+def test_a_script_finds_determineds_variables() -> None:
+    variables = environment(1, 5, {"DET_MASTER": "of another cluster"})
+    found = {name: value for name, value in variables.items() if name.startswith("DET_")}
+    assert json.loads(found.pop("DET_EXPERIMENT_CONFIG"))["entrypoint"] == "model:Trial"
+    assert found == {
+        "DET_CLUSTER_ID": "test",
+        "DET_AGENT_ID": "a2",
+        "DET_TASK_TYPE": "TRIAL",
+        "DET_TASK_ID": "7.1",
+        "DET_ALLOCATION_ID": "7.1.1",
+        "DET_EXPERIMENT_ID": "7",
+        "DET_TRIAL_ID": "7.1",
+        "DET_TRIAL_SEED": "1",
+        "DET_HPARAMS": "{}",
+        "DET_SLOT_IDS": "[0, 1]",
+        "DET_CHIEF_IP": "10.0.0.1",
+        "DET_INTER_NODE_NETWORK_INTERFACE": "eth1",
+        "DET_UNIQUE_PORT_OFFSET": "0",
+    }
 
 
 def test_a_rank_that_is_alone_hosts_its_own_store() -> None:
