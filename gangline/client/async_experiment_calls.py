@@ -23,7 +23,7 @@ from gangline.domain.experiment import Experiment, ResourceChange, TextChange, T
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import NO_FILTER, MetricSeries, StoredMetrics, check_series
 from gangline.domain.id import absent, parse_job_id, parse_trial_id
-from gangline.domain.search import SearchPreview
+from gangline.domain.search import SearchEvent, SearchOperation, SearchPreview
 from gangline.domain.state import ExperimentAction, LogLevel, State
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
@@ -168,6 +168,36 @@ class AsyncExperimentCalls(AsyncProjectMethods):
         )
         answer = await self._connection.call(self._stub.ContinueExperiment, request)
         return Created(from_proto(Experiment, answer.experiment), tuple(answer.warnings))
+
+    async def get_search_events(
+        self, experiment_id: int, num_known: int = 0, wait_seconds: float = 0.0
+    ) -> tuple[list[SearchEvent], bool]:
+        """Returns the events of a search behind the first `num_known` ones, at most 100, and whether the search takes
+        no more operations. wait_seconds: to wait for an event if there is none, at most 20."""
+        request = pb.GetSearchEventsRequest(experiment_id=experiment_id, num_known=num_known, wait_seconds=wait_seconds)
+        answer = await self._connection.call(self._stub.GetSearchEvents, request)
+        return [from_proto(SearchEvent, event) for event in answer.events], answer.is_over
+
+    async def post_search_operations(
+        self,
+        experiment_id: int,
+        post_number: int,
+        operations: Sequence[SearchOperation],
+        request_id: str | None = None,
+    ) -> None:
+        """Has operations of a custom search carried out; gangline.custom_search runs a whole search. post_number: how
+        many posts came before it; a post that was carried out before changes nothing. For the experiment's owner and
+        for administrators.
+
+        Raises GanglineError `search.*`, `auth.not_owner`, `experiment.not_found`.
+        """
+        request = pb.PostSearchOperationsRequest(
+            request_id=request_id or new_request_id(),
+            experiment_id=experiment_id,
+            post_number=post_number,
+            operations=[to_proto(operation) for operation in operations],
+        )
+        await self._connection.call(self._stub.PostSearchOperations, request)
 
     async def archive_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
         """Takes an ended experiment out of listings; nothing else changes."""

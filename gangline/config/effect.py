@@ -18,7 +18,6 @@ from gangline.config.experiment import ExperimentConfig
 from gangline.config.failure import find_bad_pattern
 from gangline.config.hyperparameter import find_undrawable
 from gangline.config.resource import Resources
-from gangline.config.searcher import BUILT_SEARCHERS
 from gangline.printable import find_unprintable
 
 _CONTAINER = "Gangline runs trials as processes, not in containers"
@@ -66,9 +65,6 @@ def find_ineffective(config: ExperimentConfig) -> list[str]:
 def find_unsupported(config: ExperimentConfig) -> Complaint | None:
     """Returns a complaint about the first setting that must be refused, because ignoring it would run another
     experiment than the described one."""
-    if config.searcher.name not in BUILT_SEARCHERS:
-        text = f"{config.searcher.name} is {_LATER}; this version has the searchers {', '.join(BUILT_SEARCHERS)}"
-        return Complaint("not_supported", ("searcher", "name"), text)
     return (
         find_bad_batch_size(config.hyperparameters)
         or _find_undrawable(config)

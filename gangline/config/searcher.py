@@ -72,13 +72,11 @@ SearcherName = Literal["single", "random", "grid", "adaptive_asha", "async_halvi
 
 @dataclass(frozen=True, slots=True)
 class SearcherRow:
-    """keys: of the section, beside those that every searcher allows. required: of these keys. is_built: whether this
-    version has the searcher; the models accept Determined's others, so that the error can name them."""
+    """keys: of the section, beside those that every searcher allows. required: of these keys."""
 
     name: SearcherName
     keys: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
-    is_built: bool = True
 
     @property
     def allowed(self) -> set[str]:
@@ -103,10 +101,9 @@ SEARCHER_ROWS: dict[str, SearcherRow] = {
         SearcherRow("async_halving", (*_HALVING, "num_rungs"), required=("max_trials", "num_rungs")),
         SearcherRow("tpe", (*_COUNTED, "sampler", "pruner"), required=("max_trials",)),
         SearcherRow("optuna", (*_COUNTED, "sampler", "pruner"), required=("max_trials", "sampler")),
-        SearcherRow("custom", ("unit",), is_built=False),
+        SearcherRow("custom", ("unit",)),
     )
 }
-BUILT_SEARCHERS = tuple(row.name for row in SEARCHER_ROWS.values() if row.is_built)
 # A larger search is usually a mistake.
 MAX_TRIALS = 10_000
 # Trials whose hyperparameters a preview shows. Each one takes a millisecond to draw.

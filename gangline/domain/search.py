@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gangline.domain.state import Outcome, SearchEventKind
+from gangline.domain.state import Outcome, SearchEventKind, SearchOperationKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,14 @@ class Search:
     num_planned: int = 0
     is_shut_down: bool = False
     source_checkpoint_id: str = ""
+    num_posts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOperation:
+    kind: SearchOperationKind
+    trial_number: int = 0
+    hyperparameters_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,7 @@ class SearchEvent:
     outcome: Outcome | None = None
     units: float | None = None
     is_invalid_hp: bool = False
+    operations: tuple[SearchOperation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,15 @@ class SearchEventKind(StrEnum):
     VALIDATED = "VALIDATED"
     PROGRESSED = "PROGRESSED"
     TRIAL_CLOSED = "TRIAL_CLOSED"
+    OPERATED = "OPERATED"
+
+
+class SearchOperationKind(StrEnum):
+    """What the process of a custom search asks for."""
+
+    CREATE = "CREATE"
+    CLOSE = "CLOSE"
+    SHUT_DOWN = "SHUT_DOWN"
 
 
 class CheckpointState(StrEnum):

@@ -517,6 +517,85 @@ class DeleteExperimentResponse(google.protobuf.message.Message):
 Global___DeleteExperimentResponse: typing_extensions.TypeAlias = DeleteExperimentResponse
 
 @typing.final
+class GetSearchEventsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    NUM_KNOWN_FIELD_NUMBER: builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    experiment_id: builtins.int
+    num_known: builtins.int
+    """Events that the caller has already."""
+    wait_seconds: builtins.float
+    """Seconds to wait for an event; at most 20."""
+    def __init__(
+        self,
+        *,
+        experiment_id: builtins.int = ...,
+        num_known: builtins.int = ...,
+        wait_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "num_known", b"num_known", "wait_seconds", b"wait_seconds"]) -> None: ...
+
+Global___GetSearchEventsRequest: typing_extensions.TypeAlias = GetSearchEventsRequest
+
+@typing.final
+class GetSearchEventsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: builtins.int
+    IS_OVER_FIELD_NUMBER: builtins.int
+    is_over: builtins.bool
+    """No more operations are taken."""
+    @property
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.SearchEvent]: ...
+    def __init__(
+        self,
+        *,
+        events: collections.abc.Iterable[gangline.v1.types_pb2.SearchEvent] | None = ...,
+        is_over: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["events", b"events", "is_over", b"is_over"]) -> None: ...
+
+Global___GetSearchEventsResponse: typing_extensions.TypeAlias = GetSearchEventsResponse
+
+@typing.final
+class PostSearchOperationsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    POST_NUMBER_FIELD_NUMBER: builtins.int
+    OPERATIONS_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    post_number: builtins.int
+    """How many posts came before this one. A post that was carried out before changes nothing."""
+    @property
+    def operations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.SearchOperation]: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+        post_number: builtins.int = ...,
+        operations: collections.abc.Iterable[gangline.v1.types_pb2.SearchOperation] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "operations", b"operations", "post_number", b"post_number", "request_id", b"request_id"]) -> None: ...
+
+Global___PostSearchOperationsRequest: typing_extensions.TypeAlias = PostSearchOperationsRequest
+
+@typing.final
+class PostSearchOperationsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___PostSearchOperationsResponse: typing_extensions.TypeAlias = PostSearchOperationsResponse
+
+@typing.final
 class ContinueExperimentRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

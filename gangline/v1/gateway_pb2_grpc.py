@@ -80,6 +80,16 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentResponse.FromString,
                 _registered_method=True)
+        self.GetSearchEvents = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetSearchEvents',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.GetSearchEventsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.GetSearchEventsResponse.FromString,
+                _registered_method=True)
+        self.PostSearchOperations = channel.unary_unary(
+                '/gangline.v1.GatewayService/PostSearchOperations',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.PostSearchOperationsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.PostSearchOperationsResponse.FromString,
+                _registered_method=True)
         self.ContinueExperiment = channel.unary_unary(
                 '/gangline.v1.GatewayService/ContinueExperiment',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.ContinueExperimentRequest.SerializeToString,
@@ -293,6 +303,19 @@ class GatewayServiceServicer(object):
     def ArchiveExperiment(self, request, context):
         """Takes an ended experiment out of listings; nothing else changes.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSearchEvents(self, request, context):
+        """The events of a search, for the process of a custom search; waits a while for new ones.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PostSearchOperations(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -543,6 +566,16 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.ArchiveExperiment,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentResponse.SerializeToString,
+            ),
+            'GetSearchEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSearchEvents,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.GetSearchEventsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.GetSearchEventsResponse.SerializeToString,
+            ),
+            'PostSearchOperations': grpc.unary_unary_rpc_method_handler(
+                    servicer.PostSearchOperations,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.PostSearchOperationsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.PostSearchOperationsResponse.SerializeToString,
             ),
             'ContinueExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.ContinueExperiment,
@@ -938,6 +971,60 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/ArchiveExperiment',
             gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.ArchiveExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSearchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetSearchEvents',
+            gangline_dot_v1_dot_gateway__pb2.GetSearchEventsRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.GetSearchEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PostSearchOperations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/PostSearchOperations',
+            gangline_dot_v1_dot_gateway__pb2.PostSearchOperationsRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.PostSearchOperationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

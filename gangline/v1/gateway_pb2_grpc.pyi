@@ -170,6 +170,38 @@ _GatewayServiceArchiveExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceGetSearchEventsType = typing_extensions.TypeVar(
+    '_GatewayServiceGetSearchEventsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetSearchEventsRequest,
+        gangline.v1.gateway_pb2.GetSearchEventsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetSearchEventsRequest,
+        gangline.v1.gateway_pb2.GetSearchEventsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetSearchEventsRequest,
+        gangline.v1.gateway_pb2.GetSearchEventsResponse,
+    ],
+)
+
+_GatewayServicePostSearchOperationsType = typing_extensions.TypeVar(
+    '_GatewayServicePostSearchOperationsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.PostSearchOperationsRequest,
+        gangline.v1.gateway_pb2.PostSearchOperationsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.PostSearchOperationsRequest,
+        gangline.v1.gateway_pb2.PostSearchOperationsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.PostSearchOperationsRequest,
+        gangline.v1.gateway_pb2.PostSearchOperationsResponse,
+    ],
+)
+
 _GatewayServiceContinueExperimentType = typing_extensions.TypeVar(
     '_GatewayServiceContinueExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -650,7 +682,7 @@ _GatewayServiceMoveExperimentType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -688,6 +720,14 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ArchiveExperimentRequest,
             gangline.v1.gateway_pb2.ArchiveExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetSearchEventsRequest,
+            gangline.v1.gateway_pb2.GetSearchEventsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.PostSearchOperationsRequest,
+            gangline.v1.gateway_pb2.PostSearchOperationsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ContinueExperimentRequest,
@@ -850,6 +890,14 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.ArchiveExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetSearchEventsRequest,
+            gangline.v1.gateway_pb2.GetSearchEventsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.PostSearchOperationsRequest,
+            gangline.v1.gateway_pb2.PostSearchOperationsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ContinueExperimentRequest,
             gangline.v1.gateway_pb2.ContinueExperimentResponse,
         ],
@@ -999,6 +1047,11 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
     ArchiveExperiment: _GatewayServiceArchiveExperimentType
     """Takes an ended experiment out of listings; nothing else changes."""
 
+    GetSearchEvents: _GatewayServiceGetSearchEventsType
+    """The events of a search, for the process of a custom search; waits a while for new ones."""
+
+    PostSearchOperations: _GatewayServicePostSearchOperationsType
+
     ContinueExperiment: _GatewayServiceContinueExperimentType
     """Goes on with the trial of an ended experiment, from its newest checkpoint."""
 
@@ -1114,6 +1167,14 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.ArchiveExperimentRequest,
         gangline.v1.gateway_pb2.ArchiveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetSearchEventsRequest,
+        gangline.v1.gateway_pb2.GetSearchEventsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.PostSearchOperationsRequest,
+        gangline.v1.gateway_pb2.PostSearchOperationsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.ContinueExperimentRequest,
@@ -1310,6 +1371,21 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.ArchiveExperimentResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.ArchiveExperimentResponse]]:
         """Takes an ended experiment out of listings; nothing else changes."""
+
+    @abc.abstractmethod
+    def GetSearchEvents(
+        self,
+        request: gangline.v1.gateway_pb2.GetSearchEventsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.GetSearchEventsResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GetSearchEventsResponse]]:
+        """The events of a search, for the process of a custom search; waits a while for new ones."""
+
+    @abc.abstractmethod
+    def PostSearchOperations(
+        self,
+        request: gangline.v1.gateway_pb2.PostSearchOperationsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.PostSearchOperationsResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.PostSearchOperationsResponse]]: ...
 
     @abc.abstractmethod
     def ContinueExperiment(

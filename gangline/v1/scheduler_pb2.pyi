@@ -748,6 +748,90 @@ class ConfirmExperimentDeletedResponse(google.protobuf.message.Message):
 Global___ConfirmExperimentDeletedResponse: typing_extensions.TypeAlias = ConfirmExperimentDeletedResponse
 
 @typing.final
+class SchedulerServiceGetSearchEventsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    NUM_KNOWN_FIELD_NUMBER: builtins.int
+    experiment_id: builtins.int
+    num_known: builtins.int
+    """Events that the caller has already."""
+    def __init__(
+        self,
+        *,
+        experiment_id: builtins.int = ...,
+        num_known: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "num_known", b"num_known"]) -> None: ...
+
+Global___SchedulerServiceGetSearchEventsRequest: typing_extensions.TypeAlias = SchedulerServiceGetSearchEventsRequest
+
+@typing.final
+class SchedulerServiceGetSearchEventsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: builtins.int
+    SEARCH_FIELD_NUMBER: builtins.int
+    @property
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.SearchEvent]: ...
+    @property
+    def search(self) -> gangline.v1.types_pb2.Search: ...
+    def __init__(
+        self,
+        *,
+        events: collections.abc.Iterable[gangline.v1.types_pb2.SearchEvent] | None = ...,
+        search: gangline.v1.types_pb2.Search | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["search", b"search"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["events", b"events", "search", b"search"]) -> None: ...
+
+Global___SchedulerServiceGetSearchEventsResponse: typing_extensions.TypeAlias = SchedulerServiceGetSearchEventsResponse
+
+@typing.final
+class SchedulerServicePostSearchOperationsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    POST_NUMBER_FIELD_NUMBER: builtins.int
+    OPERATIONS_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    experiment_id: builtins.int
+    user: builtins.str
+    post_number: builtins.int
+    """How many posts came before this one."""
+    @property
+    def operations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.SearchOperation]: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        experiment_id: builtins.int = ...,
+        user: builtins.str = ...,
+        post_number: builtins.int = ...,
+        operations: collections.abc.Iterable[gangline.v1.types_pb2.SearchOperation] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "operations", b"operations", "post_number", b"post_number", "request_id", b"request_id", "user", b"user"]) -> None: ...
+
+Global___SchedulerServicePostSearchOperationsRequest: typing_extensions.TypeAlias = SchedulerServicePostSearchOperationsRequest
+
+@typing.final
+class SchedulerServicePostSearchOperationsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    def __init__(
+        self,
+        *,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+
+Global___SchedulerServicePostSearchOperationsResponse: typing_extensions.TypeAlias = SchedulerServicePostSearchOperationsResponse
+
+@typing.final
 class SchedulerServiceContinueExperimentRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

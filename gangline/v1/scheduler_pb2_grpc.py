@@ -125,6 +125,16 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentResponse.FromString,
                 _registered_method=True)
+        self.GetSearchEvents = channel.unary_unary(
+                '/gangline.v1.SchedulerService/GetSearchEvents',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceGetSearchEventsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceGetSearchEventsResponse.FromString,
+                _registered_method=True)
+        self.PostSearchOperations = channel.unary_unary(
+                '/gangline.v1.SchedulerService/PostSearchOperations',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePostSearchOperationsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePostSearchOperationsResponse.FromString,
+                _registered_method=True)
         self.UnarchiveExperiment = channel.unary_unary(
                 '/gangline.v1.SchedulerService/UnarchiveExperiment',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUnarchiveExperimentRequest.SerializeToString,
@@ -313,6 +323,18 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSearchEvents(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PostSearchOperations(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def UnarchiveExperiment(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -477,6 +499,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ContinueExperiment,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentResponse.SerializeToString,
+            ),
+            'GetSearchEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSearchEvents,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceGetSearchEventsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceGetSearchEventsResponse.SerializeToString,
+            ),
+            'PostSearchOperations': grpc.unary_unary_rpc_method_handler(
+                    servicer.PostSearchOperations,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePostSearchOperationsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePostSearchOperationsResponse.SerializeToString,
             ),
             'UnarchiveExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.UnarchiveExperiment,
@@ -1020,6 +1052,60 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/ContinueExperiment',
             gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceContinueExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSearchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/GetSearchEvents',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceGetSearchEventsRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceGetSearchEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PostSearchOperations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/PostSearchOperations',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePostSearchOperationsRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePostSearchOperationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -316,6 +316,38 @@ _SchedulerServiceContinueExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceGetSearchEventsType = typing_extensions.TypeVar(
+    '_SchedulerServiceGetSearchEventsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsResponse,
+    ],
+)
+
+_SchedulerServicePostSearchOperationsType = typing_extensions.TypeVar(
+    '_SchedulerServicePostSearchOperationsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsResponse,
+    ],
+)
+
 _SchedulerServiceUnarchiveExperimentType = typing_extensions.TypeVar(
     '_SchedulerServiceUnarchiveExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -492,7 +524,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -566,6 +598,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentRequest,
             gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsRequest,
+            gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
@@ -688,6 +728,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsRequest,
+            gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
             gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse,
         ],
@@ -792,6 +840,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
 
     ContinueExperiment: _SchedulerServiceContinueExperimentType
 
+    GetSearchEvents: _SchedulerServiceGetSearchEventsType
+
+    PostSearchOperations: _SchedulerServicePostSearchOperationsType
+
     UnarchiveExperiment: _SchedulerServiceUnarchiveExperimentType
 
     UpdateWorkspace: _SchedulerServiceUpdateWorkspaceType
@@ -893,6 +945,14 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentRequest,
         gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsRequest,
+        gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest,
@@ -1089,6 +1149,20 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentRequest,
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceContinueExperimentResponse]]: ...
+
+    @abc.abstractmethod
+    def GetSearchEvents(
+        self,
+        request: gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceGetSearchEventsResponse]]: ...
+
+    @abc.abstractmethod
+    def PostSearchOperations(
+        self,
+        request: gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServicePostSearchOperationsResponse]]: ...
 
     @abc.abstractmethod
     def UnarchiveExperiment(

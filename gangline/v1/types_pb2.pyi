@@ -323,6 +323,8 @@ class _SearchEventKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     SEARCH_EVENT_KIND_VALIDATED: _SearchEventKind.ValueType  # 3
     SEARCH_EVENT_KIND_PROGRESSED: _SearchEventKind.ValueType  # 4
     SEARCH_EVENT_KIND_TRIAL_CLOSED: _SearchEventKind.ValueType  # 5
+    SEARCH_EVENT_KIND_OPERATED: _SearchEventKind.ValueType  # 6
+    """The process of a custom search asked for operations."""
 
 class SearchEventKind(_SearchEventKind, metaclass=_SearchEventKindEnumTypeWrapper):
     """What happens in a search; each searcher listens to some of them."""
@@ -333,7 +335,29 @@ SEARCH_EVENT_KIND_TRIAL_CREATED: SearchEventKind.ValueType  # 2
 SEARCH_EVENT_KIND_VALIDATED: SearchEventKind.ValueType  # 3
 SEARCH_EVENT_KIND_PROGRESSED: SearchEventKind.ValueType  # 4
 SEARCH_EVENT_KIND_TRIAL_CLOSED: SearchEventKind.ValueType  # 5
+SEARCH_EVENT_KIND_OPERATED: SearchEventKind.ValueType  # 6
+"""The process of a custom search asked for operations."""
 Global___SearchEventKind: typing_extensions.TypeAlias = SearchEventKind
+
+class _SearchOperationKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _SearchOperationKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SearchOperationKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SEARCH_OPERATION_KIND_UNSPECIFIED: _SearchOperationKind.ValueType  # 0
+    SEARCH_OPERATION_KIND_CREATE: _SearchOperationKind.ValueType  # 1
+    SEARCH_OPERATION_KIND_CLOSE: _SearchOperationKind.ValueType  # 2
+    SEARCH_OPERATION_KIND_SHUT_DOWN: _SearchOperationKind.ValueType  # 3
+
+class SearchOperationKind(_SearchOperationKind, metaclass=_SearchOperationKindEnumTypeWrapper):
+    """What the process of a custom search asks for."""
+
+SEARCH_OPERATION_KIND_UNSPECIFIED: SearchOperationKind.ValueType  # 0
+SEARCH_OPERATION_KIND_CREATE: SearchOperationKind.ValueType  # 1
+SEARCH_OPERATION_KIND_CLOSE: SearchOperationKind.ValueType  # 2
+SEARCH_OPERATION_KIND_SHUT_DOWN: SearchOperationKind.ValueType  # 3
+Global___SearchOperationKind: typing_extensions.TypeAlias = SearchOperationKind
 
 class _CheckpointState:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -1468,6 +1492,7 @@ class Search(google.protobuf.message.Message):
     NUM_PLANNED_FIELD_NUMBER: builtins.int
     IS_SHUT_DOWN_FIELD_NUMBER: builtins.int
     SOURCE_CHECKPOINT_ID_FIELD_NUMBER: builtins.int
+    NUM_POSTS_FIELD_NUMBER: builtins.int
     experiment_id: builtins.int
     seed: builtins.int
     """The same seed and the same events give the same trials."""
@@ -1480,6 +1505,8 @@ class Search(google.protobuf.message.Message):
     """The searcher asks for nothing more."""
     source_checkpoint_id: builtins.str
     """The checkpoint of another trial that all trials begin from; empty for none."""
+    num_posts: builtins.int
+    """How often the process of a custom search has asked for operations."""
     def __init__(
         self,
         *,
@@ -1490,10 +1517,34 @@ class Search(google.protobuf.message.Message):
         num_planned: builtins.int = ...,
         is_shut_down: builtins.bool = ...,
         source_checkpoint_id: builtins.str = ...,
+        num_posts: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "is_shut_down", b"is_shut_down", "num_events", b"num_events", "num_planned", b"num_planned", "num_wanted", b"num_wanted", "seed", b"seed", "source_checkpoint_id", b"source_checkpoint_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "is_shut_down", b"is_shut_down", "num_events", b"num_events", "num_planned", b"num_planned", "num_posts", b"num_posts", "num_wanted", b"num_wanted", "seed", b"seed", "source_checkpoint_id", b"source_checkpoint_id"]) -> None: ...
 
 Global___Search: typing_extensions.TypeAlias = Search
+
+@typing.final
+class SearchOperation(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    TRIAL_NUMBER_FIELD_NUMBER: builtins.int
+    HYPERPARAMETERS_JSON_FIELD_NUMBER: builtins.int
+    kind: Global___SearchOperationKind.ValueType
+    trial_number: builtins.int
+    """Of the trial to close."""
+    hyperparameters_json: builtins.str
+    """Of the trial to create, as a JSON object."""
+    def __init__(
+        self,
+        *,
+        kind: Global___SearchOperationKind.ValueType = ...,
+        trial_number: builtins.int = ...,
+        hyperparameters_json: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["hyperparameters_json", b"hyperparameters_json", "kind", b"kind", "trial_number", b"trial_number"]) -> None: ...
+
+Global___SearchOperation: typing_extensions.TypeAlias = SearchOperation
 
 @typing.final
 class SearchEvent(google.protobuf.message.Message):
@@ -1506,6 +1557,7 @@ class SearchEvent(google.protobuf.message.Message):
     OUTCOME_FIELD_NUMBER: builtins.int
     UNITS_FIELD_NUMBER: builtins.int
     IS_INVALID_HP_FIELD_NUMBER: builtins.int
+    OPERATIONS_FIELD_NUMBER: builtins.int
     kind: Global___SearchEventKind.ValueType
     trial_number: builtins.int
     """0 for what concerns no trial."""
@@ -1518,6 +1570,10 @@ class SearchEvent(google.protobuf.message.Message):
     """VALIDATED: length trained, in the unit of searcher.time_metric or else searcher.max_length; absent where unknown."""
     is_invalid_hp: builtins.bool
     """Of a trial that is closed: it raised InvalidHP, so another point takes its place."""
+    @property
+    def operations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SearchOperation]:
+        """Of OPERATED."""
+
     def __init__(
         self,
         *,
@@ -1528,9 +1584,10 @@ class SearchEvent(google.protobuf.message.Message):
         outcome: Global___Outcome.ValueType = ...,
         units: builtins.float | None = ...,
         is_invalid_hp: builtins.bool = ...,
+        operations: collections.abc.Iterable[Global___SearchOperation] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_metric", b"_metric", "_units", b"_units", "metric", b"metric", "units", b"units"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_metric", b"_metric", "_units", b"_units", "batches_completed", b"batches_completed", "is_invalid_hp", b"is_invalid_hp", "kind", b"kind", "metric", b"metric", "outcome", b"outcome", "trial_number", b"trial_number", "units", b"units"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_metric", b"_metric", "_units", b"_units", "batches_completed", b"batches_completed", "is_invalid_hp", b"is_invalid_hp", "kind", b"kind", "metric", b"metric", "operations", b"operations", "outcome", b"outcome", "trial_number", b"trial_number", "units", b"units"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_metric", b"_metric"]) -> typing.Literal["metric"] | None: ...
     @typing.overload

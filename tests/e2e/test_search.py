@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gangline import custom_search
 from gangline.domain.state import Outcome, State
 from gangline.domain.view import ExperimentView
+from gangline.errors import GanglineError
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gated_trial import NUM_BATCHES, Gate, wait_for
 
@@ -114,3 +116,75 @@ def test_an_experiment_is_planned_tried_held_back_forked_and_chosen_by_its_label
             f"experiment {number} gated: COMPLETED, archived" for number in (held.id, forked.id)
         ]
         assert len(client.list_experiments(archived=None)) == num_experiments + 2, "nothing else was created"
+
+
+class Halving(custom_search.SearchMethod):
+    """Three trials; the worst of the first validations is closed, and the best rate comes once more, halved.
+
+    num_events: after so many events the process ends, as if it was killed; None for never.
+    """
+
+    def __init__(self, num_events: int | None = None) -> None:
+        self._left = num_events
+        self._rates = [0.4, 0.2, 0.1]
+        self._errors: dict[int, float] = {}
+        self._num_closed = 0
+
+    def initial_operations(self) -> list[custom_search.Operation]:
+        return [custom_search.Create(self._point(rate)) for rate in self._rates]
+
+    def on_validation_completed(self, trial: int, metric: float, units: float | None) -> list[custom_search.Operation]:
+        self._count()
+        if trial > 3 or trial in self._errors:
+            return []
+        self._errors[trial] = metric
+        if len(self._errors) < 3:
+            return []
+        worst, best = max(self._errors, key=self._key), min(self._errors, key=self._key)
+        return [custom_search.Close(worst), custom_search.Create(self._point(self._rates[best - 1] / 2))]
+
+    def on_trial_closed(self, trial: int, metric: float | None, outcome: Outcome) -> list[custom_search.Operation]:
+        self._count()
+        self._num_closed += 1
+        return [custom_search.ShutDown()] if self._num_closed == 4 else []
+
+    def _key(self, trial: int) -> tuple[float, int]:
+        return self._errors[trial], trial
+
+    def _count(self) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise InterruptedError
+
+    def _point(self, rate: float) -> dict[str, object]:
+        return {"global_batch_size": 2, "gate": self.gate, "rate": rate}
+
+    gate = ""
+
+
+def test_a_custom_search_goes_on_in_another_process_where_the_first_one_ended(cluster: Cluster, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "custom")
+    gate.allow(NUM_BATCHES)
+    Halving.gate = str(gate.folder)
+    length = {"batches": NUM_BATCHES}
+    config = gate.config(slots=1, searcher={"name": "custom", "metric": "error", "max_length": length})
+    with cluster.connect() as client:
+        number = client.create_experiment(config, gate.code).experiment.id
+        for num_events in (0, 2):
+            with pytest.raises(InterruptedError):
+                custom_search.run(client, number, Halving(num_events))
+        custom_search.run(client, number, Halving())
+        view = client.wait_experiment(number, 60)
+        assert view.experiment.outcome is Outcome.COMPLETED
+        rates = [json.loads(trial.trial.hyperparameters_json)["rate"] for trial in view.trials]
+        assert rates[:3] == [0.4, 0.2, 0.1]
+        assert rates[3] in (0.2, 0.1, 0.05)
+        assert len(rates) == 4
+
+        class Other(Halving):
+            def initial_operations(self) -> list[custom_search.Operation]:
+                return [custom_search.Create({"rate": 7})]
+
+        with pytest.raises(GanglineError, match=r"post 0 of the search of experiment .* is not what this method asks"):
+            custom_search.run(client, number, Other())

@@ -213,6 +213,14 @@ class StandInGateway(StandInProjects):
 
         return self._answer("ArchiveExperiment", context, handle)
 
+    def GetSearchEvents(self, request: pb.GetSearchEventsRequest, context: Any) -> pb.GetSearchEventsResponse:
+        return self._answer("GetSearchEvents", context, lambda: pb.GetSearchEventsResponse(is_over=True))
+
+    def PostSearchOperations(
+        self, request: pb.PostSearchOperationsRequest, context: Any
+    ) -> pb.PostSearchOperationsResponse:
+        return self._answer("PostSearchOperations", context, pb.PostSearchOperationsResponse)
+
     def ContinueExperiment(self, request: pb.ContinueExperimentRequest, context: Any) -> pb.ContinueExperimentResponse:
         def handle() -> pb.ContinueExperimentResponse:
             self.continues.append(request)

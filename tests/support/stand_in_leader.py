@@ -250,6 +250,16 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
             experiment=wire.to_proto(changed), revision=revision
         )
 
+    async def GetSearchEvents(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServiceGetSearchEventsRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServiceGetSearchEventsResponse:
+        return scheduler_pb2.SchedulerServiceGetSearchEventsResponse()
+
+    async def PostSearchOperations(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServicePostSearchOperationsRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServicePostSearchOperationsResponse:
+        return scheduler_pb2.SchedulerServicePostSearchOperationsResponse()
+
     async def ContinueExperiment(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.SchedulerServiceContinueExperimentRequest, context: Any
     ) -> scheduler_pb2.SchedulerServiceContinueExperimentResponse:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gangline.domain.experiment import ExperimentFilter
 from gangline.domain.history import LogFilter
+from gangline.domain.search import SearchOperation
 from gangline.domain.state import Availability, UsageGroup
 from gangline.errors import invalid
 from gangline.protocol import wire
@@ -120,6 +121,21 @@ class GatewayService(RemovalCalls, ProjectCalls):
             current_principal(), request.config_json, request.limit
         )
         return pb.GatewayServicePreviewSearchResponse(preview=wire.to_proto(preview))
+
+    async def GetSearchEvents(self, request: pb.GetSearchEventsRequest, context: Context) -> pb.GetSearchEventsResponse:
+        events, is_over = await self._usecases.experiments.search_events(
+            current_principal(), request.experiment_id, request.num_known, request.wait_seconds
+        )
+        return pb.GetSearchEventsResponse(events=[wire.to_proto(event) for event in events], is_over=is_over)
+
+    async def PostSearchOperations(
+        self, request: pb.PostSearchOperationsRequest, context: Context
+    ) -> pb.PostSearchOperationsResponse:
+        operations = [wire.from_proto(SearchOperation, operation) for operation in request.operations]
+        await self._usecases.experiments.post_operations(
+            current_principal(), request.request_id, request.experiment_id, request.post_number, operations
+        )
+        return pb.PostSearchOperationsResponse()
 
     async def StreamLogs(self, request: pb.StreamLogsRequest, context: Context) -> AsyncIterator[pb.StreamLogsResponse]:
         pages = self._usecases.records.logs(

@@ -19,7 +19,7 @@ from gangline.domain.experiment import (
     TextChange,
     Trial,
 )
-from gangline.domain.search import SearchPreview
+from gangline.domain.search import SearchEvent, SearchOperation, SearchPreview
 from gangline.domain.state import ExperimentAction, State
 from gangline.domain.trace import TraceOrder, check_batches
 from gangline.domain.view import ExperimentProgress, ExperimentView, TrialView
@@ -45,6 +45,8 @@ MAX_LIMIT = 1000
 # and for records that other gateways have stored.
 MIN_INTERVAL_SECONDS = 0.1
 LOOK_AGAIN_SECONDS = 1.0
+# The longest wait of a call for an event of a search.
+MAX_WAIT_SECONDS = 20.0
 
 ExperimentChange = ExperimentAction | ResourceChange | QueueMove | TextChange
 
@@ -162,6 +164,54 @@ class Experiments:
             principal, request_id, lambda scheduler: scheduler.ContinueExperiment, request
         )
         return read_experiment(answer.experiment), list(answer.warnings)
+
+    async def search_events(
+        self, principal: Principal, experiment_id: int, num_known: int, wait_seconds: float
+    ) -> tuple[list[SearchEvent], bool]:
+        """Returns the events of a search behind the first `num_known` ones, and whether the search takes no more
+        operations. Waits so long for an event, if there is none."""
+        check_user(principal)
+        await self._views.confirm(experiment_id=experiment_id)
+        deadline = asyncio.get_running_loop().time() + min(max(0.0, wait_seconds), MAX_WAIT_SECONDS)
+        with self._following.listen(experiment_id) as changed:
+            while not self._has_news(experiment_id, num_known):
+                changed.clear()
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0:
+                    break
+                await self._following.wait(changed, left)
+        request = scheduler_pb2.SchedulerServiceGetSearchEventsRequest(experiment_id=experiment_id, num_known=num_known)
+        answer = await self._leader.call(lambda scheduler: scheduler.GetSearchEvents, request)
+        events = [wire.from_proto(SearchEvent, event) for event in answer.events]
+        return events, answer.search.is_shut_down or self._is_over(experiment_id)
+
+    def _has_news(self, experiment_id: int, num_known: int) -> bool:
+        search = self._mirror.state.searches.find(keys.search(experiment_id))
+        return search is None or search.num_events > num_known or self._is_over(experiment_id)
+
+    def _is_over(self, experiment_id: int) -> bool:
+        return self._views.experiment(experiment_id).state in (State.STOPPING, State.TERMINAL)
+
+    async def post_operations(
+        self,
+        principal: Principal,
+        request_id: str,
+        experiment_id: int,
+        post_number: int,
+        operations: Sequence[SearchOperation],
+    ) -> None:
+        """Has the operations of a custom search carried out. post_number: how many posts came before it. Raises
+        GanglineError `auth.not_owner`, and the errors of the leader."""
+        check_user(principal)
+        await self._views.confirm(experiment_id=experiment_id)
+        owner = self._views.experiment(experiment_id).owner
+        check_owner(principal, owner, f"run the search of experiment {experiment_id}")
+        request = scheduler_pb2.SchedulerServicePostSearchOperationsRequest(
+            experiment_id=experiment_id,
+            post_number=post_number,
+            operations=[wire.to_proto(operation) for operation in operations],
+        )
+        await self._leader.change(principal, request_id, lambda scheduler: scheduler.PostSearchOperations, request)
 
     async def kill_trial(self, principal: Principal, request_id: str, trial_id: str) -> Trial:
         """Kills one trial; the others of its experiment continue."""

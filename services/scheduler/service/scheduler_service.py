@@ -24,6 +24,7 @@ from services.scheduler.service.earlier_calls import EarlierCalls
 from services.scheduler.service.project_change_calls import ProjectCalls
 from services.scheduler.service.removal_calls import RemovalCalls
 from services.scheduler.service.restart_calls import RestartCalls
+from services.scheduler.service.search_calls import SearchCalls
 from services.scheduler.service.submitting import submit_group, submit_one
 from services.scheduler.state.records import StateChange, get
 from services.scheduler.state.rules import Rules
@@ -45,7 +46,7 @@ from services.scheduler.transition.submit_check import find_pool, preview
 _log = structlog.get_logger(__name__)
 
 
-class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, ProjectCalls):
+class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, ProjectCalls):
     def __init__(self, leader_status: LeaderStatus) -> None:
         self._leader_status = leader_status
         self._random = random.SystemRandom()

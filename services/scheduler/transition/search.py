@@ -12,18 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gangline.config.searcher import MAX_TRIALS
 from gangline.domain.allocation import Request, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.id import trial_id
-from gangline.domain.search import Search, SearchEvent
-from gangline.domain.state import CheckpointState, ExitKind, Outcome, SearchEventKind, State
-from gangline.errors import not_found
+from gangline.domain.search import Search, SearchEvent, SearchOperation
+from gangline.domain.state import CheckpointState, ExitKind, Outcome, SearchEventKind, SearchOperationKind, State
+from gangline.errors import conflict, invalid, not_found
 from services.scheduler.searcher.draw import derive_seed
 from services.scheduler.searcher.interface import CloseTrial, CreateTrial, Operation, Searcher, ShutDown
 from services.scheduler.searcher.methods import SEARCHERS
 from services.scheduler.searcher.replay import append, keep_searcher, make_searcher, take_searcher
 from services.scheduler.state.facts import Facts, facts_of
-from services.scheduler.state.records import Draft, Records, get, live_allocation_of
+from services.scheduler.state.records import Draft, Records, StateChange, get, live_allocation_of
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
@@ -33,6 +34,11 @@ from services.scheduler.transition.stop import StopOrder, stop_allocation
 # too.
 MAX_CREATED = 32
 MAX_CREATED_BYTES = 512 << 10
+
+# Operations that the process of a custom search posts at once, and bytes of all their hyperparameters. A post is an
+# event, and a page in etcd has 64 of them.
+MAX_OPERATIONS = 32
+MAX_POST_BYTES = 16 << 10
 
 # Hyperparameters that were made outside of a transition, by the trial's number.
 Suggestions = Mapping[int, dict[str, Any]]
@@ -66,6 +72,7 @@ def tell(draft: Draft, experiment_id: int, event: SearchEvent, rules: Rules, now
         num_planned=searcher.num_planned,
         num_wanted=search.num_wanted + sum(isinstance(operation, CreateTrial) for operation in operations),
         is_shut_down=any(isinstance(operation, ShutDown) for operation in operations),
+        num_posts=search.num_posts + (event.kind is SearchEventKind.OPERATED),
     )
     draft.put(search)
     new_trials = _make(draft, experiment, search, searcher, rules=rules, now=now)
@@ -73,6 +80,70 @@ def tell(draft: Draft, experiment_id: int, event: SearchEvent, rules: Rules, now
     # Only now, because each of these may pass a further event to the searcher.
     _tell_created(draft, new_trials, rules, now)
     _close(draft, experiment_id, operations, rules, now)
+
+
+def post_operations(
+    records: Records,
+    experiment_id: int,
+    post_number: int,
+    operations: Sequence[SearchOperation],
+    *,
+    rules: Rules,
+    now: float,
+) -> StateChange:
+    """Carries out what the process of a custom search asks for. post_number: how many posts came before it. A post that
+    was carried out before changes nothing.
+
+    Raises GanglineError `experiment.not_found`, `search.not_custom`, `search.over`, `search.order`,
+    `search.operation`.
+    """
+    experiment, search = get(records, Experiment, experiment_id), records.find(Search, experiment_id)
+    if search is None or facts_of(experiment.config_json).searcher.name != "custom":
+        text = f"the searcher of experiment {experiment_id} decides by itself; only `name: custom` takes operations"
+        raise invalid("search.not_custom", text)
+    if post_number < search.num_posts:
+        return StateChange()
+    if search.is_shut_down or experiment.state in (State.STOPPING, State.TERMINAL):
+        raise conflict("search.over", f"the search of experiment {experiment_id} is over; it takes no operations")
+    if post_number > search.num_posts:
+        text = f"post {post_number} of the search of experiment {experiment_id} came before post {search.num_posts}"
+        raise conflict("search.order", text)
+    _check_operations(search, operations)
+    draft = Draft(records)
+    tell(draft, experiment_id, SearchEvent(SearchEventKind.OPERATED, operations=tuple(operations)), rules, now)
+    settle_experiment(draft, experiment_id, now)
+    return draft.change
+
+
+def _check_operations(search: Search, operations: Sequence[SearchOperation]) -> None:
+    """Raises GanglineError `search.operation`."""
+    if len(operations) > MAX_OPERATIONS:
+        raise invalid("search.operation", f"{len(operations)} operations at once; post at most {MAX_OPERATIONS}")
+    num_bytes = sum(len(operation.hyperparameters_json) for operation in operations)
+    if num_bytes > MAX_POST_BYTES:
+        text = f"the hyperparameters of one post have {num_bytes} bytes; post at most {MAX_POST_BYTES}"
+        raise invalid("search.operation", text)
+    num_trials = search.num_wanted
+    for operation in operations:
+        match operation.kind:
+            case SearchOperationKind.CREATE:
+                num_trials += 1
+                _check_point(operation.hyperparameters_json)
+            case SearchOperationKind.CLOSE if not 1 <= operation.trial_number <= num_trials:
+                raise invalid("search.operation", f"there is no trial {operation.trial_number} to close")
+            case SearchOperationKind.SHUT_DOWN if not num_trials:
+                raise invalid("search.operation", "a search without a trial cannot shut down; cancel the experiment")
+    if num_trials > MAX_TRIALS:
+        raise invalid("search.operation", f"{num_trials} trials; a search has at most {MAX_TRIALS}")
+
+
+def _check_point(hyperparameters_json: str) -> None:
+    try:
+        point = json.loads(hyperparameters_json)
+    except ValueError:
+        point = None
+    if not isinstance(point, dict):
+        raise invalid("search.operation", "the hyperparameters of a trial are no JSON object")
 
 
 def closed_event(trial: Trial) -> SearchEvent:

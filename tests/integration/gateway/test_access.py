@@ -34,6 +34,8 @@ UNARY_CALLS = {
     "ArchiveExperiment": pb.ArchiveExperimentRequest(),
     "UnarchiveExperiment": pb.UnarchiveExperimentRequest(),
     "ContinueExperiment": pb.ContinueExperimentRequest(),
+    "GetSearchEvents": pb.GetSearchEventsRequest(),
+    "PostSearchOperations": pb.PostSearchOperationsRequest(),
     "KillTrial": pb.KillTrialRequest(),
     "ProfileTrial": pb.GatewayServiceProfileTrialRequest(),
     "PreviewSearch": pb.GatewayServicePreviewSearchRequest(),

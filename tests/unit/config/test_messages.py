@@ -263,13 +263,6 @@ CASES = [
         "use at least 4, or fewer slots",
     ),
     (
-        "name: single",
-        "name: custom",
-        "config.not_supported",
-        "searcher.name (line 9): custom is not built yet; this version has the searchers single, random, grid, "
-        "adaptive_asha, async_halving, tpe, optuna",
-    ),
-    (
         "metric: accuracy",
         "metric: accuracy\n  source_trial_id: 7.1",
         "config.wrong_type",

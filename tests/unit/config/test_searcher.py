@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from gangline.config import parse_config
-from gangline.config.searcher import BUILT_SEARCHERS, SEARCHER_ROWS, Searcher, SearcherName
+from gangline.config.searcher import SEARCHER_ROWS, Searcher, SearcherName
 from gangline.errors import GanglineError
 
 CONFIG = """
@@ -27,7 +27,7 @@ def test_every_key_of_a_row_is_in_the_section_and_every_key_of_the_section_has_a
     assert all(set(row.required) <= set(row.keys) for row in SEARCHER_ROWS.values())
 
 
-@pytest.mark.parametrize("name", BUILT_SEARCHERS)
+@pytest.mark.parametrize("name", SEARCHER_ROWS)
 def test_a_searcher_takes_its_keys_and_no_others(name: str) -> None:
     row = SEARCHER_ROWS[name]
     if not row.required:

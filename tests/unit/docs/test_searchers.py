@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gangline.cli.search import _lines
 from gangline.config import parse_config
-from gangline.config.searcher import BUILT_SEARCHERS
+from gangline.config.searcher import SEARCHER_ROWS
 from services.scheduler.transition.submit_check import preview
 from tests.support.source import ROOT
 
@@ -25,4 +25,4 @@ def test_the_preview_of_the_example_is_the_printed_one() -> None:
 
 
 def test_every_searcher_has_a_row() -> None:
-    assert [name for name in BUILT_SEARCHERS if f"| `{name}` |" not in TEXT] == []
+    assert [name for name in SEARCHER_ROWS if f"| `{name}` |" not in TEXT] == []

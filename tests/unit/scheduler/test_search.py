@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gangline.config.searcher import BUILT_SEARCHERS
+from gangline.config.searcher import SEARCHER_ROWS
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, ResourceChange
 from gangline.domain.search import Search, SearchEvent, SearchLog
@@ -402,7 +402,7 @@ class Halving:
 
 
 def test_every_searcher_that_a_configuration_may_name_is_registered() -> None:
-    assert set(SEARCHERS) == set(BUILT_SEARCHERS)
+    assert set(SEARCHERS) == set(SEARCHER_ROWS)
 
 
 def test_a_searcher_closes_a_trial_by_its_validations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,6 @@ def test_refusals() -> None:
     assert _code(request_id="") == "request.no_id"
     assert _code(resources={"resource_pool": "none"}) == "pool.not_found"
     assert _code(resources={"slots_per_trial": 7}) == "request.never_fits"
-    assert _code(searcher={"name": "custom", "metric": "loss"}) == "config.not_supported"
     assert _code(searcher={"name": "random", "metric": "loss"}) == "config.missing_key"
     assert _code(resources={"slots_per_trial": 2, "max_slots": 1}) == "config.invalid_value"
     assert _code(max_restarts="many") == "config.wrong_type"
