@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gangline.alias.finder import SHIM
 from gangline.domain.entrypoint import Command, parse_entrypoint
+from gangline.domain.failure import hang_rule_of
 from gangline.errors import invalid
 from gangline.launch.private_environment import has_packages
 from gangline.v1 import runner_pb2
@@ -47,17 +48,13 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """Prepares the start of one machine's ranks.
-
-    beat_paths: by rank. hook_seconds: the limit for the startup hook.
-    """
+    """Prepares the start of one machine's ranks. beat_paths: by rank."""
 
     spec: runner_pb2.RunnerSpec
     place: Place
     folder: SharedFolder
     socket_path: str
     beat_paths: dict[int, Path]
-    hook_seconds: float
 
     async def prepare(
         self, network: Network, nursery: Nursery, pump: LogPump, on_hook: Callable[[int], None]
@@ -81,7 +78,7 @@ class RankSetup:
                 environment=first,
                 directory=self.folder.code_path,
                 listing=self.folder.packages_path / "hook.environ",
-                limit_seconds=self.hook_seconds,
+                limit_seconds=hang_rule_of(config).start_seconds,
                 on_up=on_hook,
             )
             is_fresh = has_packages(private) or change.needs_fresh_process

@@ -176,7 +176,7 @@ class TrialRunner:
         except RendezvousFailed as error:
             return self._report(error.kind, error.message)
         except HookFailed as error:
-            return self._judge_hook(str(error))
+            return await self._judge_hook(str(error))
         except (GanglineError, OSError) as error:
             report = replace(self._report(kind_of(error), str(error)), is_agent_at_fault=_is_agents_fault(error))
             self._gang.tell_failure(FailureRecord(report.kind, report.message, None, report.agent_id, report.failed_at))
@@ -210,8 +210,7 @@ class TrialRunner:
         assert nursery is not None
         self._note_left_out()
         paths = {rank: file.path for rank, file in self._watchdog.files.items()}
-        limit = hang_rule_of(load_config(self._spec)).start_seconds
-        setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths, limit)
+        setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths)
         preparing = setup.prepare(network, nursery, self._pump, self._on_hook)
         start = await first_of(preparing, self._stop.came.wait(), self._peer_told.wait())
         if self._stop.stop is not None:
@@ -269,8 +268,9 @@ class TrialRunner:
         """Whether the command ended by itself before this runner had anything to report."""
         return not self._has_spoken and self._stop.stop is None and not rank_group.lost
 
-    def _judge_hook(self, problem: str) -> ExitReport:
+    async def _judge_hook(self, problem: str) -> ExitReport:
         """Returns the report of a startup hook that failed, which ends the other members too."""
+        await self._pump.drain(LAST_OUTPUT_SECONDS)
         report = judge_hook(problem, self._place.agent_id, self._pump.last_lines(HOOK_RANK), time.time())
         self._gang.tell_failure(FailureRecord(report.kind, report.message, None, report.agent_id, report.failed_at))
         return report

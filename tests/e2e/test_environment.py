@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import urllib.request
 import venv
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,23 @@ def test_ranks_run_on_the_python_of_the_experiment(cluster: Cluster, tmp_path: P
         assert client.wait_experiment(number, 60).experiment.outcome is Outcome.COMPLETED
         (line,) = [line.text for line in client.stream_logs(number) if line.text.startswith("sees ")]
         assert line.split()[3:] == ["None", str(tmp_path / "vision"), str(tmp_path)]
+
+
+def test_pip_in_a_hook_installs_for_this_attempt_alone(cluster: Cluster, tmp_path: Path) -> None:
+    wheel = tmp_path / "only_here-1.5-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr("only_here.py", "VERSION = '1.5'\n")
+        about = "only_here-1.5.dist-info"
+        packed.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: only_here\nVersion: 1.5\n")
+        packed.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        packed.writestr(f"{about}/RECORD", "")
+    file = write_code(tmp_path / "code", {}, f"pip install --no-index {wheel}\n")
+    (tmp_path / "code/train.py").write_text("import only_here, torch; print('sees', only_here.VERSION)\n")
+    with cluster.connect() as client:
+        number = client.create_experiment(file).id
+        assert client.wait_experiment(number, 100).experiment.outcome is Outcome.COMPLETED
+        assert "sees 1.5" in [line.text for line in client.stream_logs(number)]
+    assert importlib.util.find_spec("only_here") is None
 
 
 @pytest.mark.parametrize(

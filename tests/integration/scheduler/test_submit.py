@@ -12,6 +12,7 @@ import grpc.aio
 import httpx
 import pytest
 
+from gangline.config.layer.secret import mask_secrets
 from gangline.domain.experiment import Experiment
 from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.protocol import rpc, wire
@@ -195,3 +196,21 @@ async def test_a_request_for_which_a_slot_is_free_starts_though_others_wait(benc
     await bench.caller.submit(config_json(slots=1))
     specs = await agent.started(2)
     assert {spec.allocation.id for spec in specs} == {"1.1.1", "3.1.1"}
+
+
+async def test_a_masked_value_stands_for_a_secret_of_ones_own_experiment_alone(bench: Bench) -> None:
+    await bench.scheduler()
+    await bench.agent("a1")
+    secret = config_json(data={"db": {"password": "s3cr3t"}})
+    parent = (await bench.caller.submit_group(_request(secret, "parent")))[0].created.experiment
+    assert parent.config_json == secret
+    masked = mask_secrets(secret)
+    fork = _request(masked, "fork")
+    fork.forked_from = parent.id
+    stolen = _request(masked, "stolen", owner="bob")
+    stolen.forked_from = parent.id
+    results = await bench.caller.submit_group(fork, stolen, _request(masked, "alone"))
+    assert results[0].created.experiment.config_json == secret
+    assert [result.error.code for result in results[1:]] == ["config.masked"] * 2
+    again = await bench.caller.submit_group(fork)
+    assert again[0].created.experiment.id == results[0].created.experiment.id
