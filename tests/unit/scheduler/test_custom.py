@@ -102,6 +102,8 @@ def test_only_a_custom_search_that_goes_on_takes_operations() -> None:
     post(records, 0, create(1), SHUT_DOWN)
     with pytest.raises(GanglineError, match="is over; it takes no operations"):
         post(records, 1, create(2))
+    records = begun()
+    post(records, 0, create(1))
     ended = replace(get(records, Experiment, 1), state=State.TERMINAL, outcome=Outcome.CANCELED)
     draft = Draft(records)
     draft.put(ended)

@@ -91,6 +91,11 @@ def test_a_trial_that_never_had_a_checkpoint_begins_anew() -> None:
     assert get(records, Trial, "1.1").state is State.QUEUED
 
 
+def test_a_trial_that_did_not_complete_continues_without_more_length() -> None:
+    records = records_of(NEW, trial=replace(TRIAL, outcome=Outcome.CANCELED))
+    assert get(go_on(records, changed("searcher.max_length", {"batches": 100})), Trial, "1.1").state is State.QUEUED
+
+
 @pytest.mark.parametrize(
     ("path", "value", "code", "text"),
     [
