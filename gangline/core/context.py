@@ -6,6 +6,7 @@ keep checkpoints in a folder.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,15 @@ from gangline.domain.partial import Writer
 from gangline.domain.storage_url import check_storage_url
 from gangline.errors import invalid
 from gangline.lacking import Lacking
+
+_ALERT_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_log = logging.getLogger("gangline")
 
 
 class Context(Lacking):
@@ -66,6 +76,14 @@ class Context(Lacking):
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def alert(self, title: str = "", description: str = "", level: str = "info") -> None:
+        """Writes a line about something that people should see into the trial's log, where `experiment logs --level`
+        and log policies find it. level: debug, info, warn or error. Raises GanglineError `core.alert`."""
+        number = _ALERT_LEVELS.get(level.lower())
+        if number is None:
+            raise invalid("core.alert", f"level is {level!r}; give one of {', '.join(_ALERT_LEVELS)}")
+        _log.log(number, "alert: %s", ": ".join(part for part in (title, description) if part))
 
     def close(self) -> None:
         """Ends the background work. The last files and reports have been sent when it returns, or the time limit for

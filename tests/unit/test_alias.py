@@ -146,6 +146,21 @@ def test_in_a_trial_an_installed_determined_is_hidden_and_named(tmp_path: Path) 
     assert _python(trial + _INSTALL + child, tmp_path, str(tmp_path / "site")).stdout == "0.38.1\n"
 
 
+def test_an_interpreter_without_gangline_finds_an_installed_one_behind_the_shim(tmp_path: Path) -> None:
+    code = "import determined; print(determined.who)"
+    environment = {"PYTHONPATH": os.pathsep.join([SHIM, _installed(tmp_path)])}
+    # -S: without site-packages, so without Gangline.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "the real one\n", done.stderr
+    environment = {"PYTHONPATH": SHIM}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'determined'"
+
+
 def test_launchers_run_under_the_old_name(tmp_path: Path) -> None:
     words = ("-m", "determined.launch.wrap_rank", "3", "--", sys.executable, "-c", "import determined; print('hello')")
     done = _python("", tmp_path, SHIM, arguments=words)

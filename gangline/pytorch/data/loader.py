@@ -229,7 +229,7 @@ class DataLoader:
         self.dataset = dataset
         self.batch_size = None if batch_sampler is not None else batch_size
         _check_dataset(dataset)
-        _check_choice(self.batch_size, shuffle, sampler, batch_sampler)
+        _check_choice(batch_size, shuffle, sampler, batch_sampler, drop_last=drop_last)
         self._has_batches = batch_sampler is not None
         self._drop_last = drop_last and not self._has_batches
         self._order: Order = (
@@ -363,9 +363,12 @@ def _check_dataset(dataset: Any) -> None:
         raise invalid("pytorch.loader_length", f"{type(dataset).__name__} has no len(); give the dataset a __len__")
 
 
-def _check_choice(batch_size: int | None, shuffle: bool, sampler: Any, batch_sampler: Any) -> None:
-    if batch_sampler is not None and (shuffle or sampler is not None):
-        raise invalid("pytorch.loader_arguments", "DataLoader: batch_sampler excludes shuffle and sampler")
+def _check_choice(batch_size: int | None, shuffle: bool, sampler: Any, batch_sampler: Any, *, drop_last: bool) -> None:
+    # As in torch, a batch size of 1 is the default that nobody has given.
+    has_others = shuffle or sampler is not None or drop_last or batch_size not in (1, None)
+    if batch_sampler is not None and has_others:
+        text = "DataLoader: batch_sampler makes the batches, so it excludes batch_size, shuffle, sampler and drop_last"
+        raise invalid("pytorch.loader_arguments", text)
     if sampler is not None and shuffle:
         raise invalid("pytorch.loader_arguments", "DataLoader: sampler excludes shuffle")
     for part in _parts_of(sampler if sampler is not None else batch_sampler):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
+from gangline.domain.experiment import Checkpoint
 from services.gateway.http import model
 from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.page import CheckpointPage, Limit, Offset, describe_page
 from services.gateway.http.route import Route
 
 router = APIRouter(prefix="/api/v1", route_class=Route)
@@ -23,13 +25,21 @@ async def get_cluster(caller: Caller, cases: Cases) -> model.ClusterView:
 
 
 @router.get("/checkpoints", tags=["checkpoints"])
-async def list_checkpoints(caller: Caller, cases: Cases) -> model.CheckpointList:
-    return model.CheckpointList.model_validate({"checkpoints": await cases.checkpoints.list(caller)})
+async def list_checkpoints(caller: Caller, cases: Cases, offset: Offset = 0, limit: Limit = 0) -> CheckpointPage:
+    return _page(await cases.checkpoints.list(caller), offset, limit)
 
 
 @router.get("/experiments/{experiment_id}/checkpoints", tags=["checkpoints"])
-async def list_experiment_checkpoints(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.CheckpointList:
-    return model.CheckpointList.model_validate({"checkpoints": await cases.checkpoints.list(caller, experiment_id)})
+async def list_experiment_checkpoints(
+    experiment_id: model.Int64, caller: Caller, cases: Cases, offset: Offset = 0, limit: Limit = 0
+) -> CheckpointPage:
+    return _page(await cases.checkpoints.list(caller, experiment_id), offset, limit)
+
+
+def _page(checkpoints: Sequence[Checkpoint], offset: int, limit: int) -> CheckpointPage:
+    shown = checkpoints[offset : offset + limit if limit else None]
+    pagination = describe_page(offset, limit, len(shown), len(checkpoints))
+    return CheckpointPage.model_validate({"checkpoints": shown, "pagination": pagination})
 
 
 @router.get("/checkpoints/{checkpoint_id}", tags=["checkpoints"])

@@ -22,6 +22,7 @@ from gangline.protocol.rpc import CHUNK_BYTES
 from services.common.server import Principal
 from services.gateway.http import model, queue_model
 from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.page import ExperimentPage, Limit, Offset, TrialPage, describe_page
 from services.gateway.http.route import Route
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.experiment import ExperimentChange
@@ -89,23 +90,23 @@ async def list_experiments(
     workspace: str = "",
     project: str = "",
     projectId: model.Int64 = 0,  # noqa: N803  as above
+    offset: Offset = 0,
     wanted: Annotated[ExperimentQuery, Depends()],
-) -> model.ExperimentList:
+) -> ExperimentPage:
     """Lists experiments, the newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller id.
     requestId: only the one that this request made; 404 when it certainly made none so far, 503 while that cannot be
     known. labels, states, users, name: all of the labels, one of the states or outcomes, one of the users, part of the
     name. archived: only archived ones, or only the others; both when absent. workspace, project: names; projectId in
-    place of them."""
+    place of them. offset counts from the newest; experiments that are created meanwhile shift it, but not beforeId."""
     if requestId:
-        return model.ExperimentList.model_validate({"experiments": [await cases.experiments.find(caller, requestId)]})
+        found = [await cases.experiments.find(caller, requestId)]
+        return ExperimentPage.model_validate({"experiments": found, "pagination": describe_page(0, limit, 1, 1)})
     project_ids = await cases.projects.select(caller, workspace, project, projectId)
-    return model.ExperimentList.model_validate(
-        {
-            "experiments": cases.experiments.list(
-                caller, limit, beforeId, archived, project_ids=project_ids, wanted=wanted.to_filter()
-            )
-        }
+    listed, total = cases.experiments.list(
+        caller, limit, beforeId, archived, project_ids=project_ids, wanted=wanted.to_filter(), offset=offset
     )
+    pagination = describe_page(offset, limit, len(listed), total)
+    return ExperimentPage.model_validate({"experiments": listed, "pagination": pagination})
 
 
 @router.get("/experiments/{experiment_id}", tags=["experiments"])
@@ -166,9 +167,18 @@ async def kill_trial(trial_id: str, caller: Caller, cases: Cases) -> model.Trial
 
 
 @router.get("/experiments/{experiment_id}/trials", tags=["trials"])
-async def list_trials(experiment_id: model.Int64, caller: Caller, cases: Cases) -> model.TrialList:
-    view = await cases.experiments.view(caller, experiment_id)
-    return model.TrialList.model_validate({"trials": view.trials})
+async def list_trials(
+    experiment_id: model.Int64,
+    caller: Caller,
+    cases: Cases,
+    *,
+    offset: Offset = 0,
+    limit: Limit = 0,
+) -> TrialPage:
+    """Lists the trials of an experiment by their numbers."""
+    trials, total = await cases.experiments.view_trials(caller, experiment_id, offset, limit)
+    pagination = describe_page(offset, limit, len(trials), total)
+    return TrialPage.model_validate({"trials": trials, "pagination": pagination})
 
 
 @router.get("/trials/{trial_id}", tags=["trials"])

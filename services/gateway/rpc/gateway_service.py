@@ -9,7 +9,6 @@ from typing import Any
 
 from gangline.domain.experiment import ExperimentFilter
 from gangline.domain.history import LogFilter
-from gangline.domain.search import SearchOperation
 from gangline.domain.state import Availability, UsageGroup
 from gangline.errors import invalid
 from gangline.protocol import wire
@@ -64,7 +63,7 @@ class GatewayService(RemovalCalls, ProjectCalls):
             project_ids = await self._usecases.projects.select(
                 current_principal(), request.workspace, request.project, request.project_id
             )
-            listed = experiments.list(
+            listed, _ = experiments.list(
                 current_principal(),
                 request.limit,
                 request.before_id,
@@ -131,7 +130,7 @@ class GatewayService(RemovalCalls, ProjectCalls):
     async def PostSearchOperations(
         self, request: pb.PostSearchOperationsRequest, context: Context
     ) -> pb.PostSearchOperationsResponse:
-        operations = [wire.from_proto(SearchOperation, operation) for operation in request.operations]
+        operations = mapping.operations_from_proto(request)
         await self._usecases.experiments.post_operations(
             current_principal(), request.request_id, request.experiment_id, request.post_number, operations
         )

@@ -1,4 +1,5 @@
-"""Reads the two messages that are no record: a delivered record of one of three kinds, and a change of an experiment.
+"""Reads the messages that need more than the generic map: a delivered record of one of three kinds, a change of an
+experiment, and the operations of a custom search.
 
 gangline.protocol.wire maps all other messages. This module decides nothing.
 """
@@ -9,7 +10,8 @@ from collections.abc import Iterable
 
 from gangline.domain.experiment import QueueMove, ResourceChange, TextChange
 from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
-from gangline.domain.state import ExperimentAction
+from gangline.domain.search import SearchOperation
+from gangline.domain.state import ExperimentAction, SearchOperationKind
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import gateway_pb2, ingest_pb2
@@ -32,6 +34,15 @@ def _content_from_proto(message: ingest_pb2.IngestRecord) -> LogLine | MetricsPo
         case "progress":
             return wire.from_proto(ProgressPoint, message.progress)
     raise invalid("ingest.empty_record", f"record {message.sequence} holds no log, metrics or progress")
+
+
+def operations_from_proto(message: gateway_pb2.PostSearchOperationsRequest) -> list[SearchOperation]:
+    """Raises GanglineError `search.operation` for a kind that this version does not know."""
+    if any(wire.enum_member(SearchOperationKind, operation.kind) is None for operation in message.operations):
+        raise invalid(
+            "search.operation", "an operation is none of those that this version knows: create, close, shut down"
+        )
+    return [wire.from_proto(SearchOperation, operation) for operation in message.operations]
 
 
 def changes_from_proto(message: gateway_pb2.UpdateExperimentRequest) -> list[ExperimentChange | None]:

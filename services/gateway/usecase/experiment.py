@@ -250,10 +250,11 @@ class Experiments:
         *,
         project_ids: Collection[int] | None = None,
         wanted: ExperimentFilter = EVERY_EXPERIMENT,
-    ) -> list[Experiment]:
-        """Returns experiments, the newest first. limit: 0 for the default. before_id: 0 to begin with the newest.
-        archived: only archived ones, or only the others; None for both. project_ids: only those in these projects; None
-        for all. wanted: further conditions."""
+        offset: int = 0,
+    ) -> tuple[list[Experiment], int]:
+        """Returns a page of experiments, the newest first, and how many there are. limit: 0 for the default. before_id:
+        0 to begin with the newest. archived: only archived ones, or only the others; None for both. project_ids: only
+        those in these projects; None for all. wanted: further conditions. offset: how many to leave out."""
         check_user(principal)
         if not 0 <= limit <= MAX_LIMIT:
             raise invalid("request.limit", f"limit is {limit}; give 1 to {MAX_LIMIT}, or 0 for {DEFAULT_LIMIT}")
@@ -266,7 +267,7 @@ class Experiments:
             and (project_ids is None or experiment.home_id in project_ids)
             and wanted.matches(experiment)
         ]
-        return matching[: limit or DEFAULT_LIMIT]
+        return matching[offset : offset + (limit or DEFAULT_LIMIT)], len(matching)
 
     def progress(self, principal: Principal, experiments: Sequence[Experiment]) -> Sequence[ExperimentProgress]:
         """Returns how far each of these experiments is, from the mirror alone."""
@@ -282,6 +283,14 @@ class Experiments:
     async def view(self, principal: Principal, experiment_id: int) -> ExperimentView:
         check_user(principal)
         return await self._views.view_experiment(experiment_id)
+
+    async def view_trials(
+        self, principal: Principal, experiment_id: int, offset: int, limit: int
+    ) -> tuple[Sequence[TrialView], int]:
+        """Returns a page of an experiment's trials, in the order of their numbers, and how many there are. limit: 0 for
+        all."""
+        check_user(principal)
+        return await self._views.view_trials(experiment_id, offset, limit)
 
     async def view_trial(self, principal: Principal, trial_id: str) -> TrialView:
         check_user(principal)

@@ -76,6 +76,17 @@ class Views:
         views = tuple(self._join(trial, newest, reasons) for trial in trials)
         return ExperimentView(experiment, views, search, explain_search(experiment, search, trials))
 
+    async def view_trials(self, experiment_id: int, offset: int, limit: int) -> tuple[Sequence[TrialView], int]:
+        """Returns a page of trials, by their numbers, and how many there are. Reads no more history than the page
+        shows. limit: 0 for all."""
+        await self.confirm(experiment_id=experiment_id)
+        self.experiment(experiment_id)
+        trials = sorted(self._mirror.state.trials.of(experiment_id), key=lambda trial: trial.number)
+        shown = trials[offset : offset + limit if limit else None]
+        newest = await self._reader.newest([trial.id for trial in shown])
+        reasons = await self._reasons(shown)
+        return tuple(self._join(trial, newest, reasons) for trial in shown), len(trials)
+
     async def view_trial(self, trial_id: str) -> TrialView:
         await self.confirm(trial_id=trial_id)
         newest = await self._reader.newest([self.trial(trial_id).id])

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gangline.alias.cluster_info import number_of
 from gangline.cluster_info import ENVIRONMENT_KEY, CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.domain.entrypoint import program_of
 from gangline.launch.beat_file import BEAT_KEY
@@ -187,8 +188,9 @@ def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network
 
 
 def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network) -> dict[str, str]:
-    """Returns the variables that Determined documents for the processes of a trial, for scripts that read them."""
-    slot_ids = [slot_id.rpartition("/")[2] for slot_id in spec.allocation.members[spec.node_rank].slot_ids]
+    """Returns the variables that Determined documents for the processes of a trial, for scripts that read them, in the
+    form of `determined.get_cluster_info()`."""
+    num_slots = len(spec.allocation.members[spec.node_rank].slot_ids)
     variables = {
         "DET_CLUSTER_ID": spec.cluster_id,
         "DET_AGENT_ID": place.agent_id,
@@ -196,11 +198,11 @@ def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Ne
         "DET_TASK_ID": spec.trial.id,
         "DET_ALLOCATION_ID": spec.allocation.id,
         "DET_EXPERIMENT_ID": str(spec.trial.experiment_id),
-        "DET_TRIAL_ID": spec.trial.id,
+        "DET_TRIAL_ID": str(number_of(spec.trial.id)),
         "DET_TRIAL_SEED": str(spec.trial.seed),
         "DET_HPARAMS": spec.trial.hyperparameters_json or "{}",
         "DET_EXPERIMENT_CONFIG": spec.config_json or "{}",
-        "DET_SLOT_IDS": json.dumps([int(slot_id) if slot_id.isdigit() else slot_id for slot_id in slot_ids]),
+        "DET_SLOT_IDS": json.dumps(list(range(num_slots))),
         "DET_CHIEF_IP": network.store_address,
         "DET_INTER_NODE_NETWORK_INTERFACE": network.interface,
         "DET_UNIQUE_PORT_OFFSET": "0",

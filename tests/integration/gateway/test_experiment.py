@@ -230,3 +230,26 @@ async def test_http_creates_paused_changes_texts_and_lists_by_them(client: Clien
     for bad in ({}, {"name": "x", "resources": {"priority": 3}}, {"name": "two\nlines"}, {"labels": [""]}):
         assert (await client.http.patch(path, json=bad)).status_code == 400
     assert (await client.http.get("/api/v1/experiments?states=DONE")).status_code == 400
+
+
+async def test_pages_of_lists(client: Client, leader: StandInLeader) -> None:
+    ids = [(await create(client, f"r{number}")).id for number in range(3)]
+    for query, shown, start, end in [
+        ("", ids[::-1], 0, 3),
+        ("?offset=1&limit=1", [ids[1]], 1, 2),
+        ("?offset=2", [ids[0]], 2, 3),
+        ("?offset=9&limit=2", [], 3, 3),
+    ]:
+        answer = (await client.http.get(f"/api/v1/experiments{query}")).json()
+        assert [experiment["id"] for experiment in answer["experiments"]] == shown
+        page = answer["pagination"]
+        assert (page["startIndex"], page["endIndex"], page["total"]) == (start, end, 3)
+    trials = (await client.http.get(f"/api/v1/experiments/{ids[0]}/trials?limit=1")).json()
+    assert [view["trial"]["id"] for view in trials["trials"]] == [f"{ids[0]}.1"]
+    assert trials["pagination"] == {"offset": 0, "limit": 1, "startIndex": 0, "endIndex": 1, "total": 1}
+    behind = (await client.http.get(f"/api/v1/experiments/{ids[0]}/trials?offset=1")).json()
+    assert (behind["trials"], behind["pagination"]["total"]) == ([], 1)
+    checkpoints = (await client.http.get(f"/api/v1/experiments/{ids[0]}/checkpoints?limit=5")).json()
+    assert (checkpoints["checkpoints"], checkpoints["pagination"]["total"]) == ([], 0)
+    refused = await client.http.get("/api/v1/experiments?offset=-1")
+    assert (refused.status_code, refused.json()["code"]) == (400, "request.invalid")

@@ -315,10 +315,10 @@ def _requests(kind: Any) -> Iterator[Any]:
             request = kind(**({"request_id": "r"} if "request_id" in kind.DESCRIPTOR.fields_by_name else {}))
             if isinstance(value, dict):
                 getattr(request, field.name).update(value)
-            elif field.message_type is not None:
-                getattr(request, field.name).CopyFrom(value)
             elif field.is_repeated:
                 getattr(request, field.name).append(value)
+            elif field.message_type is not None:
+                getattr(request, field.name).CopyFrom(value)
             else:
                 setattr(request, field.name, value)
             yield request

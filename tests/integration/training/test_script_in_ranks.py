@@ -110,3 +110,19 @@ def test_logging_is_as_the_script_configures_it(tmp_path: Path) -> None:
         "INFO mine: as it comes",
         "own down to this",
     ]
+
+
+def test_an_alert_is_a_line_of_the_log(tmp_path: Path) -> None:
+    script = """
+from determined import core
+with core.init() as context:
+    context.alert(title="loss", description="rises", level="warn")
+    try:
+        context.alert("x", level="loud")
+    except Exception as error:
+        print(error)
+"""
+    running, codes = run_trial(tmp_path, _trial("python3 train.py", {"train.py": script}))
+    assert codes == [0]
+    assert "WARNING gangline: alert: loss: rises" in running.output(0)
+    assert "level is 'loud'; give one of debug, info, warn, warning, error" in running.output(0)

@@ -55,6 +55,10 @@ def test_reading_data_leaves_the_random_numbers_of_training_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+_BATCHES = BatchSampler(SequentialSampler(range(10)), 4, False)
+_EXCLUDES = "batch_sampler makes the batches, so it excludes batch_size, shuffle, sampler and drop_last"
+
+
 class _Rotated(Sampler[int]):
     def __init__(self) -> None:
         self.epoch = 0
@@ -105,6 +109,9 @@ class _Endless(IterableDataset[int]):
         ({"dataset": object()}, "pytorch.loader_length", "object has no len()"),
         ({"dataset": _DATA, "batch_size": 0}, "pytorch.loader_arguments", "batch_size is 0"),
         ({"dataset": _DATA, "shuffle": True, "sampler": _Rotated()}, "pytorch.loader_arguments", "excludes shuffle"),
+        ({"dataset": _DATA, "batch_sampler": _BATCHES, "batch_size": 4}, "pytorch.loader_arguments", _EXCLUDES),
+        ({"dataset": _DATA, "batch_sampler": _BATCHES, "drop_last": True}, "pytorch.loader_arguments", _EXCLUDES),
+        ({"dataset": _DATA, "batch_sampler": _BATCHES, "shuffle": True}, "pytorch.loader_arguments", _EXCLUDES),
         ({"dataset": _DATA, "batch_size": 2, "sampler": iter([1])}, "pytorch.loader_length", "has no len()"),
     ],
 )

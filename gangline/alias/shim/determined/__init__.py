@@ -1,9 +1,22 @@
 """The `determined` that a process finds when a rank or gangline.launch started it. It only imports the right one.
 
 This folder is on such a process's PYTHONPATH, which comes before installed packages. So it steps aside at once, for an
-installed Determined or for Gangline's proxy.
+installed Determined or for Gangline's proxy. An interpreter without Gangline, which a command may start, has no proxy.
 """
 
-from gangline.alias.finder import take_place
+import importlib
+import sys
+from pathlib import Path
 
-take_place()
+try:
+    from gangline.alias.finder import take_place
+except ModuleNotFoundError as missing:
+    if missing.name not in ("gangline", "gangline.alias"):
+        raise
+    _shim = str(Path(__file__).parents[1])
+    sys.path[:] = [entry for entry in sys.path if entry != _shim]
+    importlib.invalidate_caches()
+    del sys.modules["determined"]
+    importlib.import_module("determined")
+else:
+    take_place()
