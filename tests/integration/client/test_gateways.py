@@ -61,7 +61,7 @@ def test_call_goes_on_at_the_other_gateway_and_stays_there(pair: list[StandInGat
         assert [experiment.id for experiment in client.list_experiments()] == [1]
         first.start(first.address)
         assert [experiment.id for experiment in client.list_experiments()] == [1]
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
     assert (first.calls, second.calls) == (["ListExperiments"], ["ListExperiments"] * 2)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +25,12 @@ from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import config_json
 from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner
 from tests.support.wait import until_async
+from tests.support.work import calls_of
 
 SECONDS = 60.0
 NUM_TRIALS = 8
+# Calls that a trial costs a new leader that rebuilds the searcher.
+CALLS = 100
 SEARCHER = {
     "name": "adaptive_asha",
     "metric": "loss",
@@ -182,26 +184,22 @@ async def test_a_stopped_trial_says_why_and_keeps_its_checkpoint(bench: Bench) -
     )
 
 
-async def test_ten_thousand_trials_load_in_two_seconds_and_the_search_continues(bench: Bench) -> None:
+async def test_a_search_of_ten_thousand_trials_continues_at_a_new_leader(bench: Bench) -> None:
     num_ended = 9_999
     searcher = {**SEARCHER, "max_trials": 10_000, "max_concurrent_trials": 1, "mode": "aggressive"}
     config = config_json(hyperparameters=RATE, searcher=searcher)
     await _write(bench, _records(config, num_ended))
-    began_at = time.process_time()
     state = await load(bench.etcd)
-    replay(state, get(state, Search, 1), facts_of(config))
-    seconds = time.process_time() - began_at
-    assert seconds < 2.0, f"{seconds:.2f} s of processor time"
+    # Linear in the trials: `python -m benchmarks.search` measures the seconds.
+    assert calls_of(lambda: replay(state, get(state, Search, 1), facts_of(config))) < CALLS * num_ended
     scheduler = await bench.scheduler()
     agent = await bench.agent("a1")
     [spec] = await agent.started()
     assert spec.trial.number == num_ended + 1
     runner = ScriptedRunner(spec, scheduler.address)
-    began_at = time.monotonic()
     for batches in (1, 2, 3):
         report = runner_pb2.ValidationReport(batches_completed=batches, metrics={"loss": 0.5})
         await runner.report(validation=report)
-    assert time.monotonic() - began_at < 3 * SECONDS / 10
     await runner.report(validation=runner_pb2.ValidationReport(batches_completed=4, metrics={"loss": 2.0}))
     ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
     assert ended.outcome is Outcome.COMPLETED

@@ -6,7 +6,6 @@ import gzip
 import io
 import os
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from services.common.archive import judge
 from services.common.archive_judge import judge_archive
 from tests.support import hostile
 from tests.support.gateway import pack
+from tests.support.work import calls_of
 
 
 def write(folder: Path, content: bytes) -> Path:
@@ -52,13 +52,12 @@ def test_long_name_and_a_time_that_no_file_has_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("make", "code", "part"), hostile.ARCHIVES.values(), ids=hostile.ARCHIVES)
-def test_hostile_archive_is_refused_within_a_second_of_computing(
+def test_hostile_archive_is_refused_with_little_work(
     tmp_path: Path, make: Callable[[], bytes], code: str, part: str
 ) -> None:
     content = make()
-    started = time.process_time()
     error = refused(tmp_path, content)
-    assert time.process_time() - started < 3
+    assert calls_of(lambda: judge(tmp_path / "code.tar.gz")) < 6_000_000
     assert error.code == code
     assert part in error.message
 

