@@ -1,6 +1,6 @@
 """Describes where a rank runs, in the form that scripts written for Determined expect.
 
-Ids are numbers there: a trial's is its experiment's, times 10,000, plus its own number. A machine of the allocation is
+Ids are numbers there: a trial's is its experiment's, times 100,000, plus its own number. A machine of the allocation is
 a "container", and the latest checkpoint is its id alone.
 """
 
@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gangline.cluster_info
-from gangline.errors import invalid
+from gangline.domain.id import number_of
 from gangline.lacking import Lacking
-
-# More than the 2,000 trials that a search may have, so that no two trials share an id.
-_TRIALS_OF_EXPERIMENT = 10_000
 
 
 @dataclass(frozen=True)
@@ -53,24 +50,6 @@ class ClusterInfo(Lacking):
     container_addrs: list[str]
     latest_checkpoint: str | None
     trial: TrialInfo
-
-
-def number_of(trial_id: str) -> int:
-    """Returns Determined's number of a trial: 70001 for "7.1"."""
-    experiment_id, _, number = trial_id.partition(".")
-    return int(experiment_id) * _TRIALS_OF_EXPERIMENT + int(number or 0)
-
-
-def trial_id_of(number: int) -> str:
-    """Returns the id of a trial with this number, the reverse of `number_of`. Raises GanglineError `id.trial`."""
-    experiment_id, trial = divmod(number, _TRIALS_OF_EXPERIMENT)
-    if experiment_id < 1 or trial < 1:
-        raise invalid(
-            "id.trial",
-            f"{number} is no number of a trial; it is the experiment's, times {_TRIALS_OF_EXPERIMENT}, plus its own, "
-            "as 70001 for trial 7.1",
-        )
-    return f"{experiment_id}.{trial}"
 
 
 def get_cluster_info() -> ClusterInfo | None:

@@ -13,6 +13,8 @@ from gangline.printable import find_unprintable
 
 # The longest count of digits whose numbers all fit into 64 bits.
 _MOST_DIGITS = 18
+# Determined's ids of trials are numbers. More than the trials of a search, replaced ones included.
+_TRIALS_OF_EXPERIMENT = 100_000
 
 
 def trial_id(experiment_id: int, number: int) -> str:
@@ -29,6 +31,24 @@ def parse_trial_id(text: str) -> tuple[int, int]:
     """Returns the experiment id and the number. Raises GanglineError `id.trial`."""
     experiment, number = _parse_numbers(text, 2, "trial", "7.1")
     return experiment, number
+
+
+def number_of(trial: str) -> int:
+    """Returns the number of a trial for users of Determined: 700001 for "7.1"."""
+    experiment_id, _, number = trial.partition(".")
+    return int(experiment_id) * _TRIALS_OF_EXPERIMENT + int(number or 0)
+
+
+def trial_id_of(number: int) -> str:
+    """Returns the id of the trial with this number, the reverse of `number_of`. Raises GanglineError `id.trial`."""
+    experiment_id, trial = divmod(number, _TRIALS_OF_EXPERIMENT)
+    if experiment_id < 1 or trial < 1:
+        raise invalid(
+            "id.trial",
+            f"{number} is no number of a trial; it is the experiment's, times {_TRIALS_OF_EXPERIMENT}, plus its own, "
+            "as 700001 for trial 7.1",
+        )
+    return trial_id(experiment_id, trial)
 
 
 def parse_allocation_id(text: str) -> tuple[str, int]:

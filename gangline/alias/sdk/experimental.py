@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gangline.alias.cluster_info import trial_id_of
 from gangline.alias.sdk.experiment_state import (
     CheckpointSortBy,
     CheckpointState,
@@ -33,6 +32,7 @@ from gangline.alias.sdk.sdk_object import (
     refuse,
 )
 from gangline.client import Client
+from gangline.domain.id import trial_id_of
 from gangline.lacking import Lacking
 
 

@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gangline.alias.cluster_info import number_of
 from gangline.alias.sdk.experiment_state import (
     CheckpointSortBy,
     CheckpointState,
@@ -27,6 +26,7 @@ from gangline.alias.sdk.experiment_state import (
 from gangline.client import Client, handle
 from gangline.client.checkpoint_choice import choose_order, value_of
 from gangline.domain.history import StoredMetrics
+from gangline.domain.id import number_of
 from gangline.domain.state import LogLevel as OurLogLevel
 from gangline.domain.state import State
 from gangline.errors import invalid, not_found
@@ -128,7 +128,7 @@ class Checkpoint(Lacking):
 
 
 class Trial(Lacking):
-    """Determined's Trial. id: a number, such as 70001 for trial 7.1."""
+    """Determined's Trial. id: a number, such as 700001 for trial 7.1."""
 
     lacks: ClassVar[tuple[str, ...]] = ("searcher_metric_history", "summary_metrics", "get_metrics")
 

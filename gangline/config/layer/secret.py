@@ -40,6 +40,7 @@ _Change = Callable[[_Path, str], str]
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
+@lru_cache(maxsize=4096)
 def is_secret(name: str) -> bool:
     """Whether a key, or an environment variable, of this name holds a secret. `tokenizer` and `max_tokens` do not."""
     words = [word.lower() for word in _WORD.findall(name)]

@@ -35,8 +35,28 @@ class _Kept:
     newest_page: SearchLog
 
 
-# By experiment. An entry is taken out while its searcher receives events, so a failed event leaves nothing behind.
-_kept: OrderedDict[int, _Kept] = OrderedDict()
+class KeptSearchers:
+    """By experiment. An entry is taken out while its searcher receives events, so a failed event leaves nothing
+    behind."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._num_events = 0
+
+    def take(self, experiment_id: int) -> _Kept | None:
+        kept = self._kept.pop(experiment_id, None)
+        self._num_events -= kept.num_events if kept is not None else 0
+        return kept
+
+    def keep(self, experiment_id: int, kept: _Kept) -> None:
+        self.take(experiment_id)
+        self._kept[experiment_id] = kept
+        self._num_events += kept.num_events
+        while self._num_events > MAX_KEPT_EVENTS and len(self._kept) > 1:
+            self._num_events -= self._kept.popitem(last=False)[1].num_events
+
+
+_kept_searchers = KeptSearchers()
 
 
 def make_searcher(facts: Facts, seed: int) -> Searcher:
@@ -49,7 +69,7 @@ def take_searcher(records: Records, search: Search, facts: Facts) -> Searcher:
 
     The caller owns the searcher and may pass it events. It gives the searcher back with `keep_searcher`.
     """
-    kept = _kept.pop(search.experiment_id, None)
+    kept = _kept_searchers.take(search.experiment_id)
     if kept is not None and kept.num_events == search.num_events and _newest_page(records, search) is kept.newest_page:
         return kept.searcher
     return replay(records, search, facts)
@@ -60,10 +80,7 @@ def keep_searcher(records: Records, search: Search, searcher: Searcher) -> None:
     newest_page = _newest_page(records, search)
     if newest_page is None or search.is_shut_down:
         return
-    _kept[search.experiment_id] = _Kept(searcher, search.num_events, newest_page)
-    excess = sum(kept.num_events for kept in _kept.values()) - MAX_KEPT_EVENTS
-    while excess > 0 and len(_kept) > 1:
-        excess -= _kept.popitem(last=False)[1].num_events
+    _kept_searchers.keep(search.experiment_id, _Kept(searcher, search.num_events, newest_page))
 
 
 def replay(records: Records, search: Search, facts: Facts) -> Searcher:

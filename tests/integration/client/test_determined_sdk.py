@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.alias.cluster_info import number_of, trial_id_of
 from gangline.alias.sdk import experimental_client as det
+from gangline.domain.id import number_of, trial_id_of
 from gangline.errors import GanglineError
 from gangline.lacking import NotInGangline
 from gangline.v1 import gateway_pb2 as pb
@@ -81,17 +81,17 @@ def test_trial_is_a_number(gateway: StandInGateway) -> None:
     gateway.logs = [make_log(number, f"line {number}") for number in range(1, 5)]
     point = ingest_pb2.MetricsPoint(group="validation", batches_completed=10, metrics={"accuracy": 0.5})
     gateway.metrics = [pb.StoredMetrics(id=1, trial_id="1.1", at=1000.0, point=point)]
-    trial = det.get_trial(10001)
-    assert (trial.id, trial.trial_id, trial.experiment_id, trial.state) == (10001, 10001, 1, det.TrialState.COMPLETED)
-    assert [each.id for each in det.get_experiment(1).get_trials()] == [10001]
-    assert det.get_experiment(1).await_first_trial().id == 10001
+    trial = det.get_trial(100001)
+    assert (trial.id, trial.trial_id, trial.experiment_id, trial.state) == (100001, 100001, 1, det.TrialState.COMPLETED)
+    assert [each.id for each in det.get_experiment(1).get_trials()] == [100001]
+    assert det.get_experiment(1).await_first_trial().id == 100001
     assert list(trial.logs(head=2)) == ["line 1", "line 2"]
     assert list(trial.logs(tail=1, stdtypes=["stdout"])) == ["line 4"]
     list(trial.logs(search_text="a.b", min_level=det.LogLevel.ERROR, timestamp_after="1970-01-01T00:00:05+00:00"))
     assert gateway.log_requests[-1].filter.pattern == r"a\.b"
     assert gateway.log_requests[-1].filter.since == 5.0
-    [entry] = det.iter_trials_metrics([10001], "validation")
-    assert (entry.trial_id, entry.steps_completed, entry.metrics) == (10001, 10, {"accuracy": 0.5})
+    [entry] = det.iter_trials_metrics([100001], "validation")
+    assert (entry.trial_id, entry.steps_completed, entry.metrics) == (100001, 10, {"accuracy": 0.5})
     assert trial.select_checkpoint(latest=True).uuid == "d"
     assert trial.select_checkpoint(best=True).uuid == "b"
     assert trial.select_checkpoint(uuid="a").uuid == "a"
@@ -99,7 +99,7 @@ def test_trial_is_a_number(gateway: StandInGateway) -> None:
     assert trial.state is det.TrialState.CANCELED
 
 
-@pytest.mark.parametrize(("number", "trial_id"), [(70001, "7.1"), (72000, "7.2000")])
+@pytest.mark.parametrize(("number", "trial_id"), [(700001, "7.1"), (710000, "7.10000")])
 def test_numbers_of_trials_go_back_and_forth(number: int, trial_id: str) -> None:
     assert (number_of(trial_id), trial_id_of(number)) == (number, trial_id)
 
@@ -113,7 +113,7 @@ def test_checkpoint_is_downloaded_once(
     assert checkpoint.download() == checkpoint.download() == "checkpoints/a"
     assert (tmp_path / "checkpoints/a/model.pt").exists()
     assert gateway.calls.count("DownloadCheckpoint") == 1
-    assert checkpoint.training.trial_id == 10001
+    assert checkpoint.training.trial_id == 100001
     assert checkpoint.training.validation_metrics["avgMetrics"] == {"accuracy": 0.8}
     checkpoint.delete()
     checkpoint.reload()
@@ -140,7 +140,7 @@ def test_lacking_names_and_arguments_say_so(code: Path) -> None:
     assert caught.value.message == (
         "template of create_experiment is not part of Gangline; leave it out; see docs/from-determined.md"
     )
-    with pytest.raises(GanglineError, match=r"times 10000, plus its own, as 70001 for trial 7\.1"):
+    with pytest.raises(GanglineError, match=r"times 100000, plus its own, as 700001 for trial 7\.1"):
         det.get_trial(7)
     with pytest.raises(GanglineError, match="which is a URL; write host:port"):
         det.login("http://gpu1:8080", "alice", "secret")

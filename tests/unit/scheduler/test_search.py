@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -658,17 +657,18 @@ def test_an_event_replays_no_log_and_a_refused_one_leaves_nothing_behind(monkeyp
 
 def test_searchers_in_memory_are_bounded_by_their_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_module, "MAX_KEPT_EVENTS", 10)
-    monkeypatch.setattr(replay_module, "_kept", OrderedDict())
+    kept = replay_module.KeptSearchers()
+    monkeypatch.setattr(replay_module, "_kept_searchers", kept)
     searcher = replay_module.make_searcher(facts_of(config_of(RANDOM)), 7)
     search = Search(1, 7, num_events=4)
     for number in range(1, 5):
         page = SearchLog(number, 0, (SearchEvent(SearchEventKind.EXPERIMENT_CREATED),))
         records = SchedulerState.of([page])
         replay_module.keep_searcher(records, replace(search, experiment_id=number), searcher)
-    assert list(replay_module._kept) == [3, 4]
+    assert [number for number in range(1, 6) if kept.take(number)] == [3, 4]
     records = SchedulerState.of([SearchLog(5, 0, (SearchEvent(SearchEventKind.EXPERIMENT_CREATED),))])
     replay_module.keep_searcher(records, Search(5, 7, num_events=4, is_shut_down=True), searcher)
-    assert 5 not in replay_module._kept, "a search that has ended asks for nothing more"
+    assert kept.take(5) is None, "a search that has ended asks for nothing more"
 
 
 def test_pursuing_what_is_settled_changes_nothing() -> None:

@@ -70,7 +70,7 @@ def test_a_script_finds_determineds_variables() -> None:
         "DET_TASK_ID": "7.1",
         "DET_ALLOCATION_ID": "7.1.1",
         "DET_EXPERIMENT_ID": "7",
-        "DET_TRIAL_ID": "70001",
+        "DET_TRIAL_ID": "700001",
         "DET_TRIAL_SEED": "1",
         "DET_HPARAMS": "{}",
         "DET_SLOT_IDS": "[0, 1]",
