@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import structlog
 from hypothesis import HealthCheck, Phase, settings
+
+# A shell that starts the tests in the background has SIGINT ignored, and what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How fast an example runs says how busy the machine is, and nothing of the code. The build machine tries the same
 # examples each time, so that a change breaks it and not chance; everywhere else new ones are tried.

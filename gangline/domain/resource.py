@@ -122,3 +122,4 @@ class User:
     token_sha256: str
     is_admin: bool = False
     created_at: float = 0.0
+    login_sha256: str = ""

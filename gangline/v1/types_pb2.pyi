@@ -1898,10 +1898,13 @@ class User(google.protobuf.message.Message):
     TOKEN_SHA256_FIELD_NUMBER: builtins.int
     IS_ADMIN_FIELD_NUMBER: builtins.int
     CREATED_AT_FIELD_NUMBER: builtins.int
+    LOGIN_SHA256_FIELD_NUMBER: builtins.int
     name: builtins.str
     token_sha256: builtins.str
     is_admin: builtins.bool
     created_at: builtins.float
+    login_sha256: builtins.str
+    """sha256 of what the client of Determined sends as this user's password, when the user gives the token as one."""
     def __init__(
         self,
         *,
@@ -1909,8 +1912,9 @@ class User(google.protobuf.message.Message):
         token_sha256: builtins.str = ...,
         is_admin: builtins.bool = ...,
         created_at: builtins.float = ...,
+        login_sha256: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "is_admin", b"is_admin", "name", b"name", "token_sha256", b"token_sha256"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "is_admin", b"is_admin", "login_sha256", b"login_sha256", "name", b"name", "token_sha256", b"token_sha256"]) -> None: ...
 
 Global___User: typing_extensions.TypeAlias = User
 

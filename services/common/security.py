@@ -1,8 +1,8 @@
-"""Tokens: the cluster's, the users', and one for each allocation.
+"""Tokens: the cluster's, the users', one for each allocation, and one for each session of a client of Determined.
 
-Owns how tokens are made, hashed and checked. An allocation's token is derived from the cluster token, so it is stored
-nowhere. Every holder of the cluster token can check it, and its own holder can act for this one allocation only. Never
-logs a token.
+Owns how tokens are made, hashed and checked. The token of an allocation or a session is derived from the cluster token,
+so it is stored nowhere. Every holder of the cluster token can check it, and its own holder can act for this one
+allocation, or this one user, only. Never logs a token.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from gangline.errors import GanglineError, invalid, unauthenticated
 
 _ALLOCATION_PREFIX = "alloc"
 _ALLOCATION_PURPOSE = b"gangline allocation token v1:"
+_SESSION_PREFIX = "session"
+_SESSION_PURPOSE = b"gangline session token v1:"
+# Determined's client puts this before a password, whose sha512 it sends (determined.common.api.authentication).
+_DETERMINED_SALT = "GubPEmmotfiK9TMD6Zdw"
 _MIN_TOKEN_LENGTH = 16
 
 
@@ -74,6 +78,44 @@ def bad_allocation_token() -> GanglineError:
         "security.bad_allocation_token",
         "this is no token of an allocation of this cluster; was the cluster token changed?",
     )
+
+
+def as_password(token: str) -> str:
+    """Returns what the client of Determined sends when a user gives the token as a password."""
+    return hashlib.sha512((_DETERMINED_SALT + token).encode()).hexdigest()
+
+
+def session_token(cluster_token: str, user: str, login_sha256: str, ends_at: int) -> str:
+    """Returns the token of a session of a user who has logged in. It ends with the user's own token, too.
+
+    login_sha256: of the user's record. ends_at: seconds since 1970.
+    """
+    return f"{_SESSION_PREFIX}:{ends_at}:{user}:{_sign_session(cluster_token, user, login_sha256, ends_at)}"
+
+
+def is_session_token(token: str) -> bool:
+    """Returns whether the token claims to be a session's."""
+    return token.startswith(_SESSION_PREFIX + ":")
+
+
+def user_of_session(token: str) -> str:
+    """Returns the user whose session the token claims to be; `check_session_token` verifies the claim."""
+    return token.partition(":")[2].partition(":")[2].rpartition(":")[0]
+
+
+def check_session_token(cluster_token: str, token: str, login_sha256: str, now: float) -> None:
+    """Verifies the claim. Raises GanglineError `auth.session`."""
+    ends_at = token.partition(":")[2].partition(":")[0]
+    if ends_at.isdecimal() and ends_at.isascii() and len(ends_at) < _MIN_TOKEN_LENGTH and now < int(ends_at):
+        expected = session_token(cluster_token, user_of_session(token), login_sha256, int(ends_at))
+        if login_sha256 and is_same_token(token, expected):
+            return
+    raise unauthenticated("auth.session", "this session has ended, or is none of this cluster; log in again")
+
+
+def _sign_session(cluster_token: str, user: str, login_sha256: str, ends_at: int) -> str:
+    message = _SESSION_PURPOSE + f"{ends_at}:{login_sha256}:{user}".encode()
+    return hmac.new(cluster_token.encode(), message, hashlib.sha256).hexdigest()
 
 
 def _sign(cluster_token: str, allocation_id: str) -> str:

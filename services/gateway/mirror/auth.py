@@ -1,17 +1,32 @@
 """Maps a token to a principal, and decides what that principal may call.
 
-A token is one of three: a user's (its sha256 is in the mirror), the cluster's own (services and operators) or one of an
-allocation (for its trial runners). Tokens are compared in constant time and never logged.
+A token is one of four: a user's (its sha256 is in the mirror), the cluster's own (services and operators), one of an
+allocation (for its trial runners), or one of a session, which a client of Determined opens with a user's token as the
+password. Tokens are compared in constant time and never logged.
 """
 
 from __future__ import annotations
 
+import time
+
 from gangline.domain.id import describe_allocation, parse_allocation_id
+from gangline.domain.resource import User
 from gangline.errors import Effect, ErrorKind, GanglineError, unauthenticated, unavailable
-from services.common.security import check_allocation_token, hash_token, is_allocation_token, is_same_token
+from services.common.security import (
+    check_allocation_token,
+    check_session_token,
+    hash_token,
+    is_allocation_token,
+    is_same_token,
+    is_session_token,
+    session_token,
+    user_of_session,
+)
 from services.common.server import Principal
 from services.gateway.mirror.mirror import Watched
 
+# As long as Determined's.
+SESSION_SECONDS = 7 * 24 * 3600
 CLUSTER = Principal(kind="cluster", name="cluster", is_admin=True)
 
 
@@ -34,9 +49,34 @@ class Authenticator:
         if is_allocation_token(token):
             allocation_id = check_allocation_token(self._cluster_token, token)
             return Principal(kind="allocation", name=allocation_id, is_admin=False)
+        if is_session_token(token):
+            return self._identify_session(token)
         if is_same_token(token, self._cluster_token):
             return CLUSTER
         return self._identify_user(hash_token(token))
+
+    def log_in(self, name: str, password: str) -> str:
+        """Returns the token of a new session. password: as the client of Determined sends it. Raises GanglineError
+        `auth.wrong_password`."""
+        user = self._find_user(name)
+        is_right = is_same_token(user.login_sha256 if user else "", hash_token(password))
+        if user is None or not is_right:
+            raise GanglineError(
+                "auth.wrong_password",
+                f"{name[:64]!r} is no user of this cluster, or the password is not this user's token; an administrator "
+                "logs in as 'admin', with the content of the admin token file as the password",
+                ErrorKind.FORBIDDEN,
+            )
+        return session_token(self._cluster_token, name, user.login_sha256, int(time.time()) + SESSION_SECONDS)
+
+    def _identify_session(self, token: str) -> Principal:
+        user = self._find_user(user_of_session(token))
+        check_session_token(self._cluster_token, token, user.login_sha256 if user else "", time.time())
+        assert user is not None, "a user that is not there has no valid session"
+        return Principal(kind="user", name=user.name, is_admin=user.is_admin)
+
+    def _find_user(self, name: str) -> User | None:
+        return next((user for user in self._mirror.state.users.all() if user.name == name), None)
 
     def _identify_user(self, token_sha256: str) -> Principal:
         principal: Principal | None = None

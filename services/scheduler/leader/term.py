@@ -23,7 +23,7 @@ from gangline.errors import unavailable
 from gangline.v1 import runner_pb2
 from services.common.concurrency import cancel
 from services.common.election import Deposed, Leadership
-from services.common.security import hash_token
+from services.common.security import as_password, hash_token
 from services.scheduler.agents.agent_session import Sessions
 from services.scheduler.agents.dispatch import Dispatch
 from services.scheduler.agents.expiry import Expiry
@@ -203,7 +203,8 @@ class Term:
         if self.context.admin_token is not None:
             admin = records.find(User, ADMIN)
             created_at = admin.created_at if admin else time.time()
-            draft.put(User(ADMIN, hash_token(self.context.admin_token), is_admin=True, created_at=created_at))
+            token = self.context.admin_token
+            draft.put(User(ADMIN, hash_token(token), True, created_at, login_sha256=hash_token(as_password(token))))
         return draft.change
 
     def _spec_source(self) -> SpecSource:

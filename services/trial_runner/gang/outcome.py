@@ -30,6 +30,12 @@ _CONSEQUENCE = re.compile(
     r"|sendbytes failed|connection was likely closed",
     re.IGNORECASE | re.DOTALL,
 )
+# Those that come only after the other process has gone. Every other consequence is nearer to the cause.
+_PEER_HAS_GONE = re.compile(
+    r"connection closed by peer|connection reset by peer|broken pipe|remote process exited", re.IGNORECASE
+)
+    r"connection closed by peer|connection reset by peer|broken pipe|remote process exited", re.I
+)
 # The last line of an exception, or of a tool's error. SystemExit only passes on a number, so it does not count.
 _ERROR_LINE = re.compile(
     r"^(?!SystemExit)(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"
@@ -70,7 +76,24 @@ class FailureRecord:
     @property
     def is_consequence(self) -> bool:
         """Whether the failure only reports the loss of another process."""
-        return bool(_CONSEQUENCE.search(self.message) or _CONSEQUENCE.search(self.details[-MAX_MESSAGE_LENGTH:]))
+        return self._distance > 0
+
+    def is_nearer_than(self, other: FailureRecord) -> bool:
+        """Whether this failure is nearer to the cause of all, whichever of the two came first."""
+        return self._distance < other._distance
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Sorts failures: the one that counts comes first."""
+        return self._distance, self.failed_at
+
+    @property
+    def _distance(self) -> int:
+        """Returns 0 for an own error, 1 for a consequence, 2 for one that follows when the other process has gone."""
+        texts = self.message, self.details[-MAX_MESSAGE_LENGTH:]
+        if not any(map(_CONSEQUENCE.search, texts)):
+            return 0
+        return 2 if _PEER_HAS_GONE.search(self.message) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +193,15 @@ def _judge_innocent(
 
 
 def find_cause(ends: Sequence[RankEnd]) -> FailureRecord | None:
-    """Returns the first real error among the ranks; without one, the first consequence; None if no rank of this member
-    failed."""
+    """Returns the first real error among the ranks; without one, the first consequence, such as the end of a wait for
+    the others, before those of its own end; None if no rank of this member failed."""
     failures = [failure for failure in map(failure_of, ends) if failure is not None]
-    return min(failures, key=lambda failure: (failure.is_consequence, failure.failed_at), default=None)
+    return min(failures, key=lambda failure: failure.order, default=None)
 
 
 def first_cause(earlier: FailureRecord | None, told: FailureRecord) -> FailureRecord:
-    """Returns the one of two failures that counts. The earlier report counts, unless it is a consequence and the later
-    one is not."""
-    return told if earlier is None or (earlier.is_consequence and not told.is_consequence) else earlier
+    """Returns the one of two failures that counts: the earlier report, unless the later one is nearer to the cause."""
+    return told if earlier is None or told.is_nearer_than(earlier) else earlier
 
 
 def failure_of(end: RankEnd) -> FailureRecord | None:

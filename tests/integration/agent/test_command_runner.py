@@ -117,10 +117,15 @@ async def test_a_command_of_which_there_is_something_to_say_is_the_last_one_of_i
 async def test_nothing_of_a_command_is_left_when_the_next_one_starts(commands: Commands) -> None:
     pids = commands.folder / "pids"
     leave = f"setsid sh -c 'echo $$ >> {pids}; exec sleep 600' >/dev/null 2>&1 & while ! [ -s {pids} ]; do :; done"
-    await commands.run("1.1.1", leave)
-    assert not is_running(int(pids.read_text()))
-    await commands.run("2.1.1", "true")
-    assert commands.process("1.1.1") == commands.process("2.1.1")
+    for number in range(1, 10, 2):
+        await commands.run(f"{number}.1.1", leave)
+        assert not is_running(int(pids.read_text()))
+        pids.unlink()
+        await commands.run(f"{number + 1}.1.1", "true")
+        # On a busy machine the first command may take so long that its process is not used again.
+        if commands.process(f"{number}.1.1") == commands.process(f"{number + 1}.1.1"):
+            return
+    pytest.fail("no process ran two commands")
 
 
 async def test_a_command_that_goes_on_keeps_its_process_to_itself(commands: Commands) -> None:

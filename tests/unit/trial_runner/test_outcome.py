@@ -54,6 +54,14 @@ def test_the_real_error_wins_over_an_earlier_consequence(consequence: str) -> No
     assert report.exit_code == 1
 
 
+def test_a_wait_for_others_that_ended_wins_over_an_earlier_loss_of_them() -> None:
+    waited = "RuntimeError: [/pytorch/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2000ms for recv"
+    assert judge([raised(0, GLOO, 10.0), raised(1, waited, 10.2)], context(num_nodes=1)).message == waited
+    lost, ended = FailureRecord(None, GLOO, 0, "a1", 10.0), FailureRecord(None, waited, 1, "a2", 10.2)
+    assert first_cause(lost, ended) is ended
+    assert first_cause(ended, lost) is ended
+
+
 def test_the_first_of_two_real_errors_wins() -> None:
     ends = [raised(0, "KeyError: 'b'", 11.0), raised(1, "KeyError: 'a'", 10.0)]
     assert judge(ends, context()).message == "KeyError: 'a'"
