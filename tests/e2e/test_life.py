@@ -88,7 +88,7 @@ def test_agent_that_finds_its_metrics_port_in_use_says_so(cluster: Cluster, tmp_
 
 def test_down_with_a_running_trial_and_up_again(tmp_path: Path) -> None:
     """The trial saves what it has, and after the next `up` goes on with the very next batch."""
-    num_batches = 200
+    num_batches = 100
     length = {"name": "single", "metric": "error", "max_length": {"batches": num_batches}}
     short, long = Gate(tmp_path / "short"), Gate(tmp_path / "long")
     short.allow(NUM_BATCHES)

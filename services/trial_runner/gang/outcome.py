@@ -34,8 +34,6 @@ _CONSEQUENCE = re.compile(
 _PEER_HAS_GONE = re.compile(
     r"connection closed by peer|connection reset by peer|broken pipe|remote process exited", re.IGNORECASE
 )
-    r"connection closed by peer|connection reset by peer|broken pipe|remote process exited", re.I
-)
 # The last line of an exception, or of a tool's error. SystemExit only passes on a number, so it does not count.
 _ERROR_LINE = re.compile(
     r"^(?!SystemExit)(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"

@@ -151,21 +151,16 @@ def _run(project: Path, copies: Path) -> str:
 def test_survivors_are_shown_and_the_tree_stays_as_it_is(
     project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """A later run tries survivors alone, and only when something changed."""
     copies, before = tmp_path_factory.mktemp("copies"), _sources(project)
     printed = _run(project, copies)
+    assert "measured 5 tests" in printed
     assert "mutants: 2 of 2 in 2 files, seed 0" in printed
     assert "mutants: 1 of 2 survived" in printed
     assert "-    return one + 1\n+    return one + 2\n" in printed
     assert "one - 1" not in printed
     assert _sources(project) == before
     assert list(copies.iterdir()) == []
-
-
-def test_a_later_run_tries_survivors_alone_and_only_when_something_changed(
-    project: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    copies = tmp_path_factory.mktemp("copies")
-    assert "measured 5 tests" in _run(project, copies)
     again = _run(project, copies)
     assert "mutants: 2 are known from" in again
     assert "measured" not in again
