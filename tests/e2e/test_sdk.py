@@ -71,7 +71,7 @@ for line in exp.await_first_trial().logs(follow=True):
 print(exp.wait())
 best = exp.list_checkpoints()[0]
 reports = list(exp.get_trials()[0].iter_metrics("validation"))
-print(best.training.trial_id == reports[0].trial_id == exp.id * 10000 + 1, best.download())
+print(best.training.trial_id == reports[0].trial_id == exp.id * 100000 + 1, best.download())
 accuracy = best.training.validation_metrics["avgMetrics"]["accuracy"]
 print(max(report.metrics["accuracy"] for report in reports) == accuracy)
 """

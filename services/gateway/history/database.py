@@ -61,6 +61,15 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
             yield connection
 
 
+@contextmanager
+def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Opens a transaction whose queries all see the same state of the database, whatever others write meanwhile."""
+    with engine.connect() as raw:
+        # SQLite's transactions are of this kind always.
+        is_postgresql = engine.dialect.name == "postgresql"
+        yield raw.execution_options(isolation_level="REPEATABLE READ") if is_postgresql else raw
+
+
 def upsert(connection: sa.Connection, target: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
     """Inserts rows, or replaces those with the same primary key."""
     if not rows:

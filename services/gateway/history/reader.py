@@ -17,6 +17,7 @@ from gangline.domain.usage import AllocationUsage, UsageEntry
 from gangline.errors import unavailable
 from services.gateway.history import log_scan, table
 from services.gateway.history.condense import condense_next
+from services.gateway.history.database import reading
 from services.gateway.history.log_scan import ALL_LINES, LogPage, LogQuery, TailStep, in_scope
 from services.gateway.history.series import has_long_tail, read_series
 from services.gateway.history.usage import read_recent_usage, read_usage
@@ -97,7 +98,7 @@ class Reader:
 
     async def _read(self, query: Callable[[sa.Connection], T]) -> T:
         def run() -> T:
-            with self._engine.connect() as connection:
+            with reading(self._engine) as connection:
                 return query(connection)
 
         return await self._run(run)

@@ -15,12 +15,14 @@ import sqlalchemy as sa
 from gangline.domain.history import MetricSeries, MetricsPoint, SeriesPoint
 from gangline.errors import GanglineError
 from services.gateway.history import reader as reader_module
+from services.gateway.history import series as series_module
 from services.gateway.history import table
-from services.gateway.history.condense import condense_next
+from services.gateway.history.condense import condense_next, find_cursor
+from services.gateway.history.database import reading
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.metric_block import BLOCK_REPORTS
 from services.gateway.history.reader import Reader
-from services.gateway.history.series import MAX_TAIL
+from services.gateway.history.series import MAX_TAIL, read_series
 from services.gateway.history.store import store_batches
 from services.gateway.history.writer import Writer
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
@@ -121,6 +123,23 @@ async def test_reports_of_an_earlier_version_are_summarised_by_their_first_reade
     answers = await within(60, asyncio.gather(*(reader.series("1.1", "training", "loss", 100) for _ in range(4))))
     for series in answers:
         check(series, points, "loss", 100)
+
+
+def test_a_block_that_is_stored_while_the_series_is_read_does_not_count_twice(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = reports(2 * BLOCK_REPORTS)
+    store_batches(engine, batches_of(points), 0.0)
+
+    def find_and_condense(connection: sa.Connection, trial_id: str, group: str) -> int:
+        found = find_cursor(connection, trial_id, group)
+        assert condense_next(engine, trial_id, group) == BLOCK_REPORTS
+        return found
+
+    monkeypatch.setattr(series_module, "find_cursor", find_and_condense)
+    for _ in range(2):
+        with reading(engine) as connection:
+            check(read_series(connection, "1.1", "training", "loss", 100), points, "loss", 100)
 
 
 def test_gateways_that_summarise_at_the_same_time_store_each_block_once(engine: sa.Engine) -> None:
