@@ -51,10 +51,16 @@ class Admission:
         headers = Headers(scope=scope)
         token = _find_token(headers.get("authorization", ""), is_reading=scope["method"] in ("GET", "HEAD"))
         scope.setdefault("state", {})["principal"] = self._authenticator.identify(token)
-        if scope["method"] in ("POST", "PATCH", "DELETE") and "transfer-encoding" in headers:
-            # Such a body is read into memory as a whole, so its size must be known first.
-            raise invalid("request.no_length", "send this body with Content-Length instead of in chunks")
-        _check_length(scope["path"], headers.get("content-length", "0"))
+        check_body(scope)
+
+
+def check_body(scope: Scope) -> None:
+    """Refuses a body that is too long, or of an unknown length, before it is read. Raises GanglineError `request.*`."""
+    headers = Headers(scope=scope)
+    if scope["method"] in ("POST", "PATCH", "DELETE") and "transfer-encoding" in headers:
+        # Such a body is read into memory as a whole, so its size must be known first.
+        raise invalid("request.no_length", "send this body with Content-Length instead of in chunks")
+    _check_length(scope["path"], headers.get("content-length", "0"))
 
 
 def _check_length(path: str, length: str) -> None:

@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import gangline
+from services.gateway.determined.door import Door
 from services.gateway.http import (
     agent,
     cluster,
@@ -47,6 +48,7 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
     for part in (experiment, history, queue, agent, cluster, usage, fusion, operation, trace, project):
         app.include_router(part.router)
     app.add_middleware(Admission, authenticator=authenticator)
+    app.add_middleware(Door, usecases=usecases, authenticator=authenticator)
     app.add_middleware(Measure)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]  # how FastAPI documents replacing it
     return app

@@ -14,7 +14,7 @@ from gangline.config.complaint import say_mistake
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid, say_effect
 from services.gateway.http.model import Problem
 
-_STATUS_BY_KIND = {
+STATUS_BY_KIND = {
     ErrorKind.INVALID: HTTPStatus.BAD_REQUEST,
     ErrorKind.NOT_FOUND: HTTPStatus.NOT_FOUND,
     ErrorKind.ALREADY_EXISTS: HTTPStatus.CONFLICT,
@@ -29,7 +29,7 @@ _STATUS_BY_KIND = {
 
 def problem_response(error: GanglineError, *, is_change: bool = False) -> JSONResponse:
     """Builds the answer. is_change: the answer also states the known effect of the call."""
-    status = _STATUS_BY_KIND[error.kind]
+    status = STATUS_BY_KIND[error.kind]
     # Basic beside Bearer makes a browser ask the user for the token.
     headers = {"WWW-Authenticate": 'Bearer, Basic realm="gangline"'} if status is HTTPStatus.UNAUTHORIZED else None
     problem = _problem(status, error.code, error.message)

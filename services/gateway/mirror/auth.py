@@ -69,6 +69,22 @@ class Authenticator:
             )
         return session_token(self._cluster_token, name, user.login_sha256, int(time.time()) + SESSION_SECONDS)
 
+    def list_users(self, principal: Principal) -> list[User]:
+        """Returns all users, the oldest first."""
+        check_user(principal)
+        return self._users()
+
+    def find_user(self, name: str) -> User:
+        """Returns a user; one without a record, such as the cluster itself, has a name alone."""
+        return self._find_user(name) or User(name, "", is_admin=name == CLUSTER.name)
+
+    def number_of_user(self, name: str) -> int:
+        """Returns the id that Determined's client has for a user: its place among all users; 0 for none of them."""
+        return next((number for number, user in enumerate(self._users(), 1) if user.name == name), 0)
+
+    def _users(self) -> list[User]:
+        return sorted(self._mirror.state.users.all(), key=lambda user: (user.created_at, user.name))
+
     def _identify_session(self, token: str) -> Principal:
         user = self._find_user(user_of_session(token))
         check_session_token(self._cluster_token, token, user.login_sha256 if user else "", time.time())

@@ -40,6 +40,11 @@ class Clusters:
             etcd=self._etcd.health,
         )
 
+    def identify(self) -> str:
+        """Returns the cluster's id, which anyone may know; empty until a scheduler has led for the first time."""
+        cluster = self._mirror.state.cluster
+        return cluster.id if cluster is not None else ""
+
     def health(self) -> Health:
         """Returns the health from memory, so it answers at once even if etcd or the leader is away."""
         state, etcd = self._mirror.state, self._etcd.health

@@ -17,7 +17,7 @@ from services.common.archive import MAX_ARCHIVE_BYTES, too_large
 from services.common.archive_judge import judge_archive
 from services.common.server import Principal
 from services.gateway.mirror.attempt_fence import why_over
-from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.auth import check_owner, check_user
 from services.gateway.mirror.mirror import Watched
 from services.gateway.storage.storage import Storage, code_path
 from services.gateway.usecase.following import in_thread
@@ -82,6 +82,10 @@ class Code:
         """Yields the code of a trial runner's own experiment."""
         _check_sha256(code_sha256)
         await self._check_own(principal, code_sha256)
+        async for chunk in self._chunks(code_sha256):
+            yield chunk
+
+    async def _chunks(self, code_sha256: str) -> AsyncIterator[bytes]:
         try:
             async for chunk in in_thread(lambda: self._storage.chunks(code_path(code_sha256))):
                 yield chunk
@@ -89,6 +93,17 @@ class Code:
             raise not_found(
                 "code.missing", f"the code {code_sha256} is not in the storage {self._storage.url} any more"
             ) from None
+
+    async def read(self, principal: Principal, experiment_id: int) -> AsyncIterator[bytes]:
+        """Yields the code of a user's own experiment, a gzipped tar. Raises GanglineError `experiment.not_found`,
+        `auth.not_owner`."""
+        check_user(principal)
+        experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
+        if experiment is None:
+            raise not_found("experiment.not_found", f"there is no experiment {experiment_id}")
+        check_owner(principal, experiment.owner, f"read the code of experiment {experiment_id}")
+        async for chunk in self._chunks(experiment.code_sha256):
+            yield chunk
 
     async def _check_own(self, principal: Principal, code_sha256: str) -> None:
         if principal.kind == "cluster":

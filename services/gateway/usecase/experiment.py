@@ -280,6 +280,11 @@ class Experiments:
             for experiment in experiments
         )
 
+    def count_trials(self, principal: Principal, experiment_id: int) -> int:
+        """Returns how many trials the experiment has made so far."""
+        check_user(principal)
+        return sum(1 for _ in self._mirror.state.trials.of(experiment_id))
+
     async def view(self, principal: Principal, experiment_id: int) -> ExperimentView:
         check_user(principal)
         return await self._views.view_experiment(experiment_id)

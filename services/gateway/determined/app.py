@@ -1,0 +1,136 @@
+"""The application that answers Determined's client, made from the tables of routes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gangline.errors import ErrorKind, GanglineError, invalid
+from services.common.server import Principal
+from services.gateway.determined import agent, checkpoint, experiment, project, trial, user
+from services.gateway.determined.call import Call, Handler, Json, Lines, Routes
+from services.gateway.determined.lacking import lacking
+from services.gateway.http.problem import STATUS_BY_KIND
+from services.gateway.mirror.auth import Authenticator
+from services.gateway.usecase.bundle import UseCases
+from services.gateway.usecase.parsing import off_loop
+
+log = structlog.get_logger(__name__)
+
+_TABLES: tuple[Routes, ...] = (
+    user.OPEN_ROUTES, user.ROUTES, experiment.ROUTES, trial.ROUTES, checkpoint.ROUTES, agent.ROUTES, project.ROUTES,
+)  # fmt: skip
+# Status codes that Determined's client tells apart: a wrong password is 403, and 401 asks for a new login.
+_LARGE_BODY = 1 << 16
+
+
+def build_determined_app(usecases: UseCases, authenticator: Authenticator) -> Starlette:
+    """The caller has authenticated each request, and put its principal into its state, if it has one."""
+    routes = [
+        Route(path, _endpoint(handler, usecases, authenticator), methods=[method])
+        for table in _TABLES
+        for method, path, handler in table
+    ]
+    routes.append(Route("/checkpoints/{uuid}", _download(usecases), methods=["GET"]))
+    handlers: Any = {GanglineError: _on_error, HTTPException: _on_http, Exception: _on_bug}
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+def _endpoint(handler: Handler, usecases: UseCases, authenticator: Authenticator) -> Any:
+    async def answer(request: Request) -> Response:
+        call = Call(
+            getattr(request.state, "principal", None),
+            usecases,
+            authenticator,
+            request.path_params,
+            request.query_params,
+            await _body(request),
+        )
+        given = handler(call)
+        if isinstance(given, AsyncIterator):
+            lines = aiter(given)
+            # Fetched before the answer begins, so that a refusal has its own status.
+            first = await anext(lines, None)
+            return StreamingResponse(_write(first, lines), media_type="application/json")
+        return JSONResponse(await given)
+
+    return answer
+
+
+async def _body(request: Request) -> Json:
+    """Returns the body. The client sends JSON without saying so, and null or nothing where it has no values."""
+    content = await request.body()
+    if not content.strip():
+        return {}
+    try:
+        values = json.loads(content) if len(content) < _LARGE_BODY else await off_loop(json.loads, content)
+    except (ValueError, RecursionError) as error:
+        raise invalid("request.invalid", f"the body is no JSON ({error})") from error
+    if not isinstance(values, dict | None):
+        raise invalid("request.invalid", "the body is no JSON object")
+    return values or {}
+
+
+async def _write(first: Json | None, following: Lines) -> AsyncIterator[bytes]:
+    """Yields a line for each result. An error after the first one is a line of its own, as Determined has it."""
+    if first is None:
+        return
+    yield _line({"result": first})
+    try:
+        async for result in following:
+            yield _line({"result": result})
+    except GanglineError as error:
+        log.info("a stream ended early", reason=error.message)
+        yield _line({"error": _error(error)})
+
+
+def _line(content: Json) -> bytes:
+    return json.dumps(content).encode() + b"\n"
+
+
+def _download(usecases: UseCases) -> Any:
+    async def answer(request: Request) -> Response:
+        principal = getattr(request.state, "principal", None)
+        assert isinstance(principal, Principal), "this call needs a session"
+        chunks = checkpoint.archive(usecases, principal, request.path_params["uuid"])
+        first = await anext(chunks, b"")
+        return StreamingResponse(_after(first, chunks), media_type="application/gzip")
+
+    return answer
+
+
+async def _after(first: bytes, following: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in following:
+        yield chunk
+
+
+def error_response(error: GanglineError) -> JSONResponse:
+    return JSONResponse({"error": _error(error), "message": error.message}, STATUS_BY_KIND[error.kind].value)
+
+
+def _error(error: GanglineError) -> Json:
+    return {"code": error.code, "reason": error.kind.value, "message": error.message, "error": error.message}
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, GanglineError)
+    return error_response(error)
+
+
+async def _on_http(request: Request, _: Exception) -> Response:
+    return error_response(lacking(request.method, request.url.path))
+
+
+async def _on_bug(request: Request, failure: Exception) -> Response:
+    """Answers after a bug. The server logs the traceback; the caller gets the place to look."""
+    detail = f"{request.method} {request.url.path} failed: {type(failure).__name__}; see the gateway's log"
+    return error_response(GanglineError("http.internal", detail, ErrorKind.INTERNAL))

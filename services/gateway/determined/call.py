@@ -1,0 +1,104 @@
+"""One call of Determined's client: who calls, what it sends, and the forms that all answers share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from starlette.datastructures import QueryParams
+
+from gangline.errors import invalid
+from services.common.server import Principal
+from services.gateway.mirror.auth import Authenticator
+from services.gateway.usecase.bundle import UseCases
+
+Json = dict[str, Any]
+Lines = AsyncIterator[Json]
+T = TypeVar("T")
+# Larger numbers are no ids, and no database takes them.
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """caller: None for the few calls that need no session. path: the parts of the path by their names."""
+
+    principal: Principal | None
+    cases: UseCases
+    authenticator: Authenticator
+    path: Mapping[str, str]
+    query: QueryParams
+    body: Json
+
+    @property
+    def caller(self) -> Principal:
+        assert self.principal is not None, "this call needs a session"
+        return self.principal
+
+    def number(self, name: str) -> int:
+        """Returns a part of the path that is an id. Raises GanglineError `request.id`."""
+        return to_number(self.path[name], name)
+
+    def count(self, name: str) -> int:
+        """Returns a parameter that counts; 0 when it is absent or negative, which Determined's client sends for "all"
+        and "none"."""
+        text = self.query.get(name, "")
+        return max(0, to_number(text, name)) if text else 0
+
+    def is_set(self, name: str) -> bool | None:
+        """Returns a parameter that is true or false; None when it is absent."""
+        text = self.query.get(name, "").lower()
+        return None if not text else text == "true"
+
+    def text(self, name: str) -> str:
+        """Returns a text of the body; empty when it is absent or null. Raises GanglineError `request.invalid`."""
+        value = self.body.get(name)
+        if value is not None and not isinstance(value, str):
+            raise invalid("request.invalid", f"{name} is {type(value).__name__}, and should be a text")
+        return value or ""
+
+
+Handler = Callable[[Call], Awaitable[Json] | Lines]
+# Method, path below the address, and what answers.
+Routes = Sequence[tuple[str, str, Handler]]
+
+
+def to_number(value: object, name: str) -> int:
+    """Reads an id or a count, as a number or a text. Raises GanglineError `request.id`."""
+    text = str(value)
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdecimal() and len(digits) < 20 and abs(int(text)) <= _INT64_MAX:
+        return int(text)
+    raise invalid("request.id", f"{name} is {text[:40]!r}, which is no whole number of 64 bits")
+
+
+def page_of(entries: Sequence[T], call: Call) -> tuple[list[T], Json]:
+    """Returns the part of the list that the caller asks for, and its `pagination`."""
+    offset, limit = call.count("offset"), call.count("limit")
+    shown = list(entries[offset : offset + limit if limit else None])
+    return shown, pagination(offset, limit, len(shown), len(entries))
+
+
+def pagination(offset: int, limit: int, num_shown: int, total: int) -> Json:
+    start = min(offset, total)
+    return {"offset": offset, "limit": limit, "startIndex": start, "endIndex": start + num_shown, "total": total}
+
+
+def instant(seconds: float) -> str | None:
+    """Returns a time as Determined writes it; None for 0, which stands for no time."""
+    if not seconds:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def start_instant(seconds: float) -> str:
+    """Returns a time that Determined's client cannot do without."""
+    return instant(seconds) or "1970-01-01T00:00:00.000Z"
+
+
+def load(text: str) -> Any:
+    """Returns the JSON of a record."""
+    return json.loads(text or "{}")

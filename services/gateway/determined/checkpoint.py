@@ -1,0 +1,181 @@
+"""Checkpoints in Determined's form, and their files as one archive."""
+
+from __future__ import annotations
+
+import tarfile
+import uuid
+import zlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from gangline.domain.experiment import METADATA_FILE, Checkpoint
+from gangline.domain.id import number_of, trial_id_of
+from gangline.domain.state import CheckpointState
+from gangline.errors import GanglineError, invalid
+from services.common.server import Principal
+from services.gateway.determined.call import Call, Json, Routes, load, page_of, start_instant
+from services.gateway.determined.state import checkpoint_state_name
+from services.gateway.determined.storage import with_storage
+from services.gateway.mirror.ingest_record import Scope
+from services.gateway.usecase.bundle import UseCases
+from services.gateway.usecase.ingest import experiment_id_of
+
+# Most reports of a trial that are read at once.
+MAX_REPORTS = 10_000
+
+
+async def list_of_experiment(call: Call) -> Json:
+    return await _list(call, await call.cases.checkpoints.list(call.caller, call.number("id")))
+
+
+async def list_of_trial(call: Call) -> Json:
+    trial_id = trial_id_of(call.number("id"))
+    all_of_experiment = await call.cases.checkpoints.list(call.caller, experiment_id_of(trial_id))
+    return await _list(call, [each for each in all_of_experiment if each.trial_id == trial_id])
+
+
+async def _list(call: Call, checkpoints: Sequence[Checkpoint]) -> Json:
+    """Lists checkpoints. The client finds the best ones by sorting: by the searcher's metric, in its own direction
+    unless the caller gives one."""
+    states = call.query.getlist("states")
+    wanted = [each for each in checkpoints if not states or checkpoint_state_name(each.state) in states]
+    validations = {trial_id: await _validations(call, trial_id) for trial_id in {each.trial_id for each in wanted}}
+    described = [await describe(call, each, validations[each.trial_id]) for each in wanted]
+    metric = call.query.get("sortByMetric", "")
+    is_best_first = call.query.get("sortByAttr") == "SORT_BY_SEARCHER_METRIC"
+    is_descending = call.query.get("orderBy") == "ORDER_BY_DESC"
+    if metric or is_best_first:
+        known = [each for each in described if _value(each, metric) is not None]
+        others = [each for each in described if _value(each, metric) is None]
+        if is_best_first and not call.query.get("orderBy") and known:
+            searcher = known[0]["training"]["experimentConfig"].get("searcher", {})
+            is_descending = searcher.get("smaller_is_better") is False
+        known.sort(key=lambda each: float(_value(each, metric) or 0.0), reverse=is_descending)
+        described = known + others
+    elif call.query.get("sortByAttr") == "SORT_BY_BATCH_NUMBER":
+        described.sort(key=lambda each: int(each["metadata"]["steps_completed"]), reverse=is_descending)
+    elif is_descending:
+        described.reverse()
+    shown, pagination = page_of(described, call)
+    return {"checkpoints": shown, "pagination": pagination}
+
+
+def _value(described: Json, metric: str) -> float | None:
+    training = described["training"]
+    if not metric:
+        return training.get("searcherMetric")  # type: ignore[no-any-return]  # JSON of our own
+    return training["validationMetrics"]["avgMetrics"].get(metric)  # type: ignore[no-any-return]  # as above
+
+
+async def find(call: Call) -> Json:
+    checkpoint = call.cases.checkpoints.find(call.caller, call.path["uuid"])
+    return {"checkpoint": await describe(call, checkpoint, await _validations(call, checkpoint.trial_id))}
+
+
+async def delete(call: Call) -> Json:
+    """Deletes all of the checkpoints or none."""
+    await call.cases.checkpoints.delete(call.caller, str(uuid.uuid4()), _uuids(call))
+    return {}
+
+
+async def remove_files(call: Call) -> Json:
+    """Deletes whole checkpoints; single files of one cannot be deleted."""
+    if call.body.get("checkpointGlobs") not in ([], None, ["**"], ["**/*"]):
+        raise invalid(
+            "request.lacking", "a checkpoint is deleted as a whole, not by file; use: det checkpoint delete UUID"
+        )
+    return await delete(call)
+
+
+def _uuids(call: Call) -> list[str]:
+    uuids = call.body.get("checkpointUuids")
+    if isinstance(uuids, list) and all(isinstance(each, str) for each in uuids):
+        return uuids
+    raise invalid("request.invalid", "checkpointUuids is no list of ids")
+
+
+async def describe(call: Call, checkpoint: Checkpoint, validations: Mapping[int, Mapping[str, float]]) -> Json:
+    """Returns v1Checkpoint. validations: of its trial, by their batches."""
+    metadata = {"steps_completed": checkpoint.batches_completed, **load(checkpoint.metadata_json)}
+    return {
+        "uuid": checkpoint.id,
+        "taskId": checkpoint.trial_id,
+        "allocationId": None,
+        "reportTime": start_instant(checkpoint.created_at),
+        "resources": describe_resources(checkpoint),
+        "metadata": metadata,
+        "state": checkpoint_state_name(checkpoint.state),
+        "training": await _training(call, checkpoint, dict(validations.get(checkpoint.batches_completed, {}))),
+    }
+
+
+async def _training(call: Call, checkpoint: Checkpoint, metrics: dict[str, float]) -> Json:
+    """Returns where the checkpoint comes from. metrics: of the validation at the same number of batches."""
+    try:
+        experiment = (await call.cases.experiments.view(call.caller, checkpoint.experiment_id)).experiment
+        trial = (await call.cases.experiments.view_trial(call.caller, checkpoint.trial_id)).trial
+    except GanglineError:
+        # Checkpoints that were moved aside outlive their experiment for a moment.
+        return {}
+    config = load(experiment.config_json)
+    searcher_metric = metrics.get(config.get("searcher", {}).get("metric", ""))
+    folder = checkpoint.url.removeprefix("file://").rpartition("/")[0] if checkpoint.url.startswith("file://") else ""
+    return {
+        "trialId": number_of(checkpoint.trial_id),
+        "experimentId": checkpoint.experiment_id,
+        "experimentConfig": with_storage(config, folder),
+        "hparams": load(trial.hyperparameters_json),
+        "trainingMetrics": {"avgMetrics": {}},
+        "validationMetrics": {"avgMetrics": metrics},
+        **({"searcherMetric": searcher_metric} if searcher_metric is not None else {}),
+    }
+
+
+async def _validations(call: Call, trial_id: str) -> dict[int, dict[str, float]]:
+    """Returns the trial's validations by their batches; the newest one counts."""
+    scope = Scope(experiment_id_of(trial_id), trial_id, "validation")
+    rows = await call.cases.records.metrics_page(call.caller, scope, 0, MAX_REPORTS)
+    return {row.point.batches_completed: dict(row.point.metrics) for row in rows}
+
+
+def describe_resources(checkpoint: Checkpoint) -> dict[str, str]:
+    """Returns the sizes of the files; a folder is written with a slash."""
+    if checkpoint.state is CheckpointState.DELETING:
+        return {}
+    return {path: str(num_bytes) for path, num_bytes in checkpoint.file_bytes.items()}
+
+
+async def archive(cases: UseCases, caller: Principal, checkpoint_id: str) -> AsyncIterator[bytes]:
+    """Yields the files of a checkpoint as a gzipped tar. The metadata of Determined's form is its `metadata.json`."""
+    checkpoint = cases.checkpoints.find(caller, checkpoint_id)
+    packer = zlib.compressobj(level=1, wbits=31)
+    for path in (*sorted(checkpoint.file_bytes), METADATA_FILE):
+        size = checkpoint.file_bytes.get(path)
+        chunks = cases.checkpoints.read_file(caller, checkpoint_id, path)
+        # The size of the manifest is on no record.
+        whole = b"" if size is not None else b"".join([chunk async for chunk in chunks])
+        member = tarfile.TarInfo(path)
+        member.size = len(whole) if size is None else size
+        member.mtime = int(checkpoint.created_at)
+        yield packer.compress(member.tobuf(tarfile.PAX_FORMAT))
+        if whole:
+            yield packer.compress(whole)
+        num_bytes = len(whole)
+        if size is not None:
+            async for chunk in chunks:
+                num_bytes += len(chunk)
+                yield packer.compress(chunk)
+        if num_bytes != member.size:
+            # The answer has begun, so it can only break off: the client sees an archive without an end.
+            raise invalid("checkpoint.damaged", f"{path} of {checkpoint_id} has {num_bytes} bytes, not {member.size}")
+        yield packer.compress(b"\0" * (-num_bytes % tarfile.BLOCKSIZE))
+    yield packer.compress(b"\0" * (2 * tarfile.BLOCKSIZE))
+    yield packer.flush()
+
+
+ROUTES: Routes = (
+    ("GET", "/api/v1/experiments/{id}/checkpoints", list_of_experiment),
+    ("GET", "/api/v1/trials/{id}/checkpoints", list_of_trial),
+    ("GET", "/api/v1/checkpoints/{uuid}", find),
+    ("DELETE", "/api/v1/checkpoints", delete),
+    ("POST", "/api/v1/checkpoints/rm", remove_files),
+)

@@ -1,0 +1,51 @@
+"""Tells requests of Determined's client from our own, before anything else looks at them.
+
+Its client opens a session by Determined's login, and the token that it gets is of a kind of its own. So a request with
+such a token, and the few calls that come before one, belong to Determined's API; every other request is ours.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gangline.errors import GanglineError
+from services.common.security import is_session_token
+from services.gateway.determined.app import build_determined_app, error_response
+from services.gateway.determined.user import OPEN_ROUTES
+from services.gateway.http.admission import check_body
+from services.gateway.mirror.auth import Authenticator
+from services.gateway.usecase.bundle import UseCases
+
+_OPEN = frozenset((method, path) for method, path, _ in OPEN_ROUTES)
+# Clients ask for these with or without a session. Without one, ours would refuse them.
+_EITHER = frozenset({("GET", "/api/v1/master")})
+
+
+class Door:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, usecases: UseCases, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+        self._determined = build_determined_app(usecases, authenticator)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        is_session = kind.lower() == "bearer" and is_session_token(token.strip())
+        place = scope["method"], scope["path"]
+        if not is_session and place not in _OPEN and (token or place not in _EITHER):
+            await self._app(scope, receive, send)
+            return
+        try:
+            if is_session and place not in _OPEN:
+                scope.setdefault("state", {})["principal"] = self._authenticator.identify(token.strip())
+            check_body(scope)
+        except GanglineError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        await self._determined(scope, receive, send)

@@ -1,0 +1,51 @@
+"""PURE: what Determined's client may ask for that Gangline does not have, each with the way out."""
+
+from __future__ import annotations
+
+from gangline.errors import GanglineError, not_found
+
+_NO_TASKS = "trials are the only tasks here; give slots to a script by an experiment whose entrypoint is its command"
+_NO_USERS = (
+    "users are made by the operator of the cluster, with a token each, which is the password; see docs/operation.md"
+)
+_BY_PREFIX = {
+    "/api/v1/models": "there is no registry of models; a checkpoint has metadata and an id, and gangline checkpoint "
+    "download ID fetches it",
+    "/api/v1/model": "there is no registry of models; a checkpoint has metadata and an id, and gangline checkpoint "
+    "download ID fetches it",
+    "/api/v1/tensorboards": "TensorBoard runs where you are, and reads through the gateway: gangline tensorboard ID",
+    "/api/v1/notebooks": f"there are no notebooks; {_NO_TASKS}",
+    "/api/v1/shells": f"there are no shells; {_NO_TASKS}",
+    "/api/v1/commands": f"there are no commands; {_NO_TASKS}",
+    "/api/v1/generic-tasks": f"there are no generic tasks; {_NO_TASKS}",
+    "/api/v1/users": _NO_USERS,
+    "/api/v1/tokens": _NO_USERS,
+    "/api/v1/groups": f"there are no groups; {_NO_USERS}",
+    "/api/v1/roles": f"there are no roles; {_NO_USERS}",
+    "/api/v1/permissions": f"there are no roles; {_NO_USERS}",
+    "/api/v1/webhooks": "there are no webhooks; follow an experiment with: gangline experiment follow ID",
+    "/api/v1/config-policies": "there are no configuration policies; give a workspace or a project its defaults: "
+    "gangline workspace edit --help",
+    "/api/v1/job-queues": "the queue is read with: gangline task list",
+    "/api/v1/resource-pools": "pools belong to no workspace; a workspace has a default pool: gangline workspace edit "
+    "--help",
+    "/api/v1/master/logs": "the scheduler and the gateway log to their own output; see docs/operation.md",
+    "/api/v1/master/config": "each service has settings of its own; see docs/cluster.md",
+    "/api/v1/master": "the services have settings of their own; see docs/cluster.md",
+    "/resources/allocation": "usage is reported by: gangline usage --since TIME",
+    "/oauth2": _NO_USERS,
+    "/agents": "single machines are switched off with: gangline agent disable ID",
+    "/api/v1/experiments": "this cannot be done with an experiment here; see: gangline experiment --help",
+    "/api/v1/trials": "this cannot be done with a trial here; see: gangline trial --help",
+    "/api/v1/checkpoints": "this cannot be done with a checkpoint here; see: gangline checkpoint --help",
+    "/api/v1/workspaces": "this cannot be done with a workspace here; see: gangline workspace --help",
+    "/api/v1/projects": "this cannot be done with a project here; see: gangline project --help",
+}
+
+
+def lacking(method: str, path: str) -> GanglineError:
+    """Returns the refusal of a call that is not there."""
+    for prefix in sorted(_BY_PREFIX, key=len, reverse=True):
+        if path == prefix or path.startswith(prefix + "/"):
+            return not_found("request.lacking", f"Gangline has no such call: {_BY_PREFIX[prefix]}")
+    return not_found("request.lacking", f"Gangline has no call {method} {path[:100]} of Determined's; see docs/http.md")

@@ -1,0 +1,247 @@
+"""Workspaces, projects and templates in Determined's form."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+from gangline.domain.experiment import (
+    DEFAULT_PROJECT_ID,
+    DEFAULT_WORKSPACE_ID,
+    Project,
+    ProjectChange,
+    Template,
+    Workspace,
+)
+from gangline.domain.state import ProjectAction
+from gangline.domain.view import ProjectView, WorkspaceView
+from services.gateway.determined.call import Call, Json, Routes, load, page_of
+
+_NO_STATE = "WORKSPACE_STATE_UNSPECIFIED"
+
+
+async def list_workspaces(call: Call) -> Json:
+    """Lists workspaces by name. name: part of it, unless nameCaseSensitive gives it as a whole."""
+    name, whole = call.query.get("name", "").lower(), call.query.get("nameCaseSensitive", "")
+    wanted = [
+        view
+        for view in call.cases.projects.list_workspaces(call.caller)
+        if name in view.workspace.name.lower()
+        and whole in ("", view.workspace.name)
+        and call.is_set("archived") in (None, view.workspace.archived)
+    ]
+    shown, pagination = page_of(wanted, call)
+    return {"workspaces": [_describe_workspace(call, view) for view in shown], "pagination": pagination}
+
+
+async def find_workspace(call: Call) -> Json:
+    return await _workspace(call, call.number("id"))
+
+
+async def create_workspace(call: Call) -> Json:
+    workspace = await _change_workspace(call, ProjectAction.CREATE, 0, _workspace_change(call))
+    assert workspace is not None, "a workspace that was created is there"
+    return await _workspace(call, workspace.id)
+
+
+async def edit_workspace(call: Call) -> Json:
+    await _change_workspace(call, ProjectAction.EDIT, call.number("id"), _workspace_change(call))
+    return await _workspace(call, call.number("id"))
+
+
+async def archive_workspace(call: Call) -> Json:
+    await _change_workspace(call, ProjectAction.ARCHIVE, call.number("id"))
+    return {}
+
+
+async def unarchive_workspace(call: Call) -> Json:
+    await _change_workspace(call, ProjectAction.UNARCHIVE, call.number("id"))
+    return {}
+
+
+async def delete_workspace(call: Call) -> Json:
+    await _change_workspace(call, ProjectAction.DELETE, call.number("id"))
+    return {"completed": True}
+
+
+async def _change_workspace(
+    call: Call, action: ProjectAction, workspace_id: int, change: ProjectChange | None = None
+) -> Workspace | None:
+    return await call.cases.projects.update_workspace(call.caller, str(uuid.uuid4()), action, workspace_id, change)
+
+
+def _workspace_change(call: Call) -> ProjectChange:
+    storage = call.body.get("checkpointStorageConfig")
+    return ProjectChange(
+        name=call.text("name") or None,
+        resource_pool=call.text("defaultComputePool") or call.text("defaultComputeResourcePool") or None,
+        checkpoint_storage_json=json.dumps(storage) if storage is not None else None,
+    )
+
+
+async def _workspace(call: Call, workspace_id: int) -> Json:
+    view = await call.cases.projects.view_workspace(call.caller, workspace_id)
+    return {"workspace": _describe_workspace(call, view), "namespaceBindings": {}}
+
+
+def _describe_workspace(call: Call, view: WorkspaceView) -> Json:
+    """Returns v1Workspace."""
+    workspace = view.workspace
+    return {
+        "id": workspace.id,
+        "name": workspace.name,
+        "archived": workspace.archived,
+        "username": workspace.owner,
+        "userId": call.authenticator.number_of_user(workspace.owner),
+        "immutable": workspace.id == DEFAULT_WORKSPACE_ID,
+        "numProjects": view.num_projects,
+        "numExperiments": view.num_experiments,
+        "pinned": False,
+        "state": _NO_STATE,
+        "errorMessage": "",
+        "defaultComputePool": workspace.defaults.resource_pool,
+        "defaultAuxPool": "",
+    }
+
+
+async def list_projects(call: Call) -> Json:
+    """Lists the projects of a workspace. name: part of it."""
+    workspace = (await call.cases.projects.view_workspace(call.caller, call.number("id"))).workspace
+    name = call.query.get("name", "").lower()
+    wanted = [
+        view
+        for view in await call.cases.projects.list_projects(call.caller, workspace.name)
+        if name in view.project.name.lower() and call.is_set("archived") in (None, view.project.archived)
+    ]
+    shown, pagination = page_of(wanted, call)
+    return {"projects": [_describe_project(call, view) for view in shown], "pagination": pagination}
+
+
+async def find_project(call: Call) -> Json:
+    return await _project(call, call.number("id"))
+
+
+async def create_project(call: Call) -> Json:
+    change = ProjectChange(name=call.text("name"), description=call.text("description"))
+    project = await _change_project(call, ProjectAction.CREATE, 0, change, workspace_id=call.number("id"))
+    assert project is not None, "a project that was created is there"
+    return await _project(call, project.id)
+
+
+async def edit_project(call: Call) -> Json:
+    description = call.text("description") if call.body.get("description") is not None else None
+    change = ProjectChange(name=call.text("name") or None, description=description)
+    await _change_project(call, ProjectAction.EDIT, call.number("id"), change)
+    return await _project(call, call.number("id"))
+
+
+async def archive_project(call: Call) -> Json:
+    await _change_project(call, ProjectAction.ARCHIVE, call.number("id"))
+    return {}
+
+
+async def unarchive_project(call: Call) -> Json:
+    await _change_project(call, ProjectAction.UNARCHIVE, call.number("id"))
+    return {}
+
+
+async def delete_project(call: Call) -> Json:
+    await _change_project(call, ProjectAction.DELETE, call.number("id"))
+    return {"completed": True}
+
+
+async def _change_project(
+    call: Call, action: ProjectAction, project_id: int, change: ProjectChange | None = None, *, workspace_id: int = 0
+) -> Project | None:
+    return await call.cases.projects.update_project(
+        call.caller, str(uuid.uuid4()), action, project_id, change, workspace_id=workspace_id
+    )
+
+
+async def _project(call: Call, project_id: int) -> Json:
+    return {"project": _describe_project(call, await call.cases.projects.view_project(call.caller, project_id))}
+
+
+def _describe_project(call: Call, view: ProjectView) -> Json:
+    """Returns v1Project."""
+    project = view.project
+    return {
+        "id": project.id,
+        "name": project.name,
+        "description": project.description,
+        "workspaceId": project.workspace_id,
+        "workspaceName": view.workspace_name,
+        "archived": project.archived or view.workspace_archived,
+        "username": project.owner,
+        "userId": call.authenticator.number_of_user(project.owner),
+        "immutable": project.id == DEFAULT_PROJECT_ID,
+        "numExperiments": view.num_experiments,
+        "numActiveExperiments": view.num_active_experiments,
+        "numRuns": view.num_experiments,
+        "key": "",
+        "notes": [],
+        "state": _NO_STATE,
+        "errorMessage": "",
+    }
+
+
+async def list_templates(call: Call) -> Json:
+    name = call.query.get("name", "").lower()
+    wanted = [each for each in call.cases.projects.list_templates(call.caller) if name in each.name.lower()]
+    shown, pagination = page_of(wanted, call)
+    return {"templates": [_describe_template(template) for template in shown], "pagination": pagination}
+
+
+async def find_template(call: Call) -> Json:
+    return {"template": _describe_template(await call.cases.projects.find_template(call.caller, call.path["name"]))}
+
+
+async def create_template(call: Call) -> Json:
+    """Creates a template, or replaces its settings."""
+    return await _set_template(call, call.body.get("config"))
+
+
+async def edit_template(call: Call) -> Json:
+    """Replaces the settings of a template that is there. The body is its configuration."""
+    await call.cases.projects.find_template(call.caller, call.path["name"])
+    answer = await _set_template(call, call.body)
+    return {**answer, "config": answer["template"]["config"]}
+
+
+async def _set_template(call: Call, config: object) -> Json:
+    request_id, config_json = str(uuid.uuid4()), json.dumps(config or {})
+    template = await call.cases.projects.set_template(call.caller, request_id, call.path["name"], config_json)
+    return {"template": _describe_template(template)}
+
+
+async def remove_template(call: Call) -> Json:
+    await call.cases.projects.remove_template(call.caller, str(uuid.uuid4()), call.path["name"])
+    return {}
+
+
+def _describe_template(template: Template) -> Json:
+    """Returns v1Template. Templates here belong to no workspace."""
+    return {"name": template.name, "config": load(template.config_json), "workspaceId": DEFAULT_WORKSPACE_ID}
+
+
+ROUTES: Routes = (
+    ("GET", "/api/v1/workspaces", list_workspaces),
+    ("POST", "/api/v1/workspaces", create_workspace),
+    ("GET", "/api/v1/workspaces/{id}", find_workspace),
+    ("PATCH", "/api/v1/workspaces/{id}", edit_workspace),
+    ("DELETE", "/api/v1/workspaces/{id}", delete_workspace),
+    ("POST", "/api/v1/workspaces/{id}/archive", archive_workspace),
+    ("POST", "/api/v1/workspaces/{id}/unarchive", unarchive_workspace),
+    ("GET", "/api/v1/workspaces/{id}/projects", list_projects),
+    ("POST", "/api/v1/workspaces/{id}/projects", create_project),
+    ("GET", "/api/v1/projects/{id}", find_project),
+    ("PATCH", "/api/v1/projects/{id}", edit_project),
+    ("DELETE", "/api/v1/projects/{id}", delete_project),
+    ("POST", "/api/v1/projects/{id}/archive", archive_project),
+    ("POST", "/api/v1/projects/{id}/unarchive", unarchive_project),
+    ("GET", "/api/v1/templates", list_templates),
+    ("GET", "/api/v1/templates/{name}", find_template),
+    ("POST", "/api/v1/templates/{name}", create_template),
+    ("PATCH", "/api/v1/templates/{name}", edit_template),
+    ("DELETE", "/api/v1/templates/{name}", remove_template),
+)
