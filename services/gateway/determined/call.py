@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.datastructures import QueryParams
 
 from gangline.errors import invalid
 from services.common.server import Principal
+from services.gateway.determined.values import Json, pagination, to_number
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 
-Json = dict[str, Any]
 Lines = AsyncIterator[Json]
 T = TypeVar("T")
-# Larger numbers are no ids, and no database takes them.
-_INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,39 +62,8 @@ Handler = Callable[[Call], Awaitable[Json] | Lines]
 Routes = Sequence[tuple[str, str, Handler]]
 
 
-def to_number(value: object, name: str) -> int:
-    """Reads an id or a count, as a number or a text. Raises GanglineError `request.id`."""
-    text = str(value)
-    digits = text.removeprefix("-")
-    if digits.isascii() and digits.isdecimal() and len(digits) < 20 and abs(int(text)) <= _INT64_MAX:
-        return int(text)
-    raise invalid("request.id", f"{name} is {text[:40]!r}, which is no whole number of 64 bits")
-
-
 def page_of(entries: Sequence[T], call: Call) -> tuple[list[T], Json]:
     """Returns the part of the list that the caller asks for, and its `pagination`."""
     offset, limit = call.count("offset"), call.count("limit")
     shown = list(entries[offset : offset + limit if limit else None])
     return shown, pagination(offset, limit, len(shown), len(entries))
-
-
-def pagination(offset: int, limit: int, num_shown: int, total: int) -> Json:
-    start = min(offset, total)
-    return {"offset": offset, "limit": limit, "startIndex": start, "endIndex": start + num_shown, "total": total}
-
-
-def instant(seconds: float) -> str | None:
-    """Returns a time as Determined writes it; None for 0, which stands for no time."""
-    if not seconds:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def start_instant(seconds: float) -> str:
-    """Returns a time that Determined's client cannot do without."""
-    return instant(seconds) or "1970-01-01T00:00:00.000Z"
-
-
-def load(text: str) -> Any:
-    """Returns the JSON of a record."""
-    return json.loads(text or "{}")

@@ -15,11 +15,20 @@ from gangline.domain.experiment import Experiment, ExperimentFilter, TextChange
 from gangline.domain.state import ExperimentAction, Outcome, State
 from gangline.domain.view import ProjectView
 from gangline.errors import invalid
-from services.gateway.determined.call import Call, Json, Routes, instant, load, pagination, start_instant, to_number
+from services.gateway.determined.call import Call, Routes
 from services.gateway.determined.model_definition import pack_files
-from services.gateway.determined.resource import read_resources
-from services.gateway.determined.state import state_name, states_named
-from services.gateway.determined.storage import with_storage
+from services.gateway.determined.values import (
+    Json,
+    instant,
+    load,
+    pagination,
+    read_resources,
+    start_instant,
+    state_name,
+    states_named,
+    to_number,
+    with_storage,
+)
 from services.gateway.usecase.experiment import ExperimentChange
 from services.gateway.usecase.parsing import off_loop
 

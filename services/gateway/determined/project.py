@@ -15,7 +15,8 @@ from gangline.domain.experiment import (
 )
 from gangline.domain.state import ProjectAction
 from gangline.domain.view import ProjectView, WorkspaceView
-from services.gateway.determined.call import Call, Json, Routes, load, page_of
+from services.gateway.determined.call import Call, Routes, page_of
+from services.gateway.determined.values import Json, load
 
 _NO_STATE = "WORKSPACE_STATE_UNSPECIFIED"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gangline
 from gangline.domain.resource import User
 from gangline.errors import not_found
-from services.gateway.determined.call import Call, Json, Routes, page_of, to_number
+from services.gateway.determined.call import Call, Routes, page_of
+from services.gateway.determined.values import Json, to_number
 
 # The newest version of Determined whose client was tried.
 _VERSION = "0.38.1"

@@ -16,8 +16,9 @@ from starlette.routing import Route
 from gangline.errors import ErrorKind, GanglineError, invalid
 from services.common.server import Principal
 from services.gateway.determined import agent, checkpoint, experiment, project, trial, user
-from services.gateway.determined.call import Call, Handler, Json, Lines, Routes
-from services.gateway.determined.lacking import lacking
+from services.gateway.determined.call import Call, Handler, Lines, Routes
+from services.gateway.determined.lacking_call import lacking
+from services.gateway.determined.values import Json
 from services.gateway.http.problem import STATUS_BY_KIND
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
