@@ -11,8 +11,8 @@ from gangline.domain.state import Availability, SlotKind, State
 from gangline.domain.task import Task
 from gangline.domain.view import AgentView
 from gangline.errors import invalid
-from services.gateway.determined.call import Call, Routes, page_of
-from services.gateway.determined.values import Json, read_queue_control, start_instant
+from services.gateway.determined.call import Call, Routes, page_of, start_instant
+from services.gateway.determined.values import Json, read_queue_control
 
 _DEVICES = {SlotKind.CPU: "TYPE_CPU", SlotKind.GPU: "TYPE_CUDA"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from starlette.datastructures import QueryParams
@@ -67,3 +68,15 @@ def page_of(entries: Sequence[T], call: Call) -> tuple[list[T], Json]:
     offset, limit = call.count("offset"), call.count("limit")
     shown = list(entries[offset : offset + limit if limit else None])
     return shown, pagination(offset, limit, len(shown), len(entries))
+
+
+def instant(seconds: float) -> str | None:
+    """Returns a time as Determined writes it; None for 0, which stands for no time."""
+    if not seconds:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def start_instant(seconds: float) -> str:
+    """Returns a time that Determined's client cannot do without."""
+    return instant(seconds) or "1970-01-01T00:00:00.000Z"

@@ -12,8 +12,8 @@ from gangline.domain.id import number_of, trial_id_of
 from gangline.domain.state import CheckpointState
 from gangline.errors import GanglineError, invalid
 from services.common.server import Principal
-from services.gateway.determined.call import Call, Routes, page_of
-from services.gateway.determined.values import Json, checkpoint_state_name, load, start_instant, with_storage
+from services.gateway.determined.call import Call, Routes, page_of, start_instant
+from services.gateway.determined.values import Json, checkpoint_state_name, load, with_storage
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.ingest import experiment_id_of

@@ -15,15 +15,13 @@ from gangline.domain.experiment import Experiment, ExperimentFilter, TextChange
 from gangline.domain.state import ExperimentAction, Outcome, State
 from gangline.domain.view import ProjectView
 from gangline.errors import invalid
-from services.gateway.determined.call import Call, Routes
+from services.gateway.determined.call import Call, Routes, instant, start_instant
 from services.gateway.determined.model_definition import pack_files
 from services.gateway.determined.values import (
     Json,
-    instant,
     load,
     pagination,
     read_resources,
-    start_instant,
     state_name,
     states_named,
     to_number,

@@ -14,17 +14,9 @@ from gangline.domain.id import number_of, trial_id_of
 from gangline.domain.state import LogLevel
 from gangline.domain.view import TrialView
 from gangline.errors import invalid
-from services.gateway.determined.call import Call, Lines, Routes, page_of
+from services.gateway.determined.call import Call, Lines, Routes, instant, page_of, start_instant
 from services.gateway.determined.checkpoint import MAX_REPORTS, describe_resources
-from services.gateway.determined.values import (
-    Json,
-    checkpoint_state_name,
-    instant,
-    load,
-    start_instant,
-    state_name,
-    to_number,
-)
+from services.gateway.determined.values import Json, checkpoint_state_name, load, state_name, to_number
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.ingest import experiment_id_of
 

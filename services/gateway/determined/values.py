@@ -1,10 +1,9 @@
-"""PURE: values in Determined's forms: numbers, times, states, the storage of checkpoints, changes of resources."""
+"""PURE: values in Determined's forms: numbers, states, the storage of checkpoints, changes of resources."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from gangline.domain.experiment import QueueMove, ResourceChange
@@ -43,18 +42,6 @@ def to_number(value: object, name: str) -> int:
 def pagination(offset: int, limit: int, num_shown: int, total: int) -> Json:
     start = min(offset, total)
     return {"offset": offset, "limit": limit, "startIndex": start, "endIndex": start + num_shown, "total": total}
-
-
-def instant(seconds: float) -> str | None:
-    """Returns a time as Determined writes it; None for 0, which stands for no time."""
-    if not seconds:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def start_instant(seconds: float) -> str:
-    """Returns a time that Determined's client cannot do without."""
-    return instant(seconds) or "1970-01-01T00:00:00.000Z"
 
 
 def load(text: str) -> Any:
