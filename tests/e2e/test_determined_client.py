@@ -28,6 +28,7 @@ max_restarts: 0
 """
 TRAIN = """
 import logging
+import math
 import pathlib
 import determined as det
 
@@ -35,10 +36,10 @@ logging.basicConfig(level=logging.INFO, format=det.LOG_FORMAT)
 with det.core.init() as core:
     for operation in core.searcher.operations():
         for batch in range(1, operation.length + 1):
-            core.train.report_training_metrics(steps_completed=batch, metrics={"loss": 1 / batch})
+            core.train.report_training_metrics(steps_completed=batch, metrics={"loss": 1 / batch, "odd": math.nan})
         with core.checkpoint.store_path({"steps_completed": batch}) as (path, uuid):
             pathlib.Path(path, "weights").write_text("w" * 100_000)
-        core.train.report_validation_metrics(steps_completed=batch, metrics={"loss": 1 / batch})
+        core.train.report_validation_metrics(steps_completed=batch, metrics={"loss": 1 / batch, "odd": math.inf})
         operation.report_completed(1 / batch)
     logging.info("trained to %d", batch)
 """
@@ -95,6 +96,9 @@ def test_the_end_of_an_experiment_is_what_it_shows(det: DeterminedClient, done: 
     workloads = json.loads(det.works("trial", "describe", trial["Trial ID"], "--json").text)["workloads"]
     losses = [each["training"]["metrics"]["avgMetrics"]["loss"] for each in workloads if each.get("training")]
     assert losses == [1 / batch for batch in range(1, 6)]
+    assert [each["training"]["metrics"]["avgMetrics"]["odd"] for each in workloads if each.get("training")] == [
+        "NaN"
+    ] * 5
     det.works("experiment", "download-model-def", done, "--output-dir", str(tmp_path))
     with tarfile.open(tmp_path / f"experiment_{done}_model_def.tgz") as code:
         assert {"train.py", "exp.yaml"} <= set(code.getnames())
@@ -214,7 +218,7 @@ def test_an_experiment_continues(det: DeterminedClient, lab: Path) -> None:
         ("model list", "gangline checkpoint download"),
         ("master config show", "docs/cluster.md"),
         ("master logs", "docs/operation.md"),
-        ("user activate admin", "docs/operation.md"),
+        ("user activate admin", "docs/cluster.md"),
         ("resources raw 2026-01-01T00:00:00Z 2026-01-02T00:00:00Z", "gangline usage"),
     ],
 )

@@ -26,7 +26,7 @@ from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings, Put
-from services.common.security import allocation_token, hash_token
+from services.common.security import allocation_token, as_password, hash_token
 from services.gateway.program import GatewaySettings
 from tests.support.wait import until
 
@@ -36,7 +36,7 @@ CONFIG = {"name": "digits", "entrypoint": "model_def:Digits", "searcher": {"name
 
 
 async def add_user(etcd: EtcdClient, name: str = "alice", token: str = USER_TOKEN, *, is_admin: bool = False) -> None:
-    user = User(name, hash_token(token), is_admin)
+    user = User(name, hash_token(token), is_admin, login_sha256=hash_token(as_password(token)))
     await etcd.commit([Put(keys.user(name), wire.encode(user))])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tarfile
 import uuid
 import zlib
@@ -13,7 +14,7 @@ from gangline.domain.state import CheckpointState
 from gangline.errors import GanglineError, invalid
 from services.common.server import Principal
 from services.gateway.determined.call import Call, Routes, page_of, start_instant
-from services.gateway.determined.values import Json, checkpoint_state_name, load, with_storage
+from services.gateway.determined.values import Json, checkpoint_state_name, load, metrics_json, with_storage
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.ingest import experiment_id_of
@@ -46,7 +47,7 @@ async def _list(call: Call, checkpoints: Sequence[Checkpoint]) -> Json:
         known = [each for each in described if _value(each, metric) is not None]
         others = [each for each in described if _value(each, metric) is None]
         if is_best_first and not call.query.get("orderBy") and known:
-            searcher = known[0]["training"]["experimentConfig"].get("searcher", {})
+            searcher = known[0]["training"].get("experimentConfig", {}).get("searcher", {})
             is_descending = searcher.get("smaller_is_better") is False
         known.sort(key=lambda each: float(_value(each, metric) or 0.0), reverse=is_descending)
         described = known + others
@@ -59,10 +60,10 @@ async def _list(call: Call, checkpoints: Sequence[Checkpoint]) -> Json:
 
 
 def _value(described: Json, metric: str) -> float | None:
+    """Returns the metric, or the searcher's; None for one that is not there or is no number."""
     training = described["training"]
-    if not metric:
-        return training.get("searcherMetric")  # type: ignore[no-any-return]  # JSON of our own
-    return training["validationMetrics"]["avgMetrics"].get(metric)  # type: ignore[no-any-return]  # as above
+    value = training["validationMetrics"]["avgMetrics"].get(metric) if metric else training.get("searcherMetric")
+    return value if isinstance(value, float | int) else None
 
 
 async def find(call: Call) -> Json:
@@ -114,9 +115,9 @@ async def _training(call: Call, checkpoint: Checkpoint, metrics: dict[str, float
         trial = (await call.cases.experiments.view_trial(call.caller, checkpoint.trial_id)).trial
     except GanglineError:
         # Checkpoints that were moved aside outlive their experiment for a moment.
-        return {}
+        return {"validationMetrics": {"avgMetrics": {}}}
     config = load(experiment.config_json)
-    searcher_metric = metrics.get(config.get("searcher", {}).get("metric", ""))
+    searcher_metric = metrics.get(config.get("searcher", {}).get("metric", ""), math.nan)
     folder = checkpoint.url.removeprefix("file://").rpartition("/")[0] if checkpoint.url.startswith("file://") else ""
     return {
         "trialId": number_of(checkpoint.trial_id),
@@ -124,8 +125,8 @@ async def _training(call: Call, checkpoint: Checkpoint, metrics: dict[str, float
         "experimentConfig": with_storage(config, folder),
         "hparams": load(trial.hyperparameters_json),
         "trainingMetrics": {"avgMetrics": {}},
-        "validationMetrics": {"avgMetrics": metrics},
-        **({"searcherMetric": searcher_metric} if searcher_metric is not None else {}),
+        "validationMetrics": {"avgMetrics": metrics_json(metrics)},
+        **({"searcherMetric": searcher_metric} if math.isfinite(searcher_metric) else {}),
     }
 
 

@@ -205,7 +205,8 @@ async def model_definition(call: Call) -> Json:
 async def preview(call: Call) -> Json:
     """Counts the trials that a configuration would make, by their lengths."""
     given = call.body.get("config")
-    config, _ = await off_loop(read_config if isinstance(given, dict) else parse_config, given or "")
+    is_read = isinstance(given, dict)
+    config, _ = await (off_loop(read_config, given) if is_read else off_loop(parse_config, call.text("config")))
     found = await call.cases.experiments.preview_search(call.caller, config.model_dump_json(), 0)
     unit = {"name": found.unit or "batches", "maxLength": not found.unit}
     if found.brackets:

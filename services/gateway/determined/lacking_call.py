@@ -6,7 +6,7 @@ from gangline.errors import GanglineError, not_found
 
 _NO_TASKS = "trials are the only tasks here; give slots to a script by an experiment whose entrypoint is its command"
 _NO_USERS = (
-    "users are made by the operator of the cluster, with a token each, which is the password; see docs/operation.md"
+    "the cluster has one user, admin, whose password is the admin token; the operator changes it: see docs/cluster.md"
 )
 _BY_PREFIX = {
     "/api/v1/models": "there is no registry of models; a checkpoint has metadata and an id, and gangline checkpoint "

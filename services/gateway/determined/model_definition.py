@@ -38,8 +38,10 @@ def pack_files(files: Iterable[Any]) -> tuple[bytes, str]:
 
 
 def _checked(file: Any) -> Mapping[str, Any]:
-    if isinstance(file, Mapping) and isinstance(file.get("path"), str) and file["path"].strip("/."):
-        return file
+    path = file.get("path") if isinstance(file, Mapping) else None
+    # The name in an archive ends at a NUL.
+    if isinstance(path, str) and path.strip("/.") and "\0" not in path:
+        return dict(file)
     raise invalid("code.model_definition", "an entry of modelDefinition is no file with a path")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -16,7 +17,7 @@ from gangline.domain.view import TrialView
 from gangline.errors import invalid
 from services.gateway.determined.call import Call, Lines, Routes, instant, page_of, start_instant
 from services.gateway.determined.checkpoint import MAX_REPORTS, describe_resources
-from services.gateway.determined.values import Json, checkpoint_state_name, load, state_name, to_number
+from services.gateway.determined.values import Json, checkpoint_state_name, load, metrics_json, state_name, to_number
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.ingest import experiment_id_of
 
@@ -168,13 +169,13 @@ def _metrics_report(row: StoredMetrics) -> Json:
         "totalBatches": row.point.batches_completed,
         "endTime": start_instant(row.at),
         "archived": False,
-        "metrics": {key: dict(row.point.metrics)},
+        "metrics": {key: metrics_json(row.point.metrics)},
     }
 
 
 def _report(row: StoredMetrics) -> Json:
     workload = {
-        "metrics": {"avgMetrics": dict(row.point.metrics), "batchMetrics": []},
+        "metrics": {"avgMetrics": metrics_json(row.point.metrics), "batchMetrics": []},
         "numInputs": 0,
         "totalBatches": row.point.batches_completed,
         "endTime": start_instant(row.at),
@@ -213,7 +214,7 @@ def describe(view: TrialView) -> Json:
     }
     if trial.ended_at:
         described["endTime"] = instant(trial.ended_at)
-    if trial.best_validation is not None:
+    if trial.best_validation is not None and math.isfinite(trial.best_validation):
         described["searcherMetricValue"] = trial.best_validation
     return described
 
@@ -222,7 +223,7 @@ def _summary(view: TrialView) -> Json:
     """Returns the newest metrics; Determined's minimum and maximum over all reports are not kept."""
     groups = {"avg_metrics": view.training, "validation_metrics": view.validation}
     return {
-        name: {metric: {"last": value, "type": "number"} for metric, value in point.metrics.items()}
+        name: {metric: {"last": value, "type": "number"} for metric, value in metrics_json(point.metrics).items()}
         for name, point in groups.items()
         if point is not None
     }

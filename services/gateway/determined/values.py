@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ _OUTCOMES = {
     Outcome.CANCELED: "STATE_CANCELED",
     Outcome.FAILED: "STATE_ERROR",
 }
+_NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _STATE_BY_NAME = {name: state for state, name in _STATES.items()}
 _OUTCOME_BY_NAME = {name: outcome for outcome, name in _OUTCOMES.items()}
 _CHECKPOINT_STATES = {CheckpointState.COMPLETED: "STATE_COMPLETED", CheckpointState.DELETING: "STATE_DELETED"}
@@ -42,6 +44,11 @@ def to_number(value: object, name: str) -> int:
 def pagination(offset: int, limit: int, num_shown: int, total: int) -> Json:
     start = min(offset, total)
     return {"offset": offset, "limit": limit, "startIndex": start, "endIndex": start + num_shown, "total": total}
+
+
+def metrics_json(metrics: Mapping[str, float]) -> Json:
+    """Returns metrics in JSON, which has no numbers for NaN and the infinities; Determined writes their names."""
+    return {name: value if math.isfinite(value) else _NAMES[str(value)] for name, value in metrics.items()}
 
 
 def load(text: str) -> Any:

@@ -24,6 +24,8 @@ from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/prom/http-sd"})
+# Below this path alone, bodies are read in pieces.
+_UPLOADS = "/api/v1/code/"
 # Most bytes of a body that is neither an archive nor a submission.
 MAX_BODY_BYTES = 1 << 20
 # An archive of the largest size in base64, plus its configuration.
@@ -57,7 +59,7 @@ class Admission:
 def check_body(scope: Scope) -> None:
     """Refuses a body that is too long, or of an unknown length, before it is read. Raises GanglineError `request.*`."""
     headers = Headers(scope=scope)
-    if scope["method"] in ("POST", "PATCH", "DELETE") and "transfer-encoding" in headers:
+    if "transfer-encoding" in headers and not scope["path"].startswith(_UPLOADS):
         # Such a body is read into memory as a whole, so its size must be known first.
         raise invalid("request.no_length", "send this body with Content-Length instead of in chunks")
     _check_length(scope["path"], headers.get("content-length", "0"))
@@ -66,7 +68,7 @@ def check_body(scope: Scope) -> None:
 def _check_length(path: str, length: str) -> None:
     """Refuses a body that is too long by its Content-Length. uvicorn has refused a length that is no number."""
     is_longer = functools.partial(_is_longer, length)
-    if path.startswith("/api/v1/code/"):
+    if path.startswith(_UPLOADS):
         if is_longer(MAX_ARCHIVE_BYTES):
             raise too_large("too much even when packed")
     elif path == "/api/v1/experiments":
