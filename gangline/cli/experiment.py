@@ -91,7 +91,7 @@ def create(
     """
     text = read_text(config)
     if is_dry_run:
-        from gangline.cli.search import show_preview  # noqa: PLC0415 - one create in ten needs it
+        from gangline.cli.creation.preview import show_preview  # noqa: PLC0415 - one create in ten needs it
 
         show_preview(text, config, seed=seed, template=template, overrides=overrides, is_json=is_json)
         return

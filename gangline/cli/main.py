@@ -46,7 +46,8 @@ _ENTRIES = {
     "top": _Entry("top", "top"),
     "tensorboard": _Entry("tensorboard", "tensorboard"),
     "usage": _Entry("usage", "usage"),
-    "preview-search": _Entry("search", "preview_search"),
+    "preview-search": _Entry("creation.preview", "preview_search"),
+    "migrate": _Entry("migrate", "app", True),
     "simulate": _Entry("simulate", "simulate"),
     "experiment": _Entry(
         "experiment", "app", True, ("e", "exp"), ("experiment_set", "experiment_action", "project.move")

@@ -24,7 +24,7 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u20
 # Ids that the scheduler makes, by which commands find what they change.
 _IDS = {"id", "trial_id", "allocation_id", "request_id", "slot_ids", "latest_checkpoint_id"}
 # Nothing in what they print comes from other users.
-_OWN = {"up", "down", "login", "simulate", "experiment schema", "tensorboard"}
+_OWN = {"up", "down", "login", "simulate", "experiment schema", "tensorboard", "migrate check"}
 # A stored configuration has none of these texts, and a fork refuses them.
 _FORKED = (
     "--config", "entrypoint=model_def:T", "--config", "name=x", "--config", "labels=[]", "--config", "hyperparameters=",

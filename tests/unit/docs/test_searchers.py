@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from gangline.cli.search import _lines
+from gangline.cli.creation.preview import _lines
 from gangline.config import parse_config
 from gangline.config.searcher import SEARCHER_ROWS
 from services.scheduler.transition.submit_check import preview

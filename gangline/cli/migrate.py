@@ -1,0 +1,56 @@
+"""`gangline migrate`: what is to be done before work from Determined runs here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gangline.cli.shared import Json, show
+
+if TYPE_CHECKING:
+    from gangline.migrate.check import Finding
+
+app = typer.Typer(no_args_is_help=True, help="Move work from Determined to Gangline.")
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `check` a command of its own while it is the only one."""
+
+
+@app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="The folder that holds the experiments, with all folders below it.")],
+    *,
+    is_json: Json = False,
+) -> None:
+    """Show which experiment files and programs of a folder run as they are. Nothing is run, and no cluster is asked.
+
+    Exits with 2 when a file needs a change.
+    """
+    from gangline.migrate.check import Verdict, check_folder  # noqa: PLC0415 - loads torch
+
+    found = check_folder(folder)
+    show(found, is_json, lambda: _lines(found, folder))
+    if any(finding.verdict is Verdict.CHANGE for finding in found):
+        raise typer.Exit(2)
+
+
+def _lines(found: list[Finding], folder: Path) -> list[str]:
+    from gangline.cli.output.text import count  # noqa: PLC0415 - with the above
+    from gangline.migrate.check import Verdict  # noqa: PLC0415 - as above
+
+    if not found:
+        return [f"{folder} has no experiment file, and no program that uses Determined"]
+    width = max(map(len, Verdict))
+    lines = []
+    for finding in found:
+        lines.append(f"{finding.verdict:<{width}}  {finding.path}")
+        lines += [f"{'':{width}}    {note}" for note in finding.notes]
+    counts = Counter(finding.verdict for finding in found)
+    runs, warned, changed = (counts[verdict] for verdict in Verdict)
+    told = f"{runs} as they are, {warned} with a warning, {changed} after a change"
+    return [*lines, f"{count(len(found), 'file')}, of which run: {told}"]
