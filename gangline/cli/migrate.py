@@ -31,7 +31,7 @@ def check(
 
     Exits with 2 when a file needs a change.
     """
-    from gangline.migrate.check import Verdict, check_folder  # noqa: PLC0415 - loads torch
+    from gangline.migrate.check import Verdict, check_folder  # noqa: PLC0415 - loads pydantic
 
     found = check_folder(folder)
     show(found, is_json, lambda: _lines(found, folder))

@@ -6,11 +6,12 @@ import math
 import tarfile
 import uuid
 import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 
 from gangline.domain.experiment import METADATA_FILE, Checkpoint
 from gangline.domain.id import number_of, trial_id_of
 from gangline.domain.state import CheckpointState
+from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError, invalid
 from services.common.server import Principal
 from services.gateway.determined.call import Call, Routes, page_of, start_instant
@@ -24,22 +25,26 @@ MAX_REPORTS = 10_000
 
 
 async def list_of_experiment(call: Call) -> Json:
-    return await _list(call, await call.cases.checkpoints.list(call.caller, call.number("id")))
+    return await _list(call, call.number("id"))
 
 
 async def list_of_trial(call: Call) -> Json:
     trial_id = trial_id_of(call.number("id"))
-    all_of_experiment = await call.cases.checkpoints.list(call.caller, experiment_id_of(trial_id))
-    return await _list(call, [each for each in all_of_experiment if each.trial_id == trial_id])
+    return await _list(call, experiment_id_of(trial_id), trial_id)
 
 
-async def _list(call: Call, checkpoints: Sequence[Checkpoint]) -> Json:
-    """Lists checkpoints. The client finds the best ones by sorting: by the searcher's metric, in its own direction
-    unless the caller gives one."""
+async def _list(call: Call, experiment_id: int, trial_id: str = "") -> Json:
+    """Lists checkpoints, of one trial where it is given. The client finds the best ones by sorting: by the searcher's
+    metric, in its own direction unless the caller gives one."""
     states = call.query.getlist("states")
-    wanted = [each for each in checkpoints if not states or checkpoint_state_name(each.state) in states]
-    validations = {trial_id: await _validations(call, trial_id) for trial_id in {each.trial_id for each in wanted}}
-    described = [await describe(call, each, validations[each.trial_id]) for each in wanted]
+    wanted = [
+        each
+        for each in await call.cases.checkpoints.list(call.caller, experiment_id)
+        if trial_id in ("", each.trial_id) and (not states or checkpoint_state_name(each.state) in states)
+    ]
+    origin = await _origin(call, experiment_id)
+    validations = {each: await _validations(call, each) for each in {each.trial_id for each in wanted}}
+    described = [describe(each, origin, validations[each.trial_id]) for each in wanted]
     metric = call.query.get("sortByMetric", "")
     is_best_first = call.query.get("sortByAttr") == "SORT_BY_SEARCHER_METRIC"
     is_descending = call.query.get("orderBy") == "ORDER_BY_DESC"
@@ -68,7 +73,8 @@ def _value(described: Json, metric: str) -> float | None:
 
 async def find(call: Call) -> Json:
     checkpoint = call.cases.checkpoints.find(call.caller, call.path["uuid"])
-    return {"checkpoint": await describe(call, checkpoint, await _validations(call, checkpoint.trial_id))}
+    origin = await _origin(call, checkpoint.experiment_id)
+    return {"checkpoint": describe(checkpoint, origin, await _validations(call, checkpoint.trial_id))}
 
 
 async def delete(call: Call) -> Json:
@@ -93,8 +99,18 @@ def _uuids(call: Call) -> list[str]:
     raise invalid("request.invalid", "checkpointUuids is no list of ids")
 
 
-async def describe(call: Call, checkpoint: Checkpoint, validations: Mapping[int, Mapping[str, float]]) -> Json:
-    """Returns v1Checkpoint. validations: of its trial, by their batches."""
+async def _origin(call: Call, experiment_id: int) -> ExperimentView | None:
+    """Returns the experiment of checkpoints; None where they outlive it for a moment, because they were moved aside."""
+    try:
+        return await call.cases.experiments.view(call.caller, experiment_id)
+    except GanglineError:
+        return None
+
+
+def describe(
+    checkpoint: Checkpoint, origin: ExperimentView | None, validations: Mapping[int, Mapping[str, float]]
+) -> Json:
+    """Returns v1Checkpoint. origin: its experiment. validations: of its trial, by their batches."""
     metadata = {"steps_completed": checkpoint.batches_completed, **load(checkpoint.metadata_json)}
     return {
         "uuid": checkpoint.id,
@@ -104,26 +120,25 @@ async def describe(call: Call, checkpoint: Checkpoint, validations: Mapping[int,
         "resources": describe_resources(checkpoint),
         "metadata": metadata,
         "state": checkpoint_state_name(checkpoint.state),
-        "training": await _training(call, checkpoint, dict(validations.get(checkpoint.batches_completed, {}))),
+        "training": _training(checkpoint, origin, dict(validations.get(checkpoint.batches_completed, {}))),
     }
 
 
-async def _training(call: Call, checkpoint: Checkpoint, metrics: dict[str, float]) -> Json:
+def _training(checkpoint: Checkpoint, origin: ExperimentView | None, metrics: dict[str, float]) -> Json:
     """Returns where the checkpoint comes from. metrics: of the validation at the same number of batches."""
-    try:
-        experiment = (await call.cases.experiments.view(call.caller, checkpoint.experiment_id)).experiment
-        trial = (await call.cases.experiments.view_trial(call.caller, checkpoint.trial_id)).trial
-    except GanglineError:
-        # Checkpoints that were moved aside outlive their experiment for a moment.
+    trials = (
+        [view.trial for view in origin.trials if view.trial.id == checkpoint.trial_id] if origin is not None else []
+    )
+    if origin is None or not trials:
         return {"validationMetrics": {"avgMetrics": {}}}
-    config = load(experiment.config_json)
+    config = load(origin.experiment.config_json)
     searcher_metric = metrics.get(config.get("searcher", {}).get("metric", ""), math.nan)
     folder = checkpoint.url.removeprefix("file://").rpartition("/")[0] if checkpoint.url.startswith("file://") else ""
     return {
         "trialId": number_of(checkpoint.trial_id),
         "experimentId": checkpoint.experiment_id,
         "experimentConfig": with_storage(config, folder),
-        "hparams": load(trial.hyperparameters_json),
+        "hparams": load(trials[0].hyperparameters_json),
         "trainingMetrics": {"avgMetrics": {}},
         "validationMetrics": {"avgMetrics": metrics_json(metrics)},
         **({"searcherMetric": searcher_metric} if math.isfinite(searcher_metric) else {}),

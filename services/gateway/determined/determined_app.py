@@ -13,15 +13,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.errors import GanglineError, invalid
 from services.common.server import Principal
 from services.gateway.determined import agent, checkpoint, experiment, project, trial, user
 from services.gateway.determined.call import Call, Handler, Lines, Routes
 from services.gateway.determined.lacking_call import lacking
 from services.gateway.determined.values import Json
-from services.gateway.http.problem import STATUS_BY_KIND
+from services.gateway.http.problem import STATUS_BY_KIND, bug_error
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
+from services.gateway.usecase.following import begin
 from services.gateway.usecase.parsing import off_loop
 
 log = structlog.get_logger(__name__)
@@ -29,7 +30,7 @@ log = structlog.get_logger(__name__)
 _TABLES: tuple[Routes, ...] = (
     user.OPEN_ROUTES, user.ROUTES, experiment.ROUTES, trial.ROUTES, checkpoint.ROUTES, agent.ROUTES, project.ROUTES,
 )  # fmt: skip
-# Status codes that Determined's client tells apart: a wrong password is 403, and 401 asks for a new login.
+# A larger body is read in a thread, so that it holds up no other caller.
 _LARGE_BODY = 1 << 16
 
 
@@ -57,10 +58,7 @@ def _endpoint(handler: Handler, usecases: UseCases, authenticator: Authenticator
         )
         given = handler(call)
         if isinstance(given, AsyncIterator):
-            lines = aiter(given)
-            # Fetched before the answer begins, so that a refusal has its own status.
-            first = await anext(lines, None)
-            return StreamingResponse(_write(first, lines), media_type="application/json")
+            return StreamingResponse(_write(await begin(given)), media_type="application/json")
         return JSONResponse(await given)
 
     return answer
@@ -80,13 +78,10 @@ async def _body(request: Request) -> Json:
     return values or {}
 
 
-async def _write(first: Json | None, following: Lines) -> AsyncIterator[bytes]:
+async def _write(results: Lines) -> AsyncIterator[bytes]:
     """Yields a line for each result. An error after the first one is a line of its own, as Determined has it."""
-    if first is None:
-        return
-    yield _line({"result": first})
     try:
-        async for result in following:
+        async for result in results:
             yield _line({"result": result})
     except GanglineError as error:
         log.info("a stream ended early", reason=error.message)
@@ -102,19 +97,13 @@ def _download(usecases: UseCases) -> Any:
         principal = getattr(request.state, "principal", None)
         assert isinstance(principal, Principal), "this call needs a session"
         chunks = checkpoint.archive(usecases, principal, request.path_params["uuid"])
-        first = await anext(chunks, b"")
-        return StreamingResponse(_after(first, chunks), media_type="application/gzip")
+        return StreamingResponse(await begin(chunks), media_type="application/gzip")
 
     return answer
 
 
-async def _after(first: bytes, following: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for chunk in following:
-        yield chunk
-
-
 def error_response(error: GanglineError) -> JSONResponse:
+    """Builds the answer. Determined's client tells 403, a wrong password, from 401, which asks for a new login."""
     return JSONResponse({"error": _error(error), "message": error.message}, STATUS_BY_KIND[error.kind].value)
 
 
@@ -132,6 +121,4 @@ async def _on_http(request: Request, _: Exception) -> Response:
 
 
 async def _on_bug(request: Request, failure: Exception) -> Response:
-    """Answers after a bug. The server logs the traceback; the caller gets the place to look."""
-    detail = f"{request.method} {request.url.path} failed: {type(failure).__name__}; see the gateway's log"
-    return error_response(GanglineError("http.internal", detail, ErrorKind.INTERNAL))
+    return error_response(bug_error(request, failure))

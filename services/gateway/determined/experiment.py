@@ -15,7 +15,7 @@ from gangline.domain.experiment import Experiment, ExperimentFilter, TextChange
 from gangline.domain.state import ExperimentAction, Outcome, State
 from gangline.domain.view import ProjectView
 from gangline.errors import invalid
-from services.gateway.determined.call import Call, Routes, instant, start_instant
+from services.gateway.determined.call import Call, Handler, Routes, instant, start_instant
 from services.gateway.determined.model_definition import pack_files
 from services.gateway.determined.values import (
     Json,
@@ -147,19 +147,12 @@ async def remove_label(call: Call) -> Json:
     return {"labels": list(experiment.labels)}
 
 
-async def pause(call: Call) -> Json:
-    await _update(call, call.number("id"), ExperimentAction.PAUSE)
-    return {}
+def _acting(action: ExperimentAction) -> Handler:
+    async def act(call: Call) -> Json:
+        await _update(call, call.number("id"), action)
+        return {}
 
-
-async def activate(call: Call) -> Json:
-    await _update(call, call.number("id"), ExperimentAction.ACTIVATE)
-    return {}
-
-
-async def cancel(call: Call) -> Json:
-    await _update(call, call.number("id"), ExperimentAction.CANCEL)
-    return {}
+    return act
 
 
 async def kill(call: Call) -> Json:
@@ -309,9 +302,9 @@ ROUTES: Routes = (
     ("GET", "/api/v1/experiments/{id}", find),
     ("PATCH", "/api/v1/experiments/{id}", patch),
     ("DELETE", "/api/v1/experiments/{id}", delete),
-    ("POST", "/api/v1/experiments/{id}/pause", pause),
-    ("POST", "/api/v1/experiments/{id}/activate", activate),
-    ("POST", "/api/v1/experiments/{id}/cancel", cancel),
+    ("POST", "/api/v1/experiments/{id}/pause", _acting(ExperimentAction.PAUSE)),
+    ("POST", "/api/v1/experiments/{id}/activate", _acting(ExperimentAction.ACTIVATE)),
+    ("POST", "/api/v1/experiments/{id}/cancel", _acting(ExperimentAction.CANCEL)),
     ("POST", "/api/v1/experiments/{id}/kill", kill),
     ("POST", "/api/v1/experiments/{id}/archive", archive),
     ("POST", "/api/v1/experiments/{id}/unarchive", unarchive),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Awaitable, Callable
 
 from gangline.domain.experiment import (
     DEFAULT_PROJECT_ID,
@@ -15,7 +16,7 @@ from gangline.domain.experiment import (
 )
 from gangline.domain.state import ProjectAction
 from gangline.domain.view import ProjectView, WorkspaceView
-from services.gateway.determined.call import Call, Routes, page_of
+from services.gateway.determined.call import Call, Handler, Routes, page_of
 from services.gateway.determined.values import Json, load
 
 _NO_STATE = "WORKSPACE_STATE_UNSPECIFIED"
@@ -48,21 +49,6 @@ async def create_workspace(call: Call) -> Json:
 async def edit_workspace(call: Call) -> Json:
     await _change_workspace(call, ProjectAction.EDIT, call.number("id"), _workspace_change(call))
     return await _workspace(call, call.number("id"))
-
-
-async def archive_workspace(call: Call) -> Json:
-    await _change_workspace(call, ProjectAction.ARCHIVE, call.number("id"))
-    return {}
-
-
-async def unarchive_workspace(call: Call) -> Json:
-    await _change_workspace(call, ProjectAction.UNARCHIVE, call.number("id"))
-    return {}
-
-
-async def delete_workspace(call: Call) -> Json:
-    await _change_workspace(call, ProjectAction.DELETE, call.number("id"))
-    return {"completed": True}
 
 
 async def _change_workspace(
@@ -134,21 +120,6 @@ async def edit_project(call: Call) -> Json:
     change = ProjectChange(name=call.text("name") or None, description=description)
     await _change_project(call, ProjectAction.EDIT, call.number("id"), change)
     return await _project(call, call.number("id"))
-
-
-async def archive_project(call: Call) -> Json:
-    await _change_project(call, ProjectAction.ARCHIVE, call.number("id"))
-    return {}
-
-
-async def unarchive_project(call: Call) -> Json:
-    await _change_project(call, ProjectAction.UNARCHIVE, call.number("id"))
-    return {}
-
-
-async def delete_project(call: Call) -> Json:
-    await _change_project(call, ProjectAction.DELETE, call.number("id"))
-    return {"completed": True}
 
 
 async def _change_project(
@@ -225,21 +196,31 @@ def _describe_template(template: Template) -> Json:
     return {"name": template.name, "config": load(template.config_json), "workspaceId": DEFAULT_WORKSPACE_ID}
 
 
+def _acting(change: Callable[[Call, ProjectAction, int], Awaitable[object]], action: ProjectAction) -> Handler:
+    """Returns the handler of an action that takes nothing but an id. change: _change_workspace or _change_project."""
+
+    async def act(call: Call) -> Json:
+        await change(call, action, call.number("id"))
+        return {"completed": True} if action is ProjectAction.DELETE else {}
+
+    return act
+
+
 ROUTES: Routes = (
     ("GET", "/api/v1/workspaces", list_workspaces),
     ("POST", "/api/v1/workspaces", create_workspace),
     ("GET", "/api/v1/workspaces/{id}", find_workspace),
     ("PATCH", "/api/v1/workspaces/{id}", edit_workspace),
-    ("DELETE", "/api/v1/workspaces/{id}", delete_workspace),
-    ("POST", "/api/v1/workspaces/{id}/archive", archive_workspace),
-    ("POST", "/api/v1/workspaces/{id}/unarchive", unarchive_workspace),
+    ("DELETE", "/api/v1/workspaces/{id}", _acting(_change_workspace, ProjectAction.DELETE)),
+    ("POST", "/api/v1/workspaces/{id}/archive", _acting(_change_workspace, ProjectAction.ARCHIVE)),
+    ("POST", "/api/v1/workspaces/{id}/unarchive", _acting(_change_workspace, ProjectAction.UNARCHIVE)),
     ("GET", "/api/v1/workspaces/{id}/projects", list_projects),
     ("POST", "/api/v1/workspaces/{id}/projects", create_project),
     ("GET", "/api/v1/projects/{id}", find_project),
     ("PATCH", "/api/v1/projects/{id}", edit_project),
-    ("DELETE", "/api/v1/projects/{id}", delete_project),
-    ("POST", "/api/v1/projects/{id}/archive", archive_project),
-    ("POST", "/api/v1/projects/{id}/unarchive", unarchive_project),
+    ("DELETE", "/api/v1/projects/{id}", _acting(_change_project, ProjectAction.DELETE)),
+    ("POST", "/api/v1/projects/{id}/archive", _acting(_change_project, ProjectAction.ARCHIVE)),
+    ("POST", "/api/v1/projects/{id}/unarchive", _acting(_change_project, ProjectAction.UNARCHIVE)),
     ("GET", "/api/v1/templates", list_templates),
     ("GET", "/api/v1/templates/{name}", find_template),
     ("POST", "/api/v1/templates/{name}", create_template),

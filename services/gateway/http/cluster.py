@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
@@ -13,6 +13,7 @@ from services.gateway.http import model
 from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.page import CheckpointPage, Limit, Offset, describe_page
 from services.gateway.http.route import Route
+from services.gateway.usecase.following import begin
 
 router = APIRouter(prefix="/api/v1", route_class=Route)
 
@@ -68,12 +69,4 @@ async def _delete(cases: Cases, caller: Caller, checkpoint_ids: list[str]) -> mo
 async def get_checkpoint_file(checkpoint_id: str, path: str, caller: Caller, cases: Cases) -> StreamingResponse:
     """Returns one file of the checkpoint; `resources` of the checkpoint lists them."""
     chunks = cases.checkpoints.read_file(caller, checkpoint_id, path)
-    # Fetched before the answer begins, so that a missing file gives an error instead of a broken download.
-    first = await anext(chunks, b"")
-    return StreamingResponse(_after(first, chunks), media_type="application/octet-stream")
-
-
-async def _after(first: bytes, following: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for chunk in following:
-        yield chunk
+    return StreamingResponse(await begin(chunks), media_type="application/octet-stream")

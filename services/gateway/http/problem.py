@@ -78,10 +78,13 @@ def _allowed(request: Request) -> str:
 
 
 async def _on_bug(request: Request, failure: Exception) -> JSONResponse:
-    """Answers after a bug. The server logs the traceback; the caller gets the place to look."""
+    return problem_response(bug_error(request, failure), is_change=is_changing(request.method))
+
+
+def bug_error(request: Request, failure: Exception) -> GanglineError:
+    """Returns what a caller learns of a bug: the place to look. The server logs the traceback."""
     detail = f"{request.method} {request.url.path} failed: {type(failure).__name__}; see the gateway's log"
-    error = GanglineError("http.internal", detail, ErrorKind.INTERNAL)
-    return problem_response(error, is_change=is_changing(request.method))
+    return GanglineError("http.internal", detail, ErrorKind.INTERNAL)
 
 
 def is_changing(method: str) -> bool:

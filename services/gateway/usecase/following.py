@@ -1,5 +1,5 @@
-"""Helpers that use cases share: waiting for changes of an experiment or for the own write, and blocking iterators in
-threads."""
+"""Helpers that use cases share: waiting for changes of an experiment or for the own write, blocking iterators in
+threads, and the first item of a stream."""
 
 from __future__ import annotations
 
@@ -51,6 +51,22 @@ class Following:
 
 
 T = TypeVar("T")
+
+
+async def begin(items: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Returns an iterator over the same items, with the first one fetched. Where an answer is streamed, a refusal comes
+    before the answer begins, so that it has a status of its own."""
+    try:
+        first = await anext(items)
+    except StopAsyncIteration:
+        return items
+
+    async def all_items() -> AsyncIterator[T]:
+        yield first
+        async for item in items:
+            yield item
+
+    return all_items()
 
 
 async def in_thread(make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
