@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 
@@ -32,6 +33,9 @@ async def _serve_until_stopped(settings: GatewaySettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with run_gateway(settings) as addresses:
+        # What is loaded now lives as long as the gateway. A full pass over it takes 0.1 s, in which no call is answered.
+        gc.collect()
+        gc.freeze()
         write_ready_file(settings.ready_file, grpc=addresses.grpc, http=addresses.http, metrics=addresses.metrics)
         log.info("gateway serves", grpc=addresses.grpc, http=addresses.http)
         await stopping.wait()

@@ -53,6 +53,9 @@ def main() -> None:
     try:
         settings = SchedulerSettings.load()
         configure_logging("scheduler", settings.log_format, settings.log_level)
+        # The modules live as long as the scheduler: no collection has to pass over them.
+        gc.collect()
+        gc.freeze()
         gc.set_threshold(*_GARBAGE_THRESHOLDS)
         asyncio.run(run(settings))
     except GanglineError as error:

@@ -105,26 +105,31 @@ class Journal:
         folder.path.rename(target)
         os.utime(target)
 
-    def tidy(self) -> None:
+    def tidy(self, limit: int | None = None) -> bool:
         """Removes the forgotten folders except for the newest few, which are kept for debugging. May run in a thread
-        beside all other calls."""
-        self._prune(self._num_kept)
+        beside all other calls. limit: removes only so many, the oldest ones first. Returns whether all are removed.
+        """
+        return self._prune(self._num_kept, limit)
 
     def drop_kept(self) -> None:
         """Removes all forgotten folders: on a full disk, room is more important than debugging."""
-        self._prune(0)
+        self._prune(0, None)
 
-    def _prune(self, num_kept: int) -> None:
+    def _prune(self, num_kept: int, limit: int | None) -> bool:
         if not self._ended.is_dir():
-            return
+            return True
         kept = sorted(self._ended.iterdir(), key=_changed_at, reverse=True)
-        for path in kept[num_kept:]:
+        surplus = kept[num_kept:][::-1]
+        for path in surplus[:limit]:
             shutil.rmtree(path, ignore_errors=True)
+        if len(surplus[:limit]) < len(surplus):
+            return False
         for path in kept[:num_kept]:
             folder = AllocationFolder(path)
             folder.spec_path.unlink(missing_ok=True)
             # A killed runner leaves this folder behind; it may hold whole checkpoints.
             shutil.rmtree(folder.ranks_path, ignore_errors=True)
+        return True
 
     def _list(self) -> Iterator[AllocationFolder]:
         for path in sorted(self._allocations.iterdir()) if self._allocations.is_dir() else ():

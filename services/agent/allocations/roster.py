@@ -43,6 +43,10 @@ FORGET_GRACE_SECONDS = 10.0
 TIDY_SECONDS = 2.0
 LONGEST_UNTIDY_SECONDS = 30.0
 MAX_UNTIDY = 2000
+# So many folders are removed at a time, with a pause after them: a removal at once would delay the scheduler's etcd where
+# both use one disk.
+_FOLDERS_AT_A_TIME = 25
+_PAUSE_SECONDS = 0.25
 
 log = structlog.get_logger(__name__)
 
@@ -235,7 +239,9 @@ class Roster:
                         async with asyncio.timeout(TIDY_SECONDS):
                             await self._dropped.wait()
             self._num_untidy = 0
-            await asyncio.to_thread(self._journal.tidy)
+            while not await asyncio.to_thread(self._journal.tidy, _FOLDERS_AT_A_TIME):
+                if self._num_untidy < MAX_UNTIDY:
+                    await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _wait_for_slots(self, record: Record) -> str:
         """Returns "" once the slots are free; otherwise the reason why they will not be."""

@@ -154,6 +154,23 @@ def test_forgotten_folders_are_kept_without_their_token(tmp_path: Path) -> None:
     assert not list((tmp_path / "ended").glob("*/spec.json"))
 
 
+def test_forgotten_folders_are_removed_a_few_at_a_time_oldest_first(tmp_path: Path) -> None:
+    with open_journal(tmp_path, 1) as journal:
+        for number in (1, 2, 3, 4):
+            folder = _accept(journal, f"{number}.1.1")
+            journal.forget(folder)
+            os.utime(tmp_path / "ended" / folder.allocation_id, (number, number))
+
+        def left() -> list[str]:
+            return sorted(path.name for path in (tmp_path / "ended").iterdir())
+
+        assert not journal.tidy(2), "one more has to go"
+        assert left() == ["3.1.1", "4.1.1"]
+        assert journal.tidy(2)
+        assert left() == ["4.1.1"]
+        assert journal.tidy(2)
+
+
 def test_nothing_is_kept_when_told_so(tmp_path: Path) -> None:
     with open_journal(tmp_path, 0) as journal:
         folder = _accept(journal)
