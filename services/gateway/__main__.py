@@ -33,7 +33,7 @@ async def _serve_until_stopped(settings: GatewaySettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with run_gateway(settings) as addresses:
-        # What is loaded now lives as long as the gateway. A full pass over it takes 0.1 s, in which no call is answered.
+        # What is loaded now lives as long as the gateway. A full pass over it would hold up all calls for 0.1 s.
         gc.collect()
         gc.freeze()
         write_ready_file(settings.ready_file, grpc=addresses.grpc, http=addresses.http, metrics=addresses.metrics)

@@ -43,8 +43,7 @@ FORGET_GRACE_SECONDS = 10.0
 TIDY_SECONDS = 2.0
 LONGEST_UNTIDY_SECONDS = 30.0
 MAX_UNTIDY = 2000
-# So many folders are removed at a time, with a pause after them: a removal at once would delay the scheduler's etcd where
-# both use one disk.
+# So many folders are removed at a time, with a pause after them: hundreds at once would delay an etcd on the same disk.
 _FOLDERS_AT_A_TIME = 25
 _PAUSE_SECONDS = 0.25
 
