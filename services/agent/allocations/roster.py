@@ -44,8 +44,8 @@ TIDY_SECONDS = 2.0
 LONGEST_UNTIDY_SECONDS = 30.0
 MAX_UNTIDY = 2000
 # So many folders are removed at a time, with a pause after them: hundreds at once would delay an etcd on the same disk.
-_FOLDERS_AT_A_TIME = 25
-_PAUSE_SECONDS = 0.25
+FOLDERS_AT_A_TIME = 25
+PAUSE_SECONDS = 0.25
 
 log = structlog.get_logger(__name__)
 
@@ -238,9 +238,9 @@ class Roster:
                         async with asyncio.timeout(TIDY_SECONDS):
                             await self._dropped.wait()
             self._num_untidy = 0
-            while not await asyncio.to_thread(self._journal.tidy, _FOLDERS_AT_A_TIME):
+            while not await asyncio.to_thread(self._journal.tidy, FOLDERS_AT_A_TIME):
                 if self._num_untidy < MAX_UNTIDY:
-                    await asyncio.sleep(_PAUSE_SECONDS)
+                    await asyncio.sleep(PAUSE_SECONDS)
 
     async def _wait_for_slots(self, record: Record) -> str:
         """Returns "" once the slots are free; otherwise the reason why they will not be."""

@@ -78,6 +78,22 @@ async def test_slots_that_never_become_free(
     assert report.message == "its slots are still in use by trial 1.1 (attempt 1) after 0.3 s"
 
 
+async def test_ended_folders_are_removed_step_by_step_until_none_is_left(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "TIDY_SECONDS", 0.05)
+    monkeypatch.setattr(roster, "FOLDERS_AT_A_TIME", 1)
+    monkeypatch.setattr(roster, "PAUSE_SECONDS", 0.01)
+    ids = ["1.1.1", "2.1.1", "3.1.1"]
+    for allocation_id in ids:
+        await recorded.accept(allocation_id, {})
+        recorded.roster.stop(allocation_id, 10, StopOrder(ExitKind.KILLED, "the test says so", time.time() + 60))
+        await recorded.final(allocation_id)
+    for allocation_id in ids:
+        recorded.roster.forget(allocation_id)
+    await wait_until(lambda: (tmp_path / "ended").is_dir() and not list((tmp_path / "ended").iterdir()))
+
+
 async def test_stop_before_the_start(recorded: Recorded, journal: Journal) -> None:
     await recorded.accept("1.1.1", {})
     recorded.roster.stop("1.1.1", 10, StopOrder(ExitKind.KILLED, "alice changed her mind", time.time() + 60))
