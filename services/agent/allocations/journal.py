@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,31 +105,30 @@ class Journal:
         folder.path.rename(target)
         os.utime(target)
 
-    def tidy(self, limit: int | None = None) -> bool:
+    def tidy(self) -> None:
         """Removes the forgotten folders except for the newest few, which are kept for debugging. May run in a thread
-        beside all other calls. limit: removes only so many, the oldest ones first. Returns whether all are removed.
-        """
-        return self._prune(self._num_kept, limit)
+        beside all other calls."""
+        remove_folders(self.trim())
+
+    def trim(self) -> list[Path]:
+        """Removes from the newest forgotten folders what is not kept for debugging. Returns the other ones, oldest
+        first, for remove_folders. May run in a thread beside all other calls."""
+        return self._trim(self._num_kept)
 
     def drop_kept(self) -> None:
         """Removes all forgotten folders: on a full disk, room is more important than debugging."""
-        self._prune(0, None)
+        remove_folders(self._trim(0))
 
-    def _prune(self, num_kept: int, limit: int | None) -> bool:
+    def _trim(self, num_kept: int) -> list[Path]:
         if not self._ended.is_dir():
-            return True
-        kept = sorted(self._ended.iterdir(), key=_changed_at, reverse=True)
-        surplus = kept[num_kept:][::-1]
-        for path in surplus[:limit]:
-            shutil.rmtree(path, ignore_errors=True)
-        if len(surplus[:limit]) < len(surplus):
-            return False
-        for path in kept[:num_kept]:
+            return []
+        ended = sorted(self._ended.iterdir(), key=_changed_at, reverse=True)
+        for path in ended[:num_kept]:
             folder = AllocationFolder(path)
             folder.spec_path.unlink(missing_ok=True)
             # A killed runner leaves this folder behind; it may hold whole checkpoints.
             shutil.rmtree(folder.ranks_path, ignore_errors=True)
-        return True
+        return ended[num_kept:][::-1]
 
     def _list(self) -> Iterator[AllocationFolder]:
         for path in sorted(self._allocations.iterdir()) if self._allocations.is_dir() else ():
@@ -175,6 +174,12 @@ class Journal:
                 path=str(self._epoch_path),
             )
             return 0
+
+
+def remove_folders(paths: Iterable[Path]) -> None:
+    """Removes them with all that they hold. What a disk refuses to remove stays."""
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _changed_at(path: Path) -> float:

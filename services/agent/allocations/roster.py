@@ -24,7 +24,7 @@ from services.agent.allocations import process_watch
 from services.agent.allocations.command_check import refuse_slots
 from services.agent.allocations.command_runner import is_lone_command
 from services.agent.allocations.folder import AllocationFolder
-from services.agent.allocations.journal import Journal, Survey
+from services.agent.allocations.journal import Journal, Survey, remove_folders
 from services.agent.allocations.journal_record import Phase, Record, StopOrder, find_holders, mark_ended
 from services.agent.allocations.launcher import Launcher
 from services.agent.allocations.lifecycle import AllocationLifecycle, LifecycleContext, hold_seconds_of
@@ -238,7 +238,9 @@ class Roster:
                         async with asyncio.timeout(TIDY_SECONDS):
                             await self._dropped.wait()
             self._num_untidy = 0
-            while not await asyncio.to_thread(self._journal.tidy, FOLDERS_AT_A_TIME):
+            surplus = await asyncio.to_thread(self._journal.trim)
+            for start in range(0, len(surplus), FOLDERS_AT_A_TIME):
+                await asyncio.to_thread(remove_folders, surplus[start : start + FOLDERS_AT_A_TIME])
                 if self._num_untidy < MAX_UNTIDY:
                     await asyncio.sleep(PAUSE_SECONDS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -78,12 +79,20 @@ async def test_slots_that_never_become_free(
     assert report.message == "its slots are still in use by trial 1.1 (attempt 1) after 0.3 s"
 
 
+@pytest.mark.parametrize("stuck", [[], ["1.1.1"]], ids=["all can be removed", "the disk refuses the oldest"])
 async def test_ended_folders_are_removed_step_by_step_until_none_is_left(
-    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: list[str]
 ) -> None:
+    remove = shutil.rmtree
+
+    def try_to_remove(path: Path, ignore_errors: bool = False) -> None:
+        if Path(path).name not in stuck:
+            remove(path, ignore_errors)
+
     monkeypatch.setattr(roster, "TIDY_SECONDS", 0.05)
     monkeypatch.setattr(roster, "FOLDERS_AT_A_TIME", 1)
     monkeypatch.setattr(roster, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(shutil, "rmtree", try_to_remove)
     ids = ["1.1.1", "2.1.1", "3.1.1"]
     for allocation_id in ids:
         await recorded.accept(allocation_id, {})
@@ -91,7 +100,8 @@ async def test_ended_folders_are_removed_step_by_step_until_none_is_left(
         await recorded.final(allocation_id)
     for allocation_id in ids:
         recorded.roster.forget(allocation_id)
-    await wait_until(lambda: (tmp_path / "ended").is_dir() and not list((tmp_path / "ended").iterdir()))
+    ended = tmp_path / "ended"
+    await wait_until(lambda: ended.is_dir() and [path.name for path in ended.iterdir()] == stuck)
 
 
 async def test_stop_before_the_start(recorded: Recorded, journal: Journal) -> None:
