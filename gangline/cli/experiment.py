@@ -14,7 +14,7 @@ import typer
 from gangline.cli import logs
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import complain, mention, say, say_json, table_lines, terminal_width
-from gangline.cli.output.text import format_age, format_duration, format_metrics
+from gangline.cli.output.text import format_age, format_duration, format_report
 from gangline.cli.selection import Labels, NamePart, Owners, States, make_filter
 from gangline.cli.shared import (
     ExperimentId,
@@ -248,7 +248,7 @@ def metrics(
             if is_json:
                 say_json(entry, None, flush=follow)
             else:
-                say([text + format_metrics(point.metrics)], flush=follow)
+                say([text + format_report(point)], flush=follow)
     if group and is_empty:
         warn(f"nothing was reported under the group {group!r}; without --group all groups are shown")
 

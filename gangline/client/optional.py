@@ -26,7 +26,7 @@ def check_pandas() -> None:
 
 def make_frame(entries: Sequence[StoredMetrics]) -> DataFrame:
     """Returns one row for each report, in their order, with the columns trial_id, group, batches_completed, at (in
-    UTC), and one column for each metric. A metric that a report lacks is NaN."""
+    UTC), and one column for each metric. A number that a report lacks is NaN, any other metric None."""
     import pandas  # noqa: PLC0415 - takes half a second to load, and is not always there
 
     names = dict.fromkeys(name for entry in entries for name in entry.point.metrics)
@@ -40,8 +40,12 @@ def make_frame(entries: Sequence[StoredMetrics]) -> DataFrame:
     for name in names:
         column = f"metric_{name}" if name in columns else name
         columns[column] = [entry.point.metrics.get(name) for entry in entries]
-    frame = pandas.DataFrame(columns)
-    return frame.astype(dict.fromkeys(list(columns)[4:], "float64"))
+    numbers = list(columns)[4:]
+    values = [entry.point.values for entry in entries]
+    for name in dict.fromkeys(name for each in values for name in each):
+        column = f"value_{name}" if name in columns else name
+        columns[column] = pandas.Series([each.get(name) for each in values], dtype="object")
+    return pandas.DataFrame(columns).astype(dict.fromkeys(numbers, "float64"))
 
 
 def load_trial(

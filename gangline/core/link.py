@@ -59,9 +59,15 @@ class Link(Protocol):
         ...
 
     def send_metrics(
-        self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
+        self,
+        group: str,
+        batches_completed: int,
+        metrics: dict[str, float],
+        units: float | None = None,
+        values_json: str = "",
     ) -> None:
-        """Sends metrics. units: of a validation, the length trained in the searcher's unit; None where unknown."""
+        """Sends metrics. units: of a validation, the length trained in the searcher's unit; None where unknown.
+        values_json: the metrics that are no numbers, by name."""
         ...
 
     def send_progress(
@@ -127,7 +133,12 @@ class LocalLink:
         return 0
 
     def send_metrics(
-        self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
+        self,
+        group: str,
+        batches_completed: int,
+        metrics: dict[str, float],
+        units: float | None = None,
+        values_json: str = "",
     ) -> None:
         self.batches_completed = max(self.batches_completed, batches_completed)
 
@@ -205,11 +216,18 @@ class RunnerLink:
         return batches
 
     def send_metrics(
-        self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
+        self,
+        group: str,
+        batches_completed: int,
+        metrics: dict[str, float],
+        units: float | None = None,
+        values_json: str = "",
     ) -> None:
         self.batches_completed = max(self.batches_completed, batches_completed)
         self._send(
-            metrics=rank_pb2.RankMetrics(group=group, batches_completed=batches_completed, metrics=metrics, units=units)
+            metrics=rank_pb2.RankMetrics(
+                group=group, batches_completed=batches_completed, metrics=metrics, units=units, values_json=values_json
+            )
         )
 
     def send_progress(

@@ -18,6 +18,7 @@ from gangline.core.beat import Beat, NoBeat
 from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link
 from gangline.core.tensorboard import TensorboardFolder, keep_name, take_all
+from gangline.domain.metric_value import encode_values
 from gangline.errors import InvalidHP, invalid
 from gangline.lacking import Lacking
 
@@ -52,6 +53,7 @@ class TrainContext(Lacking):
         self._distributed = distributed
         self._link = link
         self._is_local = cluster is None
+        self._searched = _searched_metric(cluster)
         self._decisive = _decisive_metric(cluster)
         self._tensorboard = tensorboard
         self._beat = beat or NoBeat()
@@ -88,19 +90,28 @@ class TrainContext(Lacking):
         self.report_metrics(VALIDATION, steps_completed, metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Reports metrics. group: any name; "training" and "validation" are drawn by default. Values that are no
-        numbers are left out, with one warning for each name."""
+        """Reports metrics. group: any name; "training" and "validation" are drawn by default.
+
+        Texts, lists and mappings are recorded as JSON, up to 64 KiB each and 256 KiB together. A value that is larger
+        or no JSON is left out, with one warning for each name. Raises GanglineError `core.searcher_metric` where the
+        searcher's metric of a validation is no number; the report has been sent then.
+        """
         self._check_chief("report_metrics")
-        numbers = self._numbers_of(metrics)
+        numbers, others = _split(metrics)
+        values_json, left_out = encode_values(others)
+        self._warn_of(left_out)
         self._beat.report(steps_completed)
         self._link.send_first_step()
-        self._link.send_metrics(group, steps_completed, numbers, self._units if group == VALIDATION else None)
+        units = self._units if group == VALIDATION else None
+        self._link.send_metrics(group, steps_completed, numbers, units, values_json)
         if group == VALIDATION:
             finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
             self._validations = (*self._validations[1 - _MOST_VALIDATIONS :], (steps_completed, finite))
         if self._is_local:
-            _print_metrics(group, steps_completed, numbers)
-        # Last, because it may raise, and the report with the value must be sent first.
+            _print_metrics(group, steps_completed, numbers, values_json)
+        # Last, because they may raise, and the report with the value must be sent first.
+        if group == VALIDATION:
+            self._check_searched(steps_completed, others)
         self._check_finite(group, steps_completed, numbers)
 
     def find_validation(self, steps_completed: int) -> Mapping[str, float]:
@@ -168,16 +179,42 @@ class TrainContext(Lacking):
             self._nonfinite.add(name)
             _log.warning("metric %s is %s at batch %d", name, nonfinite[name], steps_completed)
 
-    def _numbers_of(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        numbers: dict[str, float] = {}
-        for name, value in metrics.items():
-            try:
-                numbers[str(name)] = float(value)
-            except (TypeError, ValueError):
-                if name not in self._dropped:
-                    self._dropped.add(name)
-                    _log.warning("metric %s is a %s, no number; it is not recorded", name, type(value).__name__)
-        return numbers
+    def _check_searched(self, steps_completed: int, others: Mapping[str, Any]) -> None:
+        if self._searched is None or self._searched not in others:
+            return
+        raise invalid(
+            "core.searcher_metric",
+            f"searcher.metric {self._searched} is a {type(others[self._searched]).__name__} at batch "
+            f"{steps_completed}, by which nothing can be compared; report one number under this name",
+        )
+
+    def _warn_of(self, left_out: Mapping[str, str]) -> None:
+        for name in left_out.keys() - self._dropped:
+            self._dropped.add(name)
+            _log.warning("metric %s is %s; it is not recorded", name, left_out[name])
+
+
+def _split(metrics: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Returns the metrics that are numbers, and the others."""
+    numbers: dict[str, float] = {}
+    others: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if isinstance(value, str | bytes | bytearray):
+            # Python reads numbers from texts too, but a text is not meant as a number.
+            others[str(name)] = value
+            continue
+        try:
+            numbers[str(name)] = float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            # torch raises a RuntimeError for a tensor of several entries.
+            others[str(name)] = value
+    return numbers, others
+
+
+def _searched_metric(cluster: ClusterInfo | None) -> str | None:
+    """Returns the name of the metric by which the searcher compares trials; None off the cluster."""
+    config = cluster.trial.config if cluster else {}
+    return (config.get("searcher") or {}).get("metric")
 
 
 def _decisive_metric(cluster: ClusterInfo | None) -> str | None:
@@ -185,9 +222,9 @@ def _decisive_metric(cluster: ClusterInfo | None) -> str | None:
     config = cluster.trial.config if cluster else {}
     if (config.get("optimizations") or {}).get("nonfinite_loss") == "ignore":
         return None
-    return (config.get("searcher") or {}).get("metric")
+    return _searched_metric(cluster)
 
 
-def _print_metrics(group: str, steps_completed: int, metrics: Mapping[str, float]) -> None:
-    text = "  ".join(f"{name} {value:.6g}" for name, value in sorted(metrics.items()))
+def _print_metrics(group: str, steps_completed: int, metrics: Mapping[str, float], values_json: str) -> None:
+    text = "  ".join([*(f"{name} {value:.6g}" for name, value in sorted(metrics.items())), values_json]).rstrip()
     print(f"{group:<10} batch {steps_completed:>7}  {text}", flush=True)

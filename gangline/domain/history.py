@@ -8,9 +8,11 @@ send it; the gateway checks it again, because other programs send filters as wel
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gangline.domain.state import LogLevel
 from gangline.errors import GanglineError, invalid
@@ -30,11 +32,23 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class MetricsPoint:
-    """Holds metrics of one batch. group: "training", "validation", or any other name that a trial reports under."""
+    """Holds metrics of one batch. group: "training", "validation", or any other name that a trial reports under.
+    values_json: the metrics that are no numbers, as a JSON object by name; empty without any."""
 
     group: str
     batches_completed: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    values_json: str = ""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Returns the metrics that are no numbers: texts, lists and mappings by name. Empty for a text that is no JSON
+        object, which no gateway of this version stores."""
+        try:
+            values = json.loads(self.values_json or "{}")
+        except (ValueError, RecursionError):
+            return {}
+        return values if isinstance(values, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

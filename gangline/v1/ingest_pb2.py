@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from gangline.v1 import types_pb2 as gangline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gangline/v1/ingest.proto\x12\x0bgangline.v1\x1a\x17gangline/v1/types.proto\"_\n\rIngestRequest\x12\x10\n\x08spool_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\x12*\n\x07records\x18\x03 \x03(\x0b\x32\x19.gangline.v1.IngestRecord\"P\n\x0eIngestResponse\x12\x10\n\x08spool_id\x18\x01 \x01(\t\x12\x17\n\x0fstored_sequence\x18\x02 \x01(\x03\x12\x13\n\x0bover_reason\x18\x03 \x01(\t\"\xb9\x01\n\x0cIngestRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12#\n\x03log\x18\x03 \x01(\x0b\x32\x14.gangline.v1.LogLineH\x00\x12,\n\x07metrics\x18\x04 \x01(\x0b\x32\x19.gangline.v1.MetricsPointH\x00\x12.\n\x08progress\x18\x05 \x01(\x0b\x32\x1a.gangline.v1.ProgressPointH\x00\x42\x08\n\x06record\"{\n\x07LogLine\x12\x11\n\x04rank\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x0e\n\x06stream\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12$\n\x05level\x18\x05 \x01(\x0e\x32\x15.gangline.v1.LogLevelB\x07\n\x05_rank\"\xa1\x01\n\x0cMetricsPoint\x12\r\n\x05group\x18\x01 \x01(\t\x12\x19\n\x11\x62\x61tches_completed\x18\x02 \x01(\x03\x12\x37\n\x07metrics\x18\x03 \x03(\x0b\x32&.gangline.v1.MetricsPoint.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"]\n\rProgressPoint\x12\x19\n\x11\x62\x61tches_completed\x18\x01 \x01(\x03\x12\x15\n\rbatches_total\x18\x02 \x01(\x03\x12\x1a\n\x12samples_per_second\x18\x03 \x01(\x01\"\'\n\x10\x46\x65tchCodeRequest\x12\x13\n\x0b\x63ode_sha256\x18\x01 \x01(\t\"\"\n\x11\x46\x65tchCodeResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x32\xa4\x01\n\rIngestService\x12\x45\n\x06Ingest\x12\x1a.gangline.v1.IngestRequest\x1a\x1b.gangline.v1.IngestResponse(\x01\x30\x01\x12L\n\tFetchCode\x12\x1d.gangline.v1.FetchCodeRequest\x1a\x1e.gangline.v1.FetchCodeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gangline/v1/ingest.proto\x12\x0bgangline.v1\x1a\x17gangline/v1/types.proto\"_\n\rIngestRequest\x12\x10\n\x08spool_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\x12*\n\x07records\x18\x03 \x03(\x0b\x32\x19.gangline.v1.IngestRecord\"P\n\x0eIngestResponse\x12\x10\n\x08spool_id\x18\x01 \x01(\t\x12\x17\n\x0fstored_sequence\x18\x02 \x01(\x03\x12\x13\n\x0bover_reason\x18\x03 \x01(\t\"\xb9\x01\n\x0cIngestRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12#\n\x03log\x18\x03 \x01(\x0b\x32\x14.gangline.v1.LogLineH\x00\x12,\n\x07metrics\x18\x04 \x01(\x0b\x32\x19.gangline.v1.MetricsPointH\x00\x12.\n\x08progress\x18\x05 \x01(\x0b\x32\x1a.gangline.v1.ProgressPointH\x00\x42\x08\n\x06record\"{\n\x07LogLine\x12\x11\n\x04rank\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x0e\n\x06stream\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12$\n\x05level\x18\x05 \x01(\x0e\x32\x15.gangline.v1.LogLevelB\x07\n\x05_rank\"\xb6\x01\n\x0cMetricsPoint\x12\r\n\x05group\x18\x01 \x01(\t\x12\x19\n\x11\x62\x61tches_completed\x18\x02 \x01(\x03\x12\x37\n\x07metrics\x18\x03 \x03(\x0b\x32&.gangline.v1.MetricsPoint.MetricsEntry\x12\x13\n\x0bvalues_json\x18\x04 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"]\n\rProgressPoint\x12\x19\n\x11\x62\x61tches_completed\x18\x01 \x01(\x03\x12\x15\n\rbatches_total\x18\x02 \x01(\x03\x12\x1a\n\x12samples_per_second\x18\x03 \x01(\x01\"\'\n\x10\x46\x65tchCodeRequest\x12\x13\n\x0b\x63ode_sha256\x18\x01 \x01(\t\"\"\n\x11\x46\x65tchCodeResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x32\xa4\x01\n\rIngestService\x12\x45\n\x06Ingest\x12\x1a.gangline.v1.IngestRequest\x1a\x1b.gangline.v1.IngestResponse(\x01\x30\x01\x12L\n\tFetchCode\x12\x1d.gangline.v1.FetchCodeRequest\x1a\x1e.gangline.v1.FetchCodeResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,15 +43,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOGLINE']._serialized_start=433
   _globals['_LOGLINE']._serialized_end=556
   _globals['_METRICSPOINT']._serialized_start=559
-  _globals['_METRICSPOINT']._serialized_end=720
-  _globals['_METRICSPOINT_METRICSENTRY']._serialized_start=674
-  _globals['_METRICSPOINT_METRICSENTRY']._serialized_end=720
-  _globals['_PROGRESSPOINT']._serialized_start=722
-  _globals['_PROGRESSPOINT']._serialized_end=815
-  _globals['_FETCHCODEREQUEST']._serialized_start=817
-  _globals['_FETCHCODEREQUEST']._serialized_end=856
-  _globals['_FETCHCODERESPONSE']._serialized_start=858
-  _globals['_FETCHCODERESPONSE']._serialized_end=892
-  _globals['_INGESTSERVICE']._serialized_start=895
-  _globals['_INGESTSERVICE']._serialized_end=1059
+  _globals['_METRICSPOINT']._serialized_end=741
+  _globals['_METRICSPOINT_METRICSENTRY']._serialized_start=695
+  _globals['_METRICSPOINT_METRICSENTRY']._serialized_end=741
+  _globals['_PROGRESSPOINT']._serialized_start=743
+  _globals['_PROGRESSPOINT']._serialized_end=836
+  _globals['_FETCHCODEREQUEST']._serialized_start=838
+  _globals['_FETCHCODEREQUEST']._serialized_end=877
+  _globals['_FETCHCODERESPONSE']._serialized_start=879
+  _globals['_FETCHCODERESPONSE']._serialized_end=913
+  _globals['_INGESTSERVICE']._serialized_start=916
+  _globals['_INGESTSERVICE']._serialized_end=1080
 # @@protoc_insertion_point(module_scope)

@@ -153,8 +153,11 @@ class MetricsPoint(google.protobuf.message.Message):
     GROUP_FIELD_NUMBER: builtins.int
     BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
+    VALUES_JSON_FIELD_NUMBER: builtins.int
     group: builtins.str
     batches_completed: builtins.int
+    values_json: builtins.str
+    """Metrics that are no numbers (texts, lists, mappings), as a JSON object by name; empty without any."""
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     def __init__(
@@ -163,8 +166,9 @@ class MetricsPoint(google.protobuf.message.Message):
         group: builtins.str = ...,
         batches_completed: builtins.int = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        values_json: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "group", b"group", "metrics", b"metrics"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "group", b"group", "metrics", b"metrics", "values_json", b"values_json"]) -> None: ...
 
 Global___MetricsPoint: typing_extensions.TypeAlias = MetricsPoint
 

@@ -163,11 +163,14 @@ class RankMetrics(google.protobuf.message.Message):
     BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     UNITS_FIELD_NUMBER: builtins.int
+    VALUES_JSON_FIELD_NUMBER: builtins.int
     group: builtins.str
     """"training" or "validation"."""
     batches_completed: builtins.int
     units: builtins.float
     """Of a validation: see ValidationReport."""
+    values_json: builtins.str
+    """See MetricsPoint."""
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     def __init__(
@@ -177,9 +180,10 @@ class RankMetrics(google.protobuf.message.Message):
         batches_completed: builtins.int = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         units: builtins.float | None = ...,
+        values_json: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_units", b"_units", "units", b"units"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_units", b"_units", "batches_completed", b"batches_completed", "group", b"group", "metrics", b"metrics", "units", b"units"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_units", b"_units", "batches_completed", b"batches_completed", "group", b"group", "metrics", b"metrics", "units", b"units", "values_json", b"values_json"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_units", b"_units"]) -> typing.Literal["units"] | None: ...
 
 Global___RankMetrics: typing_extensions.TypeAlias = RankMetrics

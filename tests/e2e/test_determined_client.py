@@ -36,7 +36,9 @@ logging.basicConfig(level=logging.INFO, format=det.LOG_FORMAT)
 with det.core.init() as core:
     for operation in core.searcher.operations():
         for batch in range(1, operation.length + 1):
-            core.train.report_training_metrics(steps_completed=batch, metrics={"loss": 1 / batch, "odd": math.nan})
+            values = {"note": "batch %d" % batch, "by_class": [batch, math.nan], "at": {"lr": 0.1}}
+            numbers = {"loss": 1 / batch, "odd": math.nan, "huge": "x" * 100_000}
+            core.train.report_training_metrics(steps_completed=batch, metrics={**numbers, **values})
         with core.checkpoint.store_path({"steps_completed": batch}) as (path, uuid):
             pathlib.Path(path, "weights").write_text("w" * 100_000)
         core.train.report_validation_metrics(steps_completed=batch, metrics={"loss": 1 / batch, "odd": math.inf})
@@ -96,9 +98,15 @@ def test_the_end_of_an_experiment_is_what_it_shows(det: DeterminedClient, done: 
     workloads = json.loads(det.works("trial", "describe", trial["Trial ID"], "--json").text)["workloads"]
     losses = [each["training"]["metrics"]["avgMetrics"]["loss"] for each in workloads if each.get("training")]
     assert losses == [1 / batch for batch in range(1, 6)]
-    assert [each["training"]["metrics"]["avgMetrics"]["odd"] for each in workloads if each.get("training")] == [
-        "NaN"
-    ] * 5
+    others = [
+        {name: value for name, value in each["training"]["metrics"]["avgMetrics"].items() if name != "loss"}
+        for each in workloads
+        if each.get("training")
+    ]
+    assert others == [
+        {"odd": "NaN", "note": f"batch {batch}", "by_class": [batch, "NaN"], "at": {"lr": 0.1}} for batch in range(1, 6)
+    ]
+    assert logs.text.count("metric huge is larger than 64 KiB as JSON; it is not recorded") == 1
     det.works("experiment", "download-model-def", done, "--output-dir", str(tmp_path))
     with tarfile.open(tmp_path / f"experiment_{done}_model_def.tgz") as code:
         assert {"train.py", "exp.yaml"} <= set(code.getnames())

@@ -413,7 +413,12 @@ def _checkpoints(
 def _metrics(entry: StoredMetrics) -> TrialMetrics:
     point = entry.point
     return TrialMetrics(
-        number_of(entry.trial_id), 0, point.batches_completed, _time(entry.at), dict(point.metrics), point.group
+        number_of(entry.trial_id),
+        0,
+        point.batches_completed,
+        _time(entry.at),
+        {**point.values, **point.metrics},
+        point.group,
     )
 
 

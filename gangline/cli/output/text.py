@@ -9,7 +9,10 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from gangline.domain.document import read_document
+from gangline.domain.history import MetricsPoint
 
+# Characters of a metric that is no number, in a line of a report.
+MOST_SHOWN = 80
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -44,6 +47,16 @@ def format_bytes(count: int) -> str:
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """Returns text such as: accuracy 0.972, loss 0.0931."""
     return ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
+
+
+def format_report(point: MetricsPoint) -> str:
+    """Returns the numbers of a report, and then its other metrics as JSON, each cut to MOST_SHOWN characters."""
+    shown = [f"{name} {_cut(json.dumps(value, ensure_ascii=False))}" for name, value in sorted(point.values.items())]
+    return ", ".join([*([format_metrics(point.metrics)] if point.metrics else []), *shown])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def to_json(value: Any, indent: int | None = 1) -> str:

@@ -148,8 +148,8 @@ def _training(checkpoint: Checkpoint, origin: ExperimentView | None, metrics: di
 async def _validations(call: Call, trial_id: str) -> dict[int, dict[str, float]]:
     """Returns the trial's validations by their batches; the newest one counts."""
     scope = Scope(experiment_id_of(trial_id), trial_id, "validation")
-    rows = await call.cases.records.metrics_page(call.caller, scope, 0, MAX_REPORTS)
-    return {row.point.batches_completed: dict(row.point.metrics) for row in rows}
+    page = await call.cases.records.metrics_page(call.caller, scope, 0, MAX_REPORTS, has_values=False)
+    return {row.point.batches_completed: dict(row.point.metrics) for row in page.rows}
 
 
 def describe_resources(checkpoint: Checkpoint) -> dict[str, str]:

@@ -17,11 +17,21 @@ from gangline.domain.view import TrialView
 from gangline.errors import invalid
 from services.gateway.determined.call import Call, Lines, Routes, instant, page_of, start_instant
 from services.gateway.determined.checkpoint import MAX_REPORTS, describe_resources
-from services.gateway.determined.values import Json, checkpoint_state_name, load, metrics_json, state_name, to_number
+from services.gateway.determined.values import (
+    Json,
+    checkpoint_state_name,
+    load,
+    metrics_json,
+    report_json,
+    state_name,
+    to_number,
+)
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.ingest import experiment_id_of
 
 _LEVEL_PREFIX = "LOG_LEVEL_"
+# Pages of reports in one list of workloads. Their values are in memory together.
+MAX_PAGES = 16
 
 
 async def list_of_experiment(call: Call) -> Json:
@@ -43,7 +53,7 @@ async def list_workloads(call: Call) -> Json:
     """Lists what a trial reported and saved, by batches."""
     trial_id = _trial_id(call)
     scope = Scope(experiment_id_of(trial_id), trial_id)
-    rows = await call.cases.records.metrics_page(call.caller, scope, 0, MAX_REPORTS)
+    rows = await _reports(call, scope)
     checkpoints = await call.cases.checkpoints.list(call.caller, scope.experiment_id)
     workloads = [(row.point.batches_completed, 1, row.at, _report(row)) for row in rows]
     workloads += [
@@ -53,6 +63,24 @@ async def list_workloads(call: Call) -> Json:
     ]
     shown, pagination = page_of(sorted(workloads, key=lambda entry: entry[:3]), call)
     return {"workloads": [entry[3] for entry in shown], "pagination": pagination}
+
+
+async def _reports(call: Call, scope: Scope) -> list[StoredMetrics]:
+    """Returns a trial's reports, the oldest first. Those beyond MAX_PAGES pages come without the metrics that are no
+    numbers."""
+    rows: list[StoredMetrics] = []
+    for number in range(MAX_REPORTS):
+        page = await call.cases.records.metrics_page(
+            call.caller,
+            scope,
+            rows[-1].id if rows else 0,
+            MAX_REPORTS - len(rows),
+            has_values=number < MAX_PAGES,
+        )
+        rows += page.rows
+        if page.is_last or len(rows) >= MAX_REPORTS:
+            break
+    return rows
 
 
 def training_metrics(call: Call) -> Lines:
@@ -169,13 +197,13 @@ def _metrics_report(row: StoredMetrics) -> Json:
         "totalBatches": row.point.batches_completed,
         "endTime": start_instant(row.at),
         "archived": False,
-        "metrics": {key: metrics_json(row.point.metrics)},
+        "metrics": {key: report_json(row.point)},
     }
 
 
 def _report(row: StoredMetrics) -> Json:
     workload = {
-        "metrics": {"avgMetrics": metrics_json(row.point.metrics), "batchMetrics": []},
+        "metrics": {"avgMetrics": report_json(row.point), "batchMetrics": []},
         "numInputs": 0,
         "totalBatches": row.point.batches_completed,
         "endTime": start_instant(row.at),

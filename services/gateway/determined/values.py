@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gangline.domain.experiment import QueueMove, ResourceChange
+from gangline.domain.history import MetricsPoint
 from gangline.domain.state import CheckpointState, ExitKind, Outcome, State
 from gangline.errors import invalid
 
@@ -49,6 +50,20 @@ def pagination(offset: int, limit: int, num_shown: int, total: int) -> Json:
 def metrics_json(metrics: Mapping[str, float]) -> Json:
     """Returns metrics in JSON, which has no numbers for NaN and the infinities; Determined writes their names."""
     return {name: value if math.isfinite(value) else _NAMES[str(value)] for name, value in metrics.items()}
+
+
+def report_json(point: MetricsPoint) -> Json:
+    """Returns all metrics of a report, those that are no numbers too."""
+    return {**_named(point.values), **metrics_json(point.metrics)}
+
+
+def _named(value: Any) -> Any:
+    """Returns a value with the names of NaN and the infinities in their places. Its depth is limited at intake."""
+    if isinstance(value, dict):
+        return {name: _named(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_named(entry) for entry in value]
+    return _NAMES[str(value)] if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load(text: str) -> Any:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -30,7 +31,20 @@ NUM_THREADS = 4
 # SQLite allows a few thousand bound values in a statement, PostgreSQL 65 thousand.
 MAX_IDS = 900
 
+# Values of metrics, beside their numbers, in one page. Four times as much fits into a message.
+MAX_PAGE_VALUE_BYTES = 1 << 20
+# Reports that are fetched at a time.
+_FETCH_ROWS = 100
+
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPage:
+    """Holds reports of metrics, the oldest first. is_last: whether there are no more by now."""
+
+    rows: list[StoredMetrics]
+    is_last: bool
 
 
 class Reader:
@@ -59,8 +73,10 @@ class Reader:
             )
         return newest_id if step.first_id is None else step.first_id - 1
 
-    async def metrics_after(self, scope: Scope, after_id: int, limit: int) -> list[StoredMetrics]:
-        return await self._read(lambda connection: _metrics_after(connection, scope, after_id, limit))
+    async def metrics_after(self, scope: Scope, after_id: int, limit: int, *, has_values: bool = True) -> MetricsPage:
+        """Returns at most `limit` reports; fewer where their values reach MAX_PAGE_VALUE_BYTES. has_values: whether
+        metrics that are no numbers are read too."""
+        return await self._read(lambda connection: _metrics_after(connection, scope, after_id, limit, has_values))
 
     async def series(self, trial_id: str, group: str, metric: str, max_points: int) -> MetricSeries:
         """Returns a metric of a trial in at most max_points points. Reports of an earlier version are summarised first;
@@ -112,13 +128,23 @@ class Reader:
             ) from failure
 
 
-def _metrics_after(connection: sa.Connection, scope: Scope, after_id: int, limit: int) -> list[StoredMetrics]:
+def _metrics_after(connection: sa.Connection, scope: Scope, after_id: int, limit: int, has_values: bool) -> MetricsPage:
     metrics = table.metrics
     conditions = [metrics.c.id > after_id, *in_scope(metrics, scope)]
     if scope.group:
         conditions.append(metrics.c.metric_group == table.storable(scope.group))
-    rows = connection.execute(sa.select(metrics).where(*conditions).order_by(metrics.c.id).limit(limit))
-    return [StoredMetrics(row.id, row.trial_id, row.at, _point(row)) for row in rows]
+    columns = [column for column in metrics.c if has_values or column is not metrics.c.values_json]
+    selected = sa.select(*columns).where(*conditions).order_by(metrics.c.id).limit(limit)
+    rows: list[StoredMetrics] = []
+    num_bytes = 0
+    # Rows are fetched in steps, because the values of a whole page may not fit into memory.
+    for row in connection.execute(selected, execution_options={"yield_per": _FETCH_ROWS}):
+        values_json = (row.values_json or "") if has_values else ""
+        rows.append(StoredMetrics(row.id, row.trial_id, row.at, _point(row, values_json)))
+        num_bytes += len(values_json)
+        if num_bytes >= MAX_PAGE_VALUE_BYTES:
+            return MetricsPage(rows, is_last=False)
+    return MetricsPage(rows, is_last=len(rows) < limit)
 
 
 def _newest(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[str, Newest]:
@@ -148,5 +174,5 @@ def _newest_progress(connection: sa.Connection, trial_ids: Sequence[str]) -> dic
     }
 
 
-def _point(row: Any) -> MetricsPoint:
-    return MetricsPoint(row.metric_group, row.batches_completed, json.loads(row.metrics_json))
+def _point(row: Any, values_json: str = "") -> MetricsPoint:
+    return MetricsPoint(row.metric_group, row.batches_completed, json.loads(row.metrics_json), values_json)

@@ -64,7 +64,7 @@ class _Rows:
             self.count.logs += 1
         elif isinstance(content, MetricsPoint):
             row = _metrics_row(content)
-            self.metrics.append({**place, **row})
+            self.metrics.append({**place, **row, "values_json": table.storable(content.values_json) or None})
             self.newest_by_key[batch.trial_id, row["metric_group"]] = {"trial_id": batch.trial_id, **row}
             self.count.metrics += 1
             self.count.reports[batch.trial_id, row["metric_group"]] += 1

@@ -52,6 +52,8 @@ metrics = sa.Table(
     sa.Column("metric_group", sa.Text, nullable=False),
     sa.Column("batches_completed", sa.BigInteger, nullable=False),
     sa.Column("metrics_json", sa.Text, nullable=False),
+    # Metrics that are no numbers. NULL without any, which is most rows.
+    sa.Column("values_json", sa.Text),
     sa.Index("metrics_by_experiment", "experiment_id", "id"),
     sa.Index("metrics_by_trial", "trial_id", "id"),
     sqlite_autoincrement=True,

@@ -140,9 +140,9 @@ async def _metrics(
     if window.follow:
         pages = cases.records.metrics(caller, scope, after_id=window.last_id, follow=True)
         return _stream(_metrics_events(pages))
-    rows = await cases.records.metrics_page(caller, scope, window.last_id, window.limit)
-    next_after_id = rows[-1].id if len(rows) == window.limit else None
-    return model.MetricsPage.model_validate({"metrics": rows, "next_after_id": next_after_id})
+    page = await cases.records.metrics_page(caller, scope, window.last_id, window.limit)
+    next_after_id = None if page.is_last else page.rows[-1].id
+    return model.MetricsPage.model_validate({"metrics": page.rows, "next_after_id": next_after_id})
 
 
 async def _view_events(views: AsyncIterator[ExperimentView]) -> AsyncIterator[ServerSentEvent]:

@@ -196,9 +196,12 @@ class Progress(Answer):
 
 
 class Metrics(Answer):
+    """Holds a report. values: its metrics that are no numbers, by name; null without any."""
+
     group: str
     batches_completed: int
     metrics: dict[str, float]
+    values: Document = Field(validation_alias="values_json")
 
 
 class Newest(Answer):

@@ -2,7 +2,8 @@
 
 gangline.domain.history has the contents of deliveries, and gangline.domain.view has the views.
 
-Replaces implausible numbers in deliveries; the metrics themselves stay as they are.
+Replaces implausible numbers in deliveries; metrics that are numbers stay as they are. Leaves out values of metrics that
+no reader could show.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
 from gangline.domain.limits import plausible_amount, plausible_count, plausible_time
+from gangline.domain.metric_value import admit_values
 from gangline.domain.resource import EtcdHealth
 
 
@@ -56,6 +58,11 @@ class Health:
     problem: str
 
 
+def has_values(record: IngestRecord) -> bool:
+    """Returns whether the record has metrics that are no numbers, which `plausible_record` parses."""
+    return isinstance(record.content, MetricsPoint) and bool(record.content.values_json)
+
+
 def plausible_record(record: IngestRecord, now: float) -> IngestRecord:
     """Returns the record with plausible numbers; the same object where nothing is replaced. now: by the gateway's
     clock."""
@@ -69,7 +76,9 @@ def _plausible_content(content: LogLine | MetricsPoint | ProgressPoint) -> LogLi
         return content
     completed = plausible_count(content.batches_completed)
     if isinstance(content, MetricsPoint):
-        return content if completed == content.batches_completed else replace(content, batches_completed=completed)
+        values_json, _ = admit_values(content.values_json)
+        is_same = completed == content.batches_completed and values_json == content.values_json
+        return content if is_same else replace(content, batches_completed=completed, values_json=values_json)
     total, rate = plausible_count(content.batches_total), plausible_amount(content.samples_per_second)
     progress = ProgressPoint(completed, total, rate)
     return content if progress == content else progress

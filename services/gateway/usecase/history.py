@@ -23,7 +23,7 @@ from gangline.errors import invalid
 from gangline.pattern import BadPattern, compile_pattern
 from services.common.server import Principal
 from services.gateway.history.log_scan import LogPage, LogQuery
-from services.gateway.history.reader import Reader
+from services.gateway.history.reader import MetricsPage, Reader
 from services.gateway.mirror.auth import check_user
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.mirror.mirror import Watched
@@ -101,8 +101,8 @@ class Records:
                 yield page.rows
 
     async def _metrics_page(self, scope: Scope, last_id: int) -> _MetricsPage:
-        rows = await self._reader.metrics_after(scope, last_id, PAGE_ROWS)
-        return _MetricsPage(rows, rows[-1].id if rows else last_id, len(rows) < PAGE_ROWS)
+        page = await self._reader.metrics_after(scope, last_id, PAGE_ROWS)
+        return _MetricsPage(page.rows, page.rows[-1].id if page.rows else last_id, page.is_last)
 
     async def log_page(
         self,
@@ -127,10 +127,13 @@ class Records:
             rows = [*rows, *page.rows]
         return LogPage(rows, page.last_id, page.is_last)
 
-    async def metrics_page(self, principal: Principal, scope: Scope, after_id: int, limit: int) -> list[StoredMetrics]:
+    async def metrics_page(
+        self, principal: Principal, scope: Scope, after_id: int, limit: int, *, has_values: bool = True
+    ) -> MetricsPage:
+        """Returns one page, for callers that page by themselves; `Reader.metrics_after` has the arguments."""
         await self.confirm(principal, scope)
         self.check(principal, scope)
-        return await self._reader.metrics_after(scope, after_id, limit)
+        return await self._reader.metrics_after(scope, after_id, limit, has_values=has_values)
 
     async def series(
         self, principal: Principal, trial_id: str, group: str, metric: str, max_points: int

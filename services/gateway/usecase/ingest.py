@@ -20,9 +20,10 @@ from services.gateway.history.writer import Writer
 from services.gateway.mirror import metrics
 from services.gateway.mirror.attempt_fence import admitted, why_over
 from services.gateway.mirror.auth import check_trial
-from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, plausible_record
+from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, has_values, plausible_record
 from services.gateway.mirror.mirror import Watched
 from services.gateway.mirror.notification import NotificationBoard
+from services.gateway.usecase.parsing import off_loop
 
 # One warning for each spool; beyond this number the oldest entries are dropped.
 MAX_WARNED_SPOOLS = 1000
@@ -55,7 +56,7 @@ class Ingest:
             # Nothing of a deleted experiment is stored, not even the cursor of its spool.
             metrics.INGEST_FENCED_ROWS.inc(len(records))
             return records[-1].sequence if records else 0
-        records = self._screened(spool_id, records)
+        records = await self._screened(spool_id, records)
         kept = admitted(self._mirror.state, allocation_id, records)
         metrics.INGEST_FENCED_ROWS.inc(len(records) - len(kept))
         # Left-out records count as settled too, so that the runner does not send them again.
@@ -68,17 +69,17 @@ class Ingest:
         """Returns why the attempt that fills this spool is over; "" while it is live."""
         return why_over(self._mirror.state, spool_id.partition("/")[0])
 
-    def _screened(self, spool_id: str, records: tuple[IngestRecord, ...]) -> tuple[IngestRecord, ...]:
+    async def _screened(self, spool_id: str, records: tuple[IngestRecord, ...]) -> tuple[IngestRecord, ...]:
         """Returns the records with plausible numbers: a rate that is no number would make the database refuse the whole
-        batch for ever."""
-        now = time.time()
-        screened = tuple(plausible_record(record, now) for record in records)
+        batch for ever. Values of metrics are parsed outside of the event loop."""
+        is_costly = any(map(has_values, records))
+        screened = await off_loop(_plausible, records) if is_costly else _plausible(records)
         num_replaced = sum(after is not before for after, before in zip(screened, records, strict=True))
         if num_replaced:
             metrics.INGEST_IMPLAUSIBLE_VALUES.inc(num_replaced)
             if spool_id not in self._warned_spool_ids:
                 self._warned_spool_ids[spool_id] = None
-                log.warning("records have implausible numbers, which are replaced", spool_id=spool_id)
+                log.warning("records have implausible contents, which are replaced", spool_id=spool_id)
             while len(self._warned_spool_ids) > MAX_WARNED_SPOOLS:
                 del self._warned_spool_ids[next(iter(self._warned_spool_ids))]
         return screened
@@ -95,6 +96,11 @@ class Ingest:
             if not self._streams_by_experiment_id[experiment_id]:
                 del self._streams_by_experiment_id[experiment_id]
             self._news.ring((experiment_id,))
+
+
+def _plausible(records: tuple[IngestRecord, ...]) -> tuple[IngestRecord, ...]:
+    now = time.time()
+    return tuple(plausible_record(record, now) for record in records)
 
 
 def experiment_id_of(trial_id: str) -> int:

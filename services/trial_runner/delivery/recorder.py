@@ -59,8 +59,13 @@ class Recorder:
         self.note(f"no stacks of {where}: {problem}" if problem else f"the stacks of {where}:", LogLevel.ERROR)
         self._record(rank, "runner", lines, [LogLevel.ERROR] * len(lines))
 
-    def record_metrics(self, group: str, batches_completed: int, values: Mapping[str, float]) -> None:
-        point = ingest_pb2.MetricsPoint(group=group, batches_completed=batches_completed, metrics=values)
+    def record_metrics(
+        self, group: str, batches_completed: int, values: Mapping[str, float], values_json: str = ""
+    ) -> None:
+        """Records a report. values: the numbers. values_json: the other metrics."""
+        point = ingest_pb2.MetricsPoint(
+            group=group, batches_completed=batches_completed, metrics=values, values_json=values_json
+        )
         self._append([ingest_pb2.IngestRecord(at=time.time(), metrics=point)])
 
     def record_progress(self, batches_completed: int, batches_total: int, samples_per_second: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from gangline.domain.metric_value import admit_values
 from gangline.v1 import rank_pb2, runner_pb2, types_pb2
 from services.trial_runner.delivery import metrics
 from services.trial_runner.delivery.recorder import Recorder
@@ -19,6 +20,8 @@ CHIEF = 0
 # Pause between two progress reports to the scheduler. Ranks report their progress every second, for users who watch.
 # The scheduler only estimates ends by it, and each report costs time of the cores that train.
 PROGRESS_SECONDS = 5.0
+# Names of metrics that are warned of.
+MAX_LEFT_OUT = 100
 
 
 class Relay:
@@ -42,6 +45,7 @@ class Relay:
         self._clock = clock
         self._held: runner_pb2.ProgressReport | None = None
         self._told_at = float("-inf")
+        self._left_out: set[str] = set()
 
     def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
         match message.WhichOneof("message"):
@@ -66,7 +70,9 @@ class Relay:
 
     def _on_metrics(self, rank: int, point: rank_pb2.RankMetrics) -> None:
         values = dict(point.metrics)
-        self._recorder.record_metrics(point.group, point.batches_completed, values)
+        values_json, left_out = admit_values(point.values_json)
+        self._warn_of(left_out)
+        self._recorder.record_metrics(point.group, point.batches_completed, values, values_json)
         for name in ("loss", "validation_loss"):
             if name in values and point.group in ("training", "validation"):
                 metrics.loss.labels(group=point.group).set(values[name])
@@ -75,6 +81,14 @@ class Relay:
             units = point.units if point.HasField("units") else None
             report = runner_pb2.ValidationReport(batches_completed=point.batches_completed, metrics=values, units=units)
             self._reporter.add(runner_pb2.TrialReport(validation=report))
+
+    def _warn_of(self, left_out: dict[str, str]) -> None:
+        """Warns once of each value that is left out, up to a number of names. The rank has warned already, unless its
+        program has sent the values past the library."""
+        for name in list(left_out.keys() - self._left_out)[: MAX_LEFT_OUT - len(self._left_out)]:
+            self._left_out.add(name)
+            what = f"metric {name}" if name else "a report of metrics"
+            self._recorder.warn(f"{what} is not recorded: {left_out[name]}")
 
     def _on_progress(self, progress: rank_pb2.RankProgress) -> None:
         completed, total = progress.batches_completed, progress.batches_total

@@ -134,6 +134,14 @@ def test_metrics(cli: Cli, gateway: StandInGateway) -> None:
     gateway.metrics = [pb.StoredMetrics(id=1, trial_id="1.1", point=point)]
     assert cli("experiment", "metrics", "1").out == "1.1  validation       200 batches  accuracy 0.97, loss 0.25\n"
     assert json.loads(cli("experiment", "metrics", "1", "--json").out)["point"]["metrics"]["loss"] == 0.25
+    values = '{"note": "猫", "by_class": [0.5, NaN], "long": "%s"}' % ("x" * 100)
+    gateway.metrics[0].point.values_json = values
+    line = f'accuracy 0.97, loss 0.25, by_class [0.5, NaN], long "{"x" * 78}…, note "猫"\n'
+    assert cli("experiment", "metrics", "1").out == f"1.1  validation       200 batches  {line}"
+    shown = json.loads(cli("experiment", "metrics", "1", "--json").out)["point"]["values"]
+    assert shown == {"note": "猫", "by_class": [0.5, None], "long": "x" * 100}
+    gateway.metrics[0].point.metrics.clear()
+    assert "batches  by_class" in cli("experiment", "metrics", "1").out
     ran = cli("experiment", "metrics", "1", "--group", "test")
     assert (ran.status, ran.out, ran.err) == (
         0,

@@ -79,7 +79,9 @@ def test_checkpoints_are_sorted_as_in_determined() -> None:
 
 def test_trial_is_a_number(gateway: StandInGateway) -> None:
     gateway.logs = [make_log(number, f"line {number}") for number in range(1, 5)]
-    point = ingest_pb2.MetricsPoint(group="validation", batches_completed=10, metrics={"accuracy": 0.5})
+    point = ingest_pb2.MetricsPoint(
+        group="validation", batches_completed=10, metrics={"accuracy": 0.5}, values_json='{"note": "a"}'
+    )
     gateway.metrics = [pb.StoredMetrics(id=1, trial_id="1.1", at=1000.0, point=point)]
     trial = det.get_trial(100001)
     assert (trial.id, trial.trial_id, trial.experiment_id, trial.state) == (100001, 100001, 1, det.TrialState.COMPLETED)
@@ -91,7 +93,7 @@ def test_trial_is_a_number(gateway: StandInGateway) -> None:
     assert gateway.log_requests[-1].filter.pattern == r"a\.b"
     assert gateway.log_requests[-1].filter.since == 5.0
     [entry] = det.iter_trials_metrics([100001], "validation")
-    assert (entry.trial_id, entry.steps_completed, entry.metrics) == (100001, 10, {"accuracy": 0.5})
+    assert (entry.trial_id, entry.steps_completed, entry.metrics) == (100001, 10, {"accuracy": 0.5, "note": "a"})
     assert trial.select_checkpoint(latest=True).uuid == "d"
     assert trial.select_checkpoint(best=True).uuid == "b"
     assert trial.select_checkpoint(uuid="a").uuid == "a"

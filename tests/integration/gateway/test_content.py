@@ -117,6 +117,36 @@ async def test_metadata_of_a_checkpoint_breaks_no_list(
     assert _strict((await _answers(client))["checkpoints"])["checkpoints"][0]["id"] == "c1"
 
 
+async def test_values_that_no_reader_could_show_are_left_out_at_intake(
+    client: Client, etcd: EtcdClient, leader: StandInLeader
+) -> None:
+    """And the rest of the report stays, as does what a later page shows."""
+    await _store(etcd, 1.0, "{}")
+    await _answers(client)
+    texts = [
+        "no JSON",
+        "[" * 100_000 + "]" * 100_000,
+        '{"deep": ' + "[" * 40 + "]" * 40 + ', "note": "kept"}',
+        '{"odd": ["\\ud800", NaN, 1e999, ' + "9" * 400 + "]}",
+    ]
+    records = [
+        ingest_pb2.IngestRecord(
+            sequence=number,
+            at=1.0,
+            metrics=ingest_pb2.MetricsPoint(group="training", metrics={"loss": 1.0}, values_json=text),
+        )
+        for number, text in enumerate(texts, 1)
+    ]
+    request = ingest_pb2.IngestRequest(spool_id="7.1.1/0", trial_id="7.1", records=records)
+    stream = client.ingest.Ingest(iter([request]), metadata=client.runner_metadata("7.1.1"))
+    assert [answer.stored_sequence async for answer in stream] == [len(records)]
+    answers = {path: _strict(text) for path, text in (await _answers(client)).items()}
+    points = [row["point"] for row in answers["experiments/7/metrics"]["metrics"]]
+    assert [point["metrics"] for point in points] == [{"loss": 1.0}] * 4
+    assert [point["values"] for point in points[:3]] == [None, None, {"note": "kept"}]
+    assert points[3]["values"]["odd"][:3] == ["\ufffd", None, None]
+
+
 async def test_records_with_absurd_numbers_are_stored_with_plausible_ones(
     client: Client, etcd: EtcdClient, leader: StandInLeader, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from gangline.domain.history import LogLine, MetricsPoint, Newest, ProgressPoint
 from gangline.errors import GanglineError
+from services.gateway.history import reader as reader_module
 from services.gateway.history import table
 from services.gateway.history.database import measure_database, open_database, writing
 from services.gateway.history.reader import Reader
@@ -159,7 +160,7 @@ async def test_reader_pages_filters_and_finds_the_newest(engine: sa.Engine) -> N
     tail = await reader.find_tail(Scope(1, "1.1"), 1)
     assert [row.line.text for row in (await reader.logs_after(Scope(1, "1.1"), tail, 9)).rows] == ["line 3"]
     assert await reader.find_tail(Scope(1), 50) == 0
-    training = await reader.metrics_after(Scope(1, "", "training"), 0, 9)
+    training = (await reader.metrics_after(Scope(1, "", "training"), 0, 9)).rows
     assert [row.point.metrics["loss"] for row in training] == [2.0, 1.0]
     newest = (await reader.newest(["1.1", "1.2", "7.7"]))["1.1"]
     assert newest == Newest(
@@ -170,6 +171,44 @@ async def test_reader_pages_filters_and_finds_the_newest(engine: sa.Engine) -> N
     reader.close()
 
 
+async def test_metrics_that_are_no_numbers_are_kept_beside_those_that_are(engine: sa.Engine) -> None:
+    reader = Reader(engine)
+    text = '{"note": "NUL \\u0000, 猫", "shares": [0.5, NaN]}'
+    points = [MetricsPoint("training", 1, {"loss": 1.0}, text), MetricsPoint("training", 2, {"loss": 2.0})]
+    store_batches(engine, [batch(*(IngestRecord(number, 1.0, point) for number, point in enumerate(points, 1)))], 0.0)
+    page = await reader.metrics_after(Scope(1), 0, 9)
+    assert [row.point for row in page.rows] == points
+    assert page.rows[0].point.values["note"] == "NUL \x00, 猫"
+    assert [row.point.values_json for row in (await reader.metrics_after(Scope(1), 0, 9, has_values=False)).rows] == [
+        "",
+        "",
+    ]
+    # A series has the numbers alone.
+    series = await reader.series("1.1", "training", "note", 10)
+    assert (series.num_values, series.points) == (0, ())
+    reader.close()
+
+
+async def test_a_page_ends_before_its_values_fill_the_memory(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "MAX_PAGE_VALUE_BYTES", 1000)
+    reader = Reader(engine)
+    text = f'{{"note": "{"x" * 400}"}}'
+    records = [IngestRecord(number, 1.0, MetricsPoint("training", number, {}, text)) for number in range(1, 8)]
+    store_batches(engine, [batch(*records)], 0.0)
+    seen: list[int] = []
+    sizes: list[int] = []
+    is_last, after_id = False, 0
+    while not is_last:
+        page = await reader.metrics_after(Scope(1), after_id, 9)
+        seen += [row.point.batches_completed for row in page.rows]
+        sizes.append(len(page.rows))
+        is_last, after_id = page.is_last, page.rows[-1].id
+    assert (seen, sizes) == (list(range(1, 8)), [3, 3, 1])
+    reader.close()
+
+
 async def test_texts_may_hold_anything(engine: sa.Engine) -> None:
     reader = Reader(engine)
     store_batches(engine, [batch(line(1, "NUL \x00, tab \t, 猫 🐈, quote ' \" %s"), line(2, "x" * 300_000))], 0.0)
@@ -177,7 +216,7 @@ async def test_texts_may_hold_anything(engine: sa.Engine) -> None:
     assert rows[0].line.text == "NUL \N{REPLACEMENT CHARACTER}, tab \t, 猫 🐈, quote ' \" %s"
     assert len(rows[1].line.text) == 300_000
     store_batches(engine, [batch(IngestRecord(3, 3.0, MetricsPoint("a\x00b", 7, {})))], 0.0)
-    [metric] = await reader.metrics_after(Scope(1, "", "a\x00b"), 0, 9)
+    [metric] = (await reader.metrics_after(Scope(1, "", "a\x00b"), 0, 9)).rows
     assert metric.point.batches_completed == 7
     reader.close()
 

@@ -29,6 +29,14 @@ def test_each_report_is_a_row_and_each_metric_a_column() -> None:
     assert str(frame["loss"].dtype) == str(frame["accuracy"].dtype) == "float64"
 
 
+def test_a_metric_that_is_no_number_is_a_column_of_objects() -> None:
+    noted = StoredMetrics(1, "7.1", 1.0, MetricsPoint("training", 1, {"loss": 0.5}, '{"note": "a", "loss": [1]}'))
+    frame = make_frame([noted, entry(2, "training", 2, loss=0.25)])
+    assert frame["loss"].tolist() == [0.5, 0.25]
+    assert frame["note"].tolist() == ["a", None]
+    assert frame["value_loss"].tolist() == [[1], None]
+
+
 def test_no_report_makes_an_empty_table_with_the_fixed_columns() -> None:
     frame = make_frame([])
     assert (len(frame), list(frame.columns)) == (0, ["trial_id", "group", "batches_completed", "at"])

@@ -108,7 +108,12 @@ class _Link(LocalLink):
         self.reports: list[tuple[str, dict[str, float]]] = []
 
     def send_metrics(
-        self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
+        self,
+        group: str,
+        batches_completed: int,
+        metrics: dict[str, float],
+        units: float | None = None,
+        values_json: str = "",
     ) -> None:
         self.reports.append((group, metrics))
         self.has_reported.set()

@@ -68,7 +68,12 @@ def test_a_validation_carries_the_progress_that_was_reported_before_it() -> None
 
     class Link(LocalLink):
         def send_metrics(
-            self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
+            self,
+            group: str,
+            batches_completed: int,
+            metrics: dict[str, float],
+            units: float | None = None,
+            values_json: str = "",
         ) -> None:
             sent.append((group, units))
 

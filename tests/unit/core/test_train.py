@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from gangline import core
 from gangline.cluster_info import ClusterInfo, TrialInfo
@@ -54,21 +57,66 @@ def test_batch_metrics_are_taken_with_one_warning(caplog: pytest.LogCaptureFixtu
     assert warning.startswith("report_training_metrics: batch_metrics are not recorded")
 
 
-def test_what_is_no_number_is_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    sent: list[dict[str, float]] = []
+class _SentLink(LocalLink):
+    """Keeps what was sent."""
 
-    class Link(LocalLink):
-        def send_metrics(
-            self, group: str, batches_completed: int, metrics: dict[str, float], units: float | None = None
-        ) -> None:
-            sent.append(metrics)
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[dict[str, float], str]] = []
 
-    train = _train(Link())
+    def send_metrics(
+        self,
+        group: str,
+        batches_completed: int,
+        metrics: dict[str, float],
+        units: float | None = None,
+        values_json: str = "",
+    ) -> None:
+        self.sent.append((metrics, values_json))
+
+
+def test_texts_lists_and_mappings_are_reported_beside_numbers() -> None:
+    link = _SentLink()
+    _train(link).report_validation_metrics(1, {"accuracy": 1, "note": "1.5", "by_class": [0.5, 1], "at": {"k": None}})
+    [(numbers, values_json)] = link.sent
+    assert numbers == {"accuracy": 1.0}
+    assert json.loads(values_json) == {"note": "1.5", "by_class": [0.5, 1], "at": {"k": None}}
+
+
+def test_tensors_and_arrays_are_numbers_or_lists() -> None:
+    link = _SentLink()
+    metrics = {"one": torch.tensor([2.0]), "many": torch.ones(2, 1), "np": np.arange(3), "half": np.float16(0.5)}
+    _train(link).report_metrics("mine", 1, metrics)
+    [(numbers, values_json)] = link.sent
+    assert numbers == {"one": 2.0, "half": 0.5}
+    assert json.loads(values_json) == {"many": [[1.0], [1.0]], "np": [0, 1, 2]}
+
+
+def test_a_value_that_cannot_be_recorded_costs_one_warning_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    link = _SentLink()
+    train = _train(link)
+    bad = {"raw": b"1.5", "huge": "x" * 70_000, "number": 10**400, "array": np.zeros(10**6)}
     with caplog.at_level(logging.WARNING, "gangline"):
         for steps in (1, 2):
-            train.report_validation_metrics(steps, {"accuracy": 1, "note": "fine"})
-    assert sent == [{"accuracy": 1.0}] * 2
-    assert caplog.messages == ["metric note is a str, no number; it is not recorded"]
+            train.report_training_metrics(steps, {"loss": 1.0, **bad, "note": "fine"})
+    assert link.sent == [({"loss": 1.0}, f'{{"number": {10**400}, "note": "fine"}}')] * 2
+    assert sorted(caplog.messages) == [
+        "metric array is larger than 64 KiB as JSON; it is not recorded",
+        "metric huge is larger than 64 KiB as JSON; it is not recorded",
+        "metric raw is a bytes, which JSON cannot hold; it is not recorded",
+    ]
+
+
+@pytest.mark.parametrize("value", ["low", [0.5], {"mean": 0.5}])
+def test_the_searchers_metric_has_to_be_a_number(cluster: ClusterInfo, value: object) -> None:
+    link = _SentLink()
+    with pytest.raises(GanglineError) as caught:
+        _on_cluster(cluster, link).report_validation_metrics(7, {"error": value, "loss": 1.0})
+    assert caught.value.code == "core.searcher_metric"
+    assert caught.value.message.startswith(f"searcher.metric error is a {type(value).__name__} at batch 7")
+    # The report has been sent, and nothing is checked where it decides nothing.
+    assert link.sent[0][0] == {"loss": 1.0}
+    _on_cluster(cluster, link).report_training_metrics(7, {"error": value})
 
 
 def test_checkpoints_carry_the_newest_validation_up_to_their_steps(tmp_path: Path) -> None:
@@ -176,9 +224,9 @@ def cluster() -> ClusterInfo:
     return ClusterInfo("c", "1.1.1", 1, "a1", 0, 1, ["a1/0"], "memory://storage", "/code", trial)
 
 
-def _on_cluster(cluster: ClusterInfo) -> TrainContext:
+def _on_cluster(cluster: ClusterInfo, link: LocalLink | None = None) -> TrainContext:
     folder = TensorboardFolder("memory://storage", "", 0, TensorboardMode.MANUAL)
-    return TrainContext(DistributedContext(), LocalLink(), cluster, folder)
+    return TrainContext(DistributedContext(), link or LocalLink(), cluster, folder)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

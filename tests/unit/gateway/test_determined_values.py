@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gangline.domain.experiment import QueueMove, ResourceChange
+from gangline.domain.history import MetricsPoint
 from gangline.domain.state import ExitKind, Outcome, State
 from gangline.errors import GanglineError
 from services.gateway.determined.determined_app import _TABLES
@@ -20,6 +21,7 @@ from services.gateway.determined.values import (
     metrics_json,
     read_queue_control,
     read_resources,
+    report_json,
     state_name,
     states_named,
     to_number,
@@ -90,6 +92,11 @@ def test_each_state_has_a_name_that_selects_it() -> None:
 def test_metrics_that_are_no_numbers_have_names() -> None:
     metrics = {"a": 1.5, "b": float("nan"), "c": float("inf"), "d": float("-inf")}
     assert metrics_json(metrics) == {"a": 1.5, "b": "NaN", "c": "Infinity", "d": "-Infinity"}
+
+
+def test_a_report_has_numbers_and_other_values() -> None:
+    point = MetricsPoint("training", 1, {"loss": float("nan")}, '{"note": "a", "tree": {"b": [Infinity, 1]}}')
+    assert report_json(point) == {"loss": "NaN", "note": "a", "tree": {"b": ["Infinity", 1]}}
 
 
 def test_changes_of_the_queue() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangline.v1 import rank_pb2, runner_pb2, types_pb2
 from services.trial_runner.delivery.metrics import loss as loss_gauge
-from services.trial_runner.delivery.relay import PROGRESS_SECONDS, Relay
+from services.trial_runner.delivery.relay import MAX_LEFT_OUT, PROGRESS_SECONDS, Relay
 
 
 class Told:
@@ -13,6 +13,8 @@ class Told:
     def __init__(self) -> None:
         self.reports: list[runner_pb2.TrialReport] = []
         self.recorded: list[int] = []
+        self.metrics: list[tuple[dict[str, float], str]] = []
+        self.warnings: list[str] = []
 
     def add(self, report: runner_pb2.TrialReport) -> None:
         self.reports.append(report)
@@ -20,8 +22,11 @@ class Told:
     def record_progress(self, completed: int, _total: int, _samples_per_second: float) -> None:
         self.recorded.append(completed)
 
-    def record_metrics(self, *_: object) -> None:
-        pass
+    def record_metrics(self, _group: str, _batches: int, numbers: dict[str, float], values_json: str) -> None:
+        self.metrics.append((numbers, values_json))
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
     @property
     def batches(self) -> list[int]:
@@ -95,3 +100,27 @@ def test_only_the_chief_tells_progress() -> None:
     relay.on_message(1, progress(5))
     relay.tell_rest()
     assert told.reports == []
+
+
+def test_values_that_a_rank_sends_past_the_library_are_left_out_with_one_warning() -> None:
+    relay, told, _ = make_relay()
+    hostile = f'{{"deep": {"[" * 100_000}{"]" * 100_000}}}'
+    mixed = f'{{"flat": [1], "deep": {"[" * 40}{"]" * 40}}}'
+    for text in ("no JSON", "[1]", hostile, mixed, mixed, '{"x": ' + "1" * 10_000 + "}"):
+        metrics = rank_pb2.RankMetrics(group="training", batches_completed=1, metrics={"loss": 1.0}, values_json=text)
+        relay.on_message(0, rank_pb2.RankMessage(metrics=metrics))
+    assert [numbers for numbers, _ in told.metrics] == [{"loss": 1.0}] * 6
+    assert [values for _, values in told.metrics] == ["", "", "", '{"flat": [1]}', '{"flat": [1]}', ""]
+    assert told.warnings == [
+        "a report of metrics is not recorded: the values are no JSON object",
+        "metric deep is not recorded: nested more than 32 levels deep",
+    ]
+
+
+def test_warnings_of_values_have_an_end() -> None:
+    relay, told, _ = make_relay()
+    for number in range(2 * MAX_LEFT_OUT):
+        text = f'{{"{number}": "{"x" * 70_000}"}}'
+        metrics = rank_pb2.RankMetrics(group="training", batches_completed=1, values_json=text)
+        relay.on_message(0, rank_pb2.RankMessage(metrics=metrics))
+    assert len(told.warnings) == MAX_LEFT_OUT
