@@ -19,9 +19,9 @@ from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError
 from services.common.server import Principal
 from services.gateway.history import log_scan
-from services.gateway.http import model
+from services.gateway.http import log_model, model
 from services.gateway.http.admission import Caller, Cases
-from services.gateway.http.log_model import LogPage, MetricSeries, Selected, Selection, StoredLog
+from services.gateway.http.log_model import LogPage, MetricSeries, MetricsPage, Selected, Selection, StoredLog
 from services.gateway.http.route import Route
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.bundle import UseCases
@@ -93,17 +93,17 @@ async def trial_logs(
     return await _logs(cases, caller, scope, window, selection)
 
 
-@router.get("/experiments/{experiment_id}/metrics", response_model=model.MetricsPage)
+@router.get("/experiments/{experiment_id}/metrics", response_model=MetricsPage)
 async def experiment_metrics(
     experiment_id: model.Int64, caller: Caller, cases: Cases, window: Wanted, group: Group = ""
-) -> model.MetricsPage | EventSourceResponse:
+) -> MetricsPage | EventSourceResponse:
     return await _metrics(cases, caller, Scope(experiment_id, group=group), window)
 
 
-@router.get("/trials/{trial_id}/metrics", response_model=model.MetricsPage)
+@router.get("/trials/{trial_id}/metrics", response_model=MetricsPage)
 async def trial_metrics(
     trial_id: str, caller: Caller, cases: Cases, window: Wanted, group: Group = ""
-) -> model.MetricsPage | EventSourceResponse:
+) -> MetricsPage | EventSourceResponse:
     return await _metrics(cases, caller, Scope(experiment_id_of(trial_id), trial_id, group), window)
 
 
@@ -134,7 +134,7 @@ async def _logs(
 
 async def _metrics(
     cases: UseCases, caller: Principal, scope: Scope, window: Window
-) -> model.MetricsPage | EventSourceResponse:
+) -> MetricsPage | EventSourceResponse:
     await cases.records.confirm(caller, scope)
     cases.records.check(caller, scope)
     if window.follow:
@@ -142,7 +142,7 @@ async def _metrics(
         return _stream(_metrics_events(pages))
     page = await cases.records.metrics_page(caller, scope, window.last_id, window.limit)
     next_after_id = None if page.is_last else page.rows[-1].id
-    return model.MetricsPage.model_validate({"metrics": page.rows, "next_after_id": next_after_id})
+    return MetricsPage.model_validate({"metrics": page.rows, "next_after_id": next_after_id})
 
 
 async def _view_events(views: AsyncIterator[ExperimentView]) -> AsyncIterator[ServerSentEvent]:
@@ -159,7 +159,7 @@ async def _log_events(pages: AsyncIterator[log_scan.LogPage]) -> AsyncIterator[S
 async def _metrics_events(pages: AsyncIterator[Sequence[StoredMetrics]]) -> AsyncIterator[ServerSentEvent]:
     async for page in pages:
         for row in page:
-            yield ServerSentEvent(_json(model.StoredMetrics.model_validate(row)), event="metrics", id=str(row.id))
+            yield ServerSentEvent(_json(log_model.StoredMetrics.model_validate(row)), event="metrics", id=str(row.id))
 
 
 def _stream(events: AsyncIterator[ServerSentEvent]) -> EventSourceResponse:

@@ -1,4 +1,4 @@
-"""The JSON of logs and of series of metrics, and the query parameters that select lines.
+"""The JSON of logs, of reports and of series of metrics, and the query parameters that select lines.
 
 The parameters have Determined's names and meanings where Determined has the parameter. `level` is ours.
 """
@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, Field
 from gangline.domain.history import LogFilter, levels_from, parse_level
 from gangline.domain.state import LogLevel
 from gangline.errors import invalid
-from services.gateway.http.model import INT64_MAX, Answer, Instant
+from services.gateway.http.model import INT64_MAX, Answer, Instant, Metrics
 
 
 class LogLine(Answer):
@@ -117,3 +117,17 @@ class MetricSeries(Answer):
     points: list[SeriesPoint]
     num_values: int
     num_nonfinite: int
+
+
+class StoredMetrics(Answer):
+    id: int
+    trial_id: str
+    time: Instant = Field(validation_alias="at")
+    point: Metrics
+
+
+class MetricsPage(Answer):
+    """Holds one page. next_after_id: the value of afterId for the next page; null when this is the last one by now."""
+
+    metrics: list[StoredMetrics]
+    next_after_id: int | None

@@ -289,20 +289,6 @@ class TrialList(Answer):
     trials: list[TrialView]
 
 
-class StoredMetrics(Answer):
-    id: int
-    trial_id: str
-    time: Instant = Field(validation_alias="at")
-    point: Metrics
-
-
-class MetricsPage(Answer):
-    """Holds one page. next_after_id: the value of afterId for the next page; null when this is the last one by now."""
-
-    metrics: list[StoredMetrics]
-    next_after_id: int | None
-
-
 class Request(Answer):
     pool: str
     slots: int
