@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gangline.cli import experiment
+from gangline.cli.output.terminal import can_ask, mention
+from gangline.cli.output.text import count, format_bytes
 from gangline.cli.shared import ExperimentId, Json, connect, new_group, show
+from gangline.errors import invalid
 
 if TYPE_CHECKING:
-    from gangline.domain.experiment import Experiment
+    from gangline.domain.experiment import Checkpoint, Experiment
 
 WhenFree = Annotated[bool, typer.Option("--when-free", help="Stop no trial for it: wait until trials end.")]
 
@@ -21,6 +24,12 @@ label_app = new_group("Add labels to an experiment, or remove some.")
 experiment.app.add_typer(label_app, name="label")
 
 LabelWords = Annotated[list[str], typer.Argument(metavar="LABEL...", help="One word or more.")]
+Best = Annotated[int | None, typer.Option(metavar="N", help="The best checkpoints of the experiment.")]
+TrialBest = Annotated[int | None, typer.Option(metavar="N", help="The best checkpoints of each trial.")]
+TrialLatest = Annotated[int | None, typer.Option(metavar="N", help="The latest checkpoints of each trial.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")]
+# Checkpoints that the question names; it counts the others.
+_MOST_SHOWN = 20
 Text = Annotated[str, typer.Argument(metavar="TEXT", help="The new text; quote it.")]
 
 
@@ -79,6 +88,60 @@ def notes(experiment_id: ExperimentId, text: Text, is_json: Json = False) -> Non
         _show_texts(client.edit_experiment(experiment_id, notes=text), is_json)
 
 
+@app.command("gc-policy")
+def gc_policy(
+    experiment_id: ExperimentId,
+    *,
+    save_experiment_best: Best = None,
+    save_trial_best: TrialBest = None,
+    save_trial_latest: TrialLatest = None,
+    is_yes: Yes = False,
+    is_json: Json = False,
+) -> None:
+    """Set how many checkpoints are kept, and delete the others, also after its end.
+
+    It shows what it deletes and asks. A number that is not given stays as it is.
+    """
+    with connect() as client:
+        if not is_yes:
+            lost = client.preview_retention(
+                experiment_id,
+                save_experiment_best=save_experiment_best,
+                save_trial_best=save_trial_best,
+                save_trial_latest=save_trial_latest,
+            )
+            _confirm_policy(experiment_id, lost)
+        changed = client.change_retention(
+            experiment_id,
+            save_experiment_best=save_experiment_best,
+            save_trial_best=save_trial_best,
+            save_trial_latest=save_trial_latest,
+        )
+        _show_policy(changed, is_json)
+
+
+@app.command("log-retention")
+def log_retention(
+    experiment_id: ExperimentId,
+    *,
+    days: Annotated[
+        int | None, typer.Option(metavar="DAYS", help="After the end of each trial; -1 keeps them for ever.")
+    ] = None,
+    metric_days: Annotated[
+        int | None, typer.Option(metavar="DAYS", help="The same for metrics, of which the newest always stay.")
+    ] = None,
+    is_forever: Annotated[bool, typer.Option("--forever", help="Keep the logs for ever.")] = False,
+    is_json: Json = False,
+) -> None:
+    """Set for how many days after the end of its trials logs are kept."""
+    if is_forever and days is not None:
+        raise invalid("retention.days", "give either --days or --forever")
+    with connect() as client:
+        days = -1 if is_forever else days
+        changed = client.change_retention(experiment_id, log_retention_days=days, metric_retention_days=metric_days)
+        _show_policy(changed, is_json)
+
+
 @label_app.command("add")
 def add_labels(experiment_id: ExperimentId, labels: LabelWords, is_json: Json = False) -> None:
     """Add labels; those that it has already change nothing."""
@@ -91,6 +154,50 @@ def remove_labels(experiment_id: ExperimentId, labels: LabelWords, is_json: Json
     """Remove labels; those that it does not have change nothing."""
     with connect() as client:
         _show_texts(client.edit_experiment(experiment_id, remove_labels=labels), is_json)
+
+
+def _confirm_policy(experiment_id: int, lost: list[Checkpoint]) -> None:
+    """Shows the checkpoints that go, and asks. Raises GanglineError `retention.unconfirmed` where there is no terminal
+    for the question."""
+    if not lost:
+        return
+    num_bytes = sum(sum(checkpoint.file_bytes.values()) for checkpoint in lost)
+    what = f"{count(len(lost), 'checkpoint')} of experiment {experiment_id} ({format_bytes(num_bytes)})"
+    if not can_ask():
+        raise invalid(
+            "retention.unconfirmed",
+            f"nothing was changed: {what} would be deleted for good, and there is no terminal to ask; add --yes",
+        )
+    for checkpoint in lost[:_MOST_SHOWN]:
+        mention(f"  {checkpoint.id}  trial {checkpoint.trial_id}, batch {checkpoint.batches_completed}")
+    if len(lost) > _MOST_SHOWN:
+        mention(f"  and {len(lost) - _MOST_SHOWN} more")
+    if not typer.confirm(f"delete {what} for good?", err=True):
+        mention("nothing was changed")
+        raise typer.Exit(1)
+
+
+def _show_policy(experiment: Experiment, is_json: bool) -> None:
+    show(experiment, is_json, lambda: [_policy(experiment)])
+
+
+def _policy(experiment: Experiment) -> str:
+    """Returns a line such as: experiment 7 digits keeps the best 0 checkpoints, ..., logs for ever."""
+    config = json.loads(experiment.config_json or "{}")
+    storage, policy = config.get("checkpoint_storage") or {}, config.get("retention_policy") or {}
+    words = [
+        f"save_experiment_best {storage.get('save_experiment_best', 0)}",
+        f"save_trial_best {storage.get('save_trial_best', 1)}",
+        f"save_trial_latest {storage.get('save_trial_latest', 1)}",
+        *(f"{kind} {_days(policy.get(f'{kind[:-1]}_retention_days'))}" for kind in ("logs", "metrics")),
+    ]
+    return f"experiment {experiment.id} {experiment.name} keeps: {', '.join(words)}"
+
+
+def _days(days: int | None) -> str:
+    if days is None:
+        return "as long as the gateway does"
+    return "for ever" if days == -1 else f"for {count(days, 'day')}"
 
 
 def _show_texts(experiment: Experiment, is_json: bool) -> None:

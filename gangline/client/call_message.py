@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from gangline.client.record import LogEntry
-from gangline.domain.experiment import QueueMove, ResourceChange, TextChange
+from gangline.domain.experiment import QueueMove, ResourceChange, RetentionChange, TextChange
 from gangline.domain.history import LogFilter, check_filter, levels_from, parse_level
 from gangline.domain.state import Availability, ExperimentAction, LogLevel
 from gangline.errors import invalid
@@ -48,6 +48,26 @@ def of_texts(experiment_id: int, change: TextChange, request_id: str | None) -> 
     request = _update(experiment_id, request_id)
     request.texts.CopyFrom(to_proto(change))
     return request
+
+
+def of_retention(experiment_id: int, change: RetentionChange, request_id: str | None) -> pb.UpdateExperimentRequest:
+    """Builds a change of what an experiment keeps. Raises GanglineError `retention.*`."""
+    _check_retention(change)
+    request = _update(experiment_id, request_id)
+    request.retention.CopyFrom(to_proto(change))
+    return request
+
+
+def of_retention_preview(experiment_id: int, change: RetentionChange) -> pb.PreviewRetentionRequest:
+    """Raises GanglineError `retention.*`."""
+    _check_retention(change)
+    return pb.PreviewRetentionRequest(experiment_id=experiment_id, retention=to_proto(change))
+
+
+def _check_retention(change: RetentionChange) -> None:
+    from gangline.config.layer.retention import check_retention_change  # noqa: PLC0415 - loads pydantic
+
+    check_retention_change(change)
 
 
 def of_place(

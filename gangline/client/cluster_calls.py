@@ -17,7 +17,7 @@ from gangline.client.call_message import new_request_id
 from gangline.client.connection import Connection, in_thread_to_its_end
 from gangline.client.download import CheckpointFolder, GrowingFolder, list_sizes
 from gangline.client.record import OnProgress, ignore_progress
-from gangline.domain.experiment import Checkpoint
+from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, UsageGroup
@@ -87,6 +87,43 @@ class ClusterCalls:
         # A gateway of an older version answers with all of them.
         wanted = (message for message in answer.checkpoints if checkpoint_id in ("", message.id))
         return [from_proto(Checkpoint, message) for message in wanted]
+
+    def change_retention(
+        self,
+        experiment_id: int,
+        *,
+        save_experiment_best: int | None = None,
+        save_trial_best: int | None = None,
+        save_trial_latest: int | None = None,
+        log_retention_days: int | None = None,
+        metric_retention_days: int | None = None,
+        request_id: str | None = None,
+    ) -> Experiment:
+        """Changes what an experiment keeps, also after its end; a value of None stays. save_*: numbers of checkpoints;
+        those that the new policy does not keep are deleted, and `preview_retention` lists them before. *_days: after
+        the end of a trial; -1 keeps for ever. For the owner of the experiment and administrators.
+
+        Raises GanglineError `retention.*`, `auth.not_owner`, `experiment.not_found`.
+        """
+        change = RetentionChange(
+            save_experiment_best, save_trial_best, save_trial_latest, log_retention_days, metric_retention_days
+        )
+        request = call_message.of_retention(experiment_id, change, request_id)
+        return from_proto(Experiment, self._connection.call(self._stub.UpdateExperiment, request).experiment)
+
+    def preview_retention(
+        self,
+        experiment_id: int,
+        *,
+        save_experiment_best: int | None = None,
+        save_trial_best: int | None = None,
+        save_trial_latest: int | None = None,
+    ) -> list[Checkpoint]:
+        """Returns the checkpoints that such a change would delete now, by trial and age. It changes nothing."""
+        change = RetentionChange(save_experiment_best, save_trial_best, save_trial_latest)
+        request = call_message.of_retention_preview(experiment_id, change)
+        answer = self._connection.call(self._stub.PreviewRetention, request)
+        return [from_proto(Checkpoint, message) for message in answer.checkpoints]
 
     def download_checkpoint(self, checkpoint_id: str, folder: Path) -> int:
         """Writes its files into a folder that is new or empty; returns their bytes."""

@@ -41,6 +41,7 @@ class Experiment:
     forked_from: int = 0
     continued_at: float = 0.0
     continue_request_id: str = ""
+    reviews_checkpoints: bool = False
 
     @property
     def is_deleting(self) -> bool:
@@ -100,6 +101,18 @@ class TextChange:
     notes: str | None = None
     add_labels: tuple[str, ...] = ()
     remove_labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionChange:
+    """A change of what an experiment keeps. None leaves a value as it is. save_*: how many checkpoints: the best of the
+    experiment, the best and the latest of each trial. *_days: after the end of a trial; -1 keeps for ever."""
+
+    save_experiment_best: int | None = None
+    save_trial_best: int | None = None
+    save_trial_latest: int | None = None
+    log_retention_days: int | None = None
+    metric_retention_days: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -435,10 +435,11 @@ class UpdateExperimentRequest(google.protobuf.message.Message):
     RESOURCES_FIELD_NUMBER: builtins.int
     MOVE_FIELD_NUMBER: builtins.int
     TEXTS_FIELD_NUMBER: builtins.int
+    RETENTION_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     experiment_id: builtins.int
     action: gangline.v1.types_pb2.ExperimentAction.ValueType
-    """Exactly one of action, resources, move and texts."""
+    """Exactly one of action, resources, move, texts and retention."""
     @property
     def resources(self) -> gangline.v1.types_pb2.ResourceChange: ...
     @property
@@ -446,6 +447,10 @@ class UpdateExperimentRequest(google.protobuf.message.Message):
     @property
     def texts(self) -> gangline.v1.types_pb2.TextChange:
         """Also of an experiment that has ended."""
+
+    @property
+    def retention(self) -> gangline.v1.types_pb2.RetentionChange:
+        """The same. Its owner and administrators only, because it deletes."""
 
     def __init__(
         self,
@@ -456,9 +461,10 @@ class UpdateExperimentRequest(google.protobuf.message.Message):
         resources: gangline.v1.types_pb2.ResourceChange | None = ...,
         move: gangline.v1.types_pb2.QueueMove | None = ...,
         texts: gangline.v1.types_pb2.TextChange | None = ...,
+        retention: gangline.v1.types_pb2.RetentionChange | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources", "texts", b"texts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources", "texts", b"texts"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources", "retention", b"retention", "texts", b"texts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources", "retention", b"retention", "texts", b"texts"]) -> None: ...
 
 Global___UpdateExperimentRequest: typing_extensions.TypeAlias = UpdateExperimentRequest
 
@@ -478,6 +484,42 @@ class UpdateExperimentResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["experiment", b"experiment"]) -> None: ...
 
 Global___UpdateExperimentResponse: typing_extensions.TypeAlias = UpdateExperimentResponse
+
+@typing.final
+class PreviewRetentionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    RETENTION_FIELD_NUMBER: builtins.int
+    experiment_id: builtins.int
+    @property
+    def retention(self) -> gangline.v1.types_pb2.RetentionChange: ...
+    def __init__(
+        self,
+        *,
+        experiment_id: builtins.int = ...,
+        retention: gangline.v1.types_pb2.RetentionChange | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["retention", b"retention"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "retention", b"retention"]) -> None: ...
+
+Global___PreviewRetentionRequest: typing_extensions.TypeAlias = PreviewRetentionRequest
+
+@typing.final
+class PreviewRetentionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINTS_FIELD_NUMBER: builtins.int
+    @property
+    def checkpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.Checkpoint]: ...
+    def __init__(
+        self,
+        *,
+        checkpoints: collections.abc.Iterable[gangline.v1.types_pb2.Checkpoint] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints"]) -> None: ...
+
+Global___PreviewRetentionResponse: typing_extensions.TypeAlias = PreviewRetentionResponse
 
 @typing.final
 class DeleteExperimentRequest(google.protobuf.message.Message):

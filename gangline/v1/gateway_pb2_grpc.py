@@ -70,6 +70,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.UpdateExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.UpdateExperimentResponse.FromString,
                 _registered_method=True)
+        self.PreviewRetention = channel.unary_unary(
+                '/gangline.v1.GatewayService/PreviewRetention',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.PreviewRetentionRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.PreviewRetentionResponse.FromString,
+                _registered_method=True)
         self.DeleteExperiment = channel.unary_unary(
                 '/gangline.v1.GatewayService/DeleteExperiment',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteExperimentRequest.SerializeToString,
@@ -285,8 +290,15 @@ class GatewayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateExperiment(self, request, context):
-        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
-        already changes nothing.
+        """Pauses, activates or cancels an experiment, changes its resources, its place in the queue, its texts or what it
+        keeps. Asking for what is so already changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PreviewRetention(self, request, context):
+        """The checkpoints that a change of the policy would delete. It changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -556,6 +568,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.UpdateExperiment,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.UpdateExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.UpdateExperimentResponse.SerializeToString,
+            ),
+            'PreviewRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreviewRetention,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.PreviewRetentionRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.PreviewRetentionResponse.SerializeToString,
             ),
             'DeleteExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteExperiment,
@@ -917,6 +934,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/UpdateExperiment',
             gangline_dot_v1_dot_gateway__pb2.UpdateExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.UpdateExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PreviewRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/PreviewRetention',
+            gangline_dot_v1_dot_gateway__pb2.PreviewRetentionRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.PreviewRetentionResponse.FromString,
             options,
             channel_credentials,
             insecure,

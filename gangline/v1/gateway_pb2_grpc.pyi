@@ -138,6 +138,22 @@ _GatewayServiceUpdateExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServicePreviewRetentionType = typing_extensions.TypeVar(
+    '_GatewayServicePreviewRetentionType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.PreviewRetentionRequest,
+        gangline.v1.gateway_pb2.PreviewRetentionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.PreviewRetentionRequest,
+        gangline.v1.gateway_pb2.PreviewRetentionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.PreviewRetentionRequest,
+        gangline.v1.gateway_pb2.PreviewRetentionResponse,
+    ],
+)
+
 _GatewayServiceDeleteExperimentType = typing_extensions.TypeVar(
     '_GatewayServiceDeleteExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -682,7 +698,7 @@ _GatewayServiceMoveExperimentType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -712,6 +728,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.UpdateExperimentRequest,
             gangline.v1.gateway_pb2.UpdateExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.PreviewRetentionRequest,
+            gangline.v1.gateway_pb2.PreviewRetentionResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.DeleteExperimentRequest,
@@ -882,6 +902,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.UpdateExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.PreviewRetentionRequest,
+            gangline.v1.gateway_pb2.PreviewRetentionResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.DeleteExperimentRequest,
             gangline.v1.gateway_pb2.DeleteExperimentResponse,
         ],
@@ -1035,9 +1059,12 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
     KillExperiment: _GatewayServiceKillExperimentType
 
     UpdateExperiment: _GatewayServiceUpdateExperimentType
-    """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
-    already changes nothing.
+    """Pauses, activates or cancels an experiment, changes its resources, its place in the queue, its texts or what it
+    keeps. Asking for what is so already changes nothing.
     """
+
+    PreviewRetention: _GatewayServicePreviewRetentionType
+    """The checkpoints that a change of the policy would delete. It changes nothing."""
 
     DeleteExperiment: _GatewayServiceDeleteExperimentType
     """Deletes an ended experiment with its files, logs and metrics. Its owner and administrators only. Deleting one that
@@ -1159,6 +1186,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.UpdateExperimentRequest,
         gangline.v1.gateway_pb2.UpdateExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.PreviewRetentionRequest,
+        gangline.v1.gateway_pb2.PreviewRetentionResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.DeleteExperimentRequest,
@@ -1350,9 +1381,17 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.gateway_pb2.UpdateExperimentRequest,
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.UpdateExperimentResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.UpdateExperimentResponse]]:
-        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. Asking for what is so
-        already changes nothing.
+        """Pauses, activates or cancels an experiment, changes its resources, its place in the queue, its texts or what it
+        keeps. Asking for what is so already changes nothing.
         """
+
+    @abc.abstractmethod
+    def PreviewRetention(
+        self,
+        request: gangline.v1.gateway_pb2.PreviewRetentionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.PreviewRetentionResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.PreviewRetentionResponse]]:
+        """The checkpoints that a change of the policy would delete. It changes nothing."""
 
     @abc.abstractmethod
     def DeleteExperiment(

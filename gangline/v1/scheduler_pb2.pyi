@@ -241,10 +241,11 @@ class SchedulerServiceUpdateExperimentRequest(google.protobuf.message.Message):
     RESOURCES_FIELD_NUMBER: builtins.int
     MOVE_FIELD_NUMBER: builtins.int
     TEXTS_FIELD_NUMBER: builtins.int
+    RETENTION_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     experiment_id: builtins.int
     action: gangline.v1.types_pb2.ExperimentAction.ValueType
-    """Exactly one of action, resources, move and texts."""
+    """Exactly one of action, resources, move, texts and retention."""
     user: builtins.str
     @property
     def resources(self) -> gangline.v1.types_pb2.ResourceChange: ...
@@ -252,6 +253,8 @@ class SchedulerServiceUpdateExperimentRequest(google.protobuf.message.Message):
     def move(self) -> gangline.v1.types_pb2.QueueMove: ...
     @property
     def texts(self) -> gangline.v1.types_pb2.TextChange: ...
+    @property
+    def retention(self) -> gangline.v1.types_pb2.RetentionChange: ...
     def __init__(
         self,
         *,
@@ -262,9 +265,10 @@ class SchedulerServiceUpdateExperimentRequest(google.protobuf.message.Message):
         resources: gangline.v1.types_pb2.ResourceChange | None = ...,
         move: gangline.v1.types_pb2.QueueMove | None = ...,
         texts: gangline.v1.types_pb2.TextChange | None = ...,
+        retention: gangline.v1.types_pb2.RetentionChange | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources", "texts", b"texts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources", "texts", b"texts", "user", b"user"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["move", b"move", "resources", b"resources", "retention", b"retention", "texts", b"texts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "experiment_id", b"experiment_id", "move", b"move", "request_id", b"request_id", "resources", b"resources", "retention", b"retention", "texts", b"texts", "user", b"user"]) -> None: ...
 
 Global___SchedulerServiceUpdateExperimentRequest: typing_extensions.TypeAlias = SchedulerServiceUpdateExperimentRequest
 
@@ -287,6 +291,42 @@ class SchedulerServiceUpdateExperimentResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["experiment", b"experiment", "revision", b"revision"]) -> None: ...
 
 Global___SchedulerServiceUpdateExperimentResponse: typing_extensions.TypeAlias = SchedulerServiceUpdateExperimentResponse
+
+@typing.final
+class SchedulerServicePreviewRetentionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    RETENTION_FIELD_NUMBER: builtins.int
+    experiment_id: builtins.int
+    @property
+    def retention(self) -> gangline.v1.types_pb2.RetentionChange: ...
+    def __init__(
+        self,
+        *,
+        experiment_id: builtins.int = ...,
+        retention: gangline.v1.types_pb2.RetentionChange | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["retention", b"retention"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "retention", b"retention"]) -> None: ...
+
+Global___SchedulerServicePreviewRetentionRequest: typing_extensions.TypeAlias = SchedulerServicePreviewRetentionRequest
+
+@typing.final
+class SchedulerServicePreviewRetentionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINT_IDS_FIELD_NUMBER: builtins.int
+    @property
+    def checkpoint_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        checkpoint_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_ids", b"checkpoint_ids"]) -> None: ...
+
+Global___SchedulerServicePreviewRetentionResponse: typing_extensions.TypeAlias = SchedulerServicePreviewRetentionResponse
 
 @typing.final
 class SchedulerServiceKillTrialRequest(google.protobuf.message.Message):

@@ -60,6 +60,11 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentResponse.FromString,
                 _registered_method=True)
+        self.PreviewRetention = channel.unary_unary(
+                '/gangline.v1.SchedulerService/PreviewRetention',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePreviewRetentionRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePreviewRetentionResponse.FromString,
+                _registered_method=True)
         self.KillTrial = channel.unary_unary(
                 '/gangline.v1.SchedulerService/KillTrial',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceKillTrialRequest.SerializeToString,
@@ -225,8 +230,15 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateExperiment(self, request, context):
-        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. A request for the
-        present state changes nothing.
+        """Pauses, activates or cancels an experiment, changes its resources, its place in the queue, its texts or what it
+        keeps. A request for the present state changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PreviewRetention(self, request, context):
+        """The checkpoints that a change of the policy would delete. It changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -434,6 +446,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.UpdateExperiment,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentResponse.SerializeToString,
+            ),
+            'PreviewRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreviewRetention,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePreviewRetentionRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePreviewRetentionResponse.SerializeToString,
             ),
             'KillTrial': grpc.unary_unary_rpc_method_handler(
                     servicer.KillTrial,
@@ -701,6 +718,33 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/UpdateExperiment',
             gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceUpdateExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PreviewRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/PreviewRetention',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePreviewRetentionRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServicePreviewRetentionResponse.FromString,
             options,
             channel_credentials,
             insecure,

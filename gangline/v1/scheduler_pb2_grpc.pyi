@@ -108,6 +108,22 @@ _SchedulerServiceUpdateExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServicePreviewRetentionType = typing_extensions.TypeVar(
+    '_SchedulerServicePreviewRetentionType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionRequest,
+        gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionRequest,
+        gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionRequest,
+        gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionResponse,
+    ],
+)
+
 _SchedulerServiceKillTrialType = typing_extensions.TypeVar(
     '_SchedulerServiceKillTrialType',
     grpc.UnaryUnaryMultiCallable[
@@ -524,7 +540,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -546,6 +562,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentRequest,
             gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionRequest,
+            gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceKillTrialRequest,
@@ -676,6 +696,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionRequest,
+            gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceKillTrialRequest,
             gangline.v1.scheduler_pb2.SchedulerServiceKillTrialResponse,
         ],
@@ -796,9 +820,12 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     """Kills an experiment. An ended one does not change."""
 
     UpdateExperiment: _SchedulerServiceUpdateExperimentType
-    """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. A request for the
-    present state changes nothing.
+    """Pauses, activates or cancels an experiment, changes its resources, its place in the queue, its texts or what it
+    keeps. A request for the present state changes nothing.
     """
+
+    PreviewRetention: _SchedulerServicePreviewRetentionType
+    """The checkpoints that a change of the policy would delete. It changes nothing."""
 
     KillTrial: _SchedulerServiceKillTrialType
     """Kills one trial; the others of its experiment continue. An ended one does not change."""
@@ -893,6 +920,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentRequest,
         gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionRequest,
+        gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.SchedulerServiceKillTrialRequest,
@@ -1041,9 +1072,17 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentRequest,
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceUpdateExperimentResponse]]:
-        """Pauses, activates or cancels an experiment, changes its resources or its place in the queue. A request for the
-        present state changes nothing.
+        """Pauses, activates or cancels an experiment, changes its resources, its place in the queue, its texts or what it
+        keeps. A request for the present state changes nothing.
         """
+
+    @abc.abstractmethod
+    def PreviewRetention(
+        self,
+        request: gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServicePreviewRetentionResponse]]:
+        """The checkpoints that a change of the policy would delete. It changes nothing."""
 
     @abc.abstractmethod
     def KillTrial(

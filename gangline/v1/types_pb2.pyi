@@ -1063,6 +1063,7 @@ class Experiment(google.protobuf.message.Message):
     FORKED_FROM_FIELD_NUMBER: builtins.int
     CONTINUED_AT_FIELD_NUMBER: builtins.int
     CONTINUE_REQUEST_ID_FIELD_NUMBER: builtins.int
+    REVIEWS_CHECKPOINTS_FIELD_NUMBER: builtins.int
     id: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -1099,6 +1100,8 @@ class Experiment(google.protobuf.message.Message):
     """When it was continued after its end, for the last time; 0 for never. Its place in the queue counts from then."""
     continue_request_id: builtins.str
     """The request that did it."""
+    reviews_checkpoints: builtins.bool
+    """Its checkpoints are being compared with a policy that has changed."""
     @property
     def labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Sorted, each once."""
@@ -1129,12 +1132,55 @@ class Experiment(google.protobuf.message.Message):
         forked_from: builtins.int = ...,
         continued_at: builtins.float = ...,
         continue_request_id: builtins.str = ...,
+        reviews_checkpoints: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "continue_request_id", b"continue_request_id", "continued_at", b"continued_at", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "forked_from", b"forked_from", "gives_back", b"gives_back", "id", b"id", "labels", b"labels", "name", b"name", "notes", b"notes", "outcome", b"outcome", "owner", b"owner", "project_id", b"project_id", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "state", b"state", "stop_kind", b"stop_kind", "template", b"template"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "continue_request_id", b"continue_request_id", "continued_at", b"continued_at", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "forked_from", b"forked_from", "gives_back", b"gives_back", "id", b"id", "labels", b"labels", "name", b"name", "notes", b"notes", "outcome", b"outcome", "owner", b"owner", "project_id", b"project_id", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "reviews_checkpoints", b"reviews_checkpoints", "state", b"state", "stop_kind", b"stop_kind", "template", b"template"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_queue_position", b"_queue_position"]) -> typing.Literal["queue_position"] | None: ...
 
 Global___Experiment: typing_extensions.TypeAlias = Experiment
+
+@typing.final
+class RetentionChange(google.protobuf.message.Message):
+    """A change of what an experiment keeps; an absent value stays."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAVE_EXPERIMENT_BEST_FIELD_NUMBER: builtins.int
+    SAVE_TRIAL_BEST_FIELD_NUMBER: builtins.int
+    SAVE_TRIAL_LATEST_FIELD_NUMBER: builtins.int
+    LOG_RETENTION_DAYS_FIELD_NUMBER: builtins.int
+    METRIC_RETENTION_DAYS_FIELD_NUMBER: builtins.int
+    save_experiment_best: builtins.int
+    """How many checkpoints: the best of the experiment, the best and the latest of each trial."""
+    save_trial_best: builtins.int
+    save_trial_latest: builtins.int
+    log_retention_days: builtins.int
+    """For so many days after the end of a trial; -1 for ever."""
+    metric_retention_days: builtins.int
+    def __init__(
+        self,
+        *,
+        save_experiment_best: builtins.int | None = ...,
+        save_trial_best: builtins.int | None = ...,
+        save_trial_latest: builtins.int | None = ...,
+        log_retention_days: builtins.int | None = ...,
+        metric_retention_days: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_log_retention_days", b"_log_retention_days", "_metric_retention_days", b"_metric_retention_days", "_save_experiment_best", b"_save_experiment_best", "_save_trial_best", b"_save_trial_best", "_save_trial_latest", b"_save_trial_latest", "log_retention_days", b"log_retention_days", "metric_retention_days", b"metric_retention_days", "save_experiment_best", b"save_experiment_best", "save_trial_best", b"save_trial_best", "save_trial_latest", b"save_trial_latest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_log_retention_days", b"_log_retention_days", "_metric_retention_days", b"_metric_retention_days", "_save_experiment_best", b"_save_experiment_best", "_save_trial_best", b"_save_trial_best", "_save_trial_latest", b"_save_trial_latest", "log_retention_days", b"log_retention_days", "metric_retention_days", b"metric_retention_days", "save_experiment_best", b"save_experiment_best", "save_trial_best", b"save_trial_best", "save_trial_latest", b"save_trial_latest"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_log_retention_days", b"_log_retention_days"]) -> typing.Literal["log_retention_days"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_metric_retention_days", b"_metric_retention_days"]) -> typing.Literal["metric_retention_days"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_save_experiment_best", b"_save_experiment_best"]) -> typing.Literal["save_experiment_best"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_save_trial_best", b"_save_trial_best"]) -> typing.Literal["save_trial_best"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_save_trial_latest", b"_save_trial_latest"]) -> typing.Literal["save_trial_latest"] | None: ...
+
+Global___RetentionChange: typing_extensions.TypeAlias = RetentionChange
 
 @typing.final
 class TextChange(google.protobuf.message.Message):

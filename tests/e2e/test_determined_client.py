@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.determined_client import DeterminedClient, determined_client
+from tests.support.gated_trial import wait_for
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(300)
@@ -120,6 +121,23 @@ def test_checkpoints_are_listed_described_and_downloaded(det: DeterminedClient, 
     for mode in ("master", "auto"):
         det.works("checkpoint", "download", uuid, "-o", str(tmp_path / mode), "--mode", mode)
         assert (tmp_path / mode / "weights").read_text() == "w" * 100_000
+
+
+def test_what_an_experiment_keeps_is_changed_after_its_end(det: DeterminedClient, lab: Path, cluster: Cluster) -> None:
+    said = det.works("experiment", "create", str(lab / "exp.yaml"), str(lab), "-f", "--config", "name=kept")
+    [number] = re.findall(r"Created experiment (\d+)", said.text)
+    policy = ("--save-experiment-best", "0", "--save-trial-best", "0", "--save-trial-latest", "0")
+    # There is no terminal to answer its question.
+    asked = det.run("experiment", "set", "gc-policy", number, *policy)
+    assert "1 checkpoints with validations and 0 checkpoints without" in " ".join(asked.text.split())
+    with cluster.connect() as client:
+        assert len(client.list_checkpoints(int(number))) == 1
+        det.works("experiment", "set", "gc-policy", number, *policy, "--yes")
+        wait_for(lambda: not client.list_checkpoints(int(number)), "the end of the checkpoint")
+        for words, days in ((("experiment", number, "7"), 7), (("trial", f"{number}00001", "9"), 9)):
+            det.works(words[0], "set", "log-retention", words[1], "--days", words[2])
+            config = client.experiment(int(number)).config
+            assert config["retention_policy"]["log_retention_days"] == days
 
 
 async def test_every_action_on_a_running_experiment(det: DeterminedClient, lab: Path) -> None:

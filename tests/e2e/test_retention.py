@@ -105,12 +105,18 @@ def test_best_and_latest_stay_and_nothing_else(cluster: Cluster, tmp_path: Path)
         listed = cluster.read("checkpoint", "list", str(number))
         assert {row["id"]: row["state"] for row in listed} == dict.fromkeys(kept, "COMPLETED")
 
-        # 3. A user wants them gone.
+        # 3. The policy changes after the end; then a user deletes the rest.
         latest = view.trials[0].trial.latest_checkpoint_id
         assert {best.id, latest} == kept
-        deleted = cluster.run("checkpoint", "rm", best.id, latest).stdout
-        assert deleted == f"{best.id} is being deleted\n{latest} is being deleted\n"
-        wait_for(lambda: not client.list_checkpoints() and not _names(folder), "the end of both")
+        policy = ("experiment", "set", "gc-policy", str(number), "--save-trial-best", "0")
+        refused = cluster.run(*policy, check=False)
+        assert refused.returncode == 2
+        assert f"1 checkpoint of experiment {number} " in refused.stderr
+        assert "save_trial_best 0, save_trial_latest 1" in cluster.run(*policy, "--yes").stdout
+        wait_for(lambda: _batches(client) == [5] and _names(folder) == {latest}, "the end of the best one")
+        deleted = cluster.run("checkpoint", "rm", latest).stdout
+        assert deleted == f"{latest} is being deleted\n"
+        wait_for(lambda: not client.list_checkpoints() and not _names(folder), "the end of the last one")
         assert client.get_experiment(number).trials[0].trial.latest_checkpoint_id == ""
 
 

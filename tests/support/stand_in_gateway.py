@@ -17,8 +17,9 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
+from gangline.config.layer.retention import with_retention
 from gangline.domain.allocation import Reason
-from gangline.domain.experiment import METADATA_FILE, Experiment, ExperimentFilter, TextChange, Trial
+from gangline.domain.experiment import METADATA_FILE, Experiment, ExperimentFilter, RetentionChange, TextChange, Trial
 from gangline.domain.explanation import explain
 from gangline.domain.id import parse_job_id
 from gangline.domain.resource import Agent
@@ -255,11 +256,22 @@ class StandInGateway(StandInProjects):
                 experiment.name, experiment.notes = texts.name or experiment.name, texts.notes or experiment.notes
                 labels = {*experiment.labels, *texts.add_labels} - {*texts.remove_labels}
                 experiment.labels[:] = sorted(labels)
+            elif request.HasField("retention"):
+                change = wire.from_proto(RetentionChange, request.retention)
+                experiment.config_json = with_retention(experiment.config_json or "{}", change)
             else:
                 self._experiment(request.move.anchor_experiment_id)
             return pb.UpdateExperimentResponse(experiment=experiment)
 
         return self._answer("UpdateExperiment", context, handle)
+
+    def PreviewRetention(self, request: pb.PreviewRetentionRequest, context: Any) -> pb.PreviewRetentionResponse:
+        def handle() -> pb.PreviewRetentionResponse:
+            self._experiment(request.experiment_id)
+            own = [each for each in self.checkpoints if each.experiment_id == request.experiment_id]
+            return pb.PreviewRetentionResponse(checkpoints=own)
+
+        return self._answer("PreviewRetention", context, handle)
 
     def KillTrial(self, request: pb.KillTrialRequest, context: Any) -> pb.KillTrialResponse:
         def handle() -> pb.KillTrialResponse:

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from gangline.config.layer.experiment_text import merge_labels
+from gangline.config.layer.retention import with_retention
 from gangline.domain.allocation import Reason, Request
-from gangline.domain.experiment import Checkpoint, Experiment, TextChange, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange, TextChange, Trial
 from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, CheckpointState, DeletionStage, Outcome, ReasonCode, State
@@ -137,6 +138,9 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
             texts = wire.from_proto(TextChange, request.texts)
             changed = replace(experiment, labels=merge_labels(experiment.labels, texts))
             changed = replace(changed, name=texts.name or changed.name, notes=texts.notes or changed.notes)
+        elif request.HasField("retention"):
+            retention = wire.from_proto(RetentionChange, request.retention)
+            changed = replace(experiment, config_json=with_retention(experiment.config_json, retention))
         elif request.HasField("move"):
             anchor = await self._find(Experiment, keys.experiment(request.move.anchor_experiment_id))
             changed = replace(experiment, queue_position=anchor.id + (0.5 if request.move.is_behind else -0.5))
@@ -147,6 +151,16 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
         return scheduler_pb2.SchedulerServiceUpdateExperimentResponse(
             experiment=wire.to_proto(changed), revision=revision
         )
+
+    async def PreviewRetention(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServicePreviewRetentionRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServicePreviewRetentionResponse:
+        """Would delete all of the experiment's checkpoints, and one that no gateway knows."""
+        await self._admit()
+        listing = await self._etcd.list(keys.CHECKPOINTS)
+        checkpoints = [wire.decode(Checkpoint, item.value) for item in listing.items]
+        own = [checkpoint.id for checkpoint in checkpoints if checkpoint.experiment_id == request.experiment_id]
+        return scheduler_pb2.SchedulerServicePreviewRetentionResponse(checkpoint_ids=[*own, "too-new"])
 
     async def KillTrial(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.SchedulerServiceKillTrialRequest, context: Any

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from gangline.domain.experiment import Experiment, Template
+from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Template, Workspace
 from gangline.errors import invalid
 
 MASK = "******"
@@ -34,6 +34,7 @@ _WORDS = {
 }
 _PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("account", "key")}
 R = TypeVar("R", Experiment, Template)
+D = TypeVar("D", Workspace, Project)
 _VARIABLES = "environment_variables"
 _Path = tuple[str, ...]
 _Change = Callable[[_Path, str], str]
@@ -65,6 +66,30 @@ def hide_secrets(record: R) -> R:
     """Returns the record with a masked configuration."""
     masked = mask_secrets(record.config_json)
     return record if masked is record.config_json else replace(record, config_json=masked)
+
+
+def hide_default_secrets(record: D) -> D:
+    """Returns the workspace or project with a masked storage in its defaults."""
+    storage_json = record.defaults.checkpoint_storage_json
+    config_json = as_config(record.defaults)
+    masked = mask_secrets(config_json)
+    if not storage_json or masked is config_json:
+        return record
+    hidden = json.dumps(json.loads(masked)["checkpoint_storage"])
+    return replace(record, defaults=replace(record.defaults, checkpoint_storage_json=hidden))
+
+
+def restore_default_secrets(storage_json: str, present: ProjectDefaults) -> str:
+    """Returns the section with the present value for each MASK. Raises GanglineError `config.masked`."""
+    if MASK not in storage_json:
+        return storage_json
+    restored = restore_secrets(as_config(ProjectDefaults(checkpoint_storage_json=storage_json)), [as_config(present)])
+    return json.dumps(json.loads(restored)["checkpoint_storage"])
+
+
+def as_config(defaults: ProjectDefaults) -> str:
+    """Returns the configuration that has the storage of these defaults, and nothing else."""
+    return f'{{"checkpoint_storage": {defaults.checkpoint_storage_json or "{}"}}}'
 
 
 def restore_secrets(config_json: str, sources: Sequence[str]) -> str:

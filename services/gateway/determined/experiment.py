@@ -11,12 +11,13 @@ from typing import Any
 
 from gangline.config import named_home, parse_config, read_config
 from gangline.config.yaml_document import parse_document
-from gangline.domain.experiment import Experiment, ExperimentFilter, TextChange
+from gangline.domain.experiment import Experiment, ExperimentFilter, RetentionChange, TextChange
 from gangline.domain.state import ExperimentAction, Outcome, State
 from gangline.domain.view import ProjectView
 from gangline.errors import invalid
 from services.gateway.determined.call import Call, Handler, Routes, instant, start_instant
 from services.gateway.determined.model_definition import pack_files
+from services.gateway.determined.retention import read_storage
 from services.gateway.determined.values import (
     Json,
     load,
@@ -114,7 +115,7 @@ async def find(call: Call) -> Json:
 
 
 async def patch(call: Call) -> Json:
-    """Changes texts and resources, one after another."""
+    """Changes texts, resources and the policy of checkpoints, one after another."""
     experiment_id = call.number("id")
     texts = {name: call.body[name] for name in ("name", "description", "notes") if call.body.get(name) is not None}
     labels = call.body.get("labels")
@@ -129,11 +130,9 @@ async def patch(call: Call) -> Json:
     resources = {name: value for name, value in (call.body.get("resources") or {}).items() if value is not None}
     if resources:
         experiment = await _update(call, experiment_id, read_resources(resources))
-    if call.body.get("checkpointStorage"):
-        raise invalid(
-            "request.lacking",
-            "which checkpoints are kept cannot be changed later; delete them with: gangline checkpoint delete",
-        )
+    storage = read_storage(call.body.get("checkpointStorage") or {})
+    if storage != RetentionChange():
+        experiment = await _update(call, experiment_id, storage)
     return await _answer(call, experiment)
 
 

@@ -24,6 +24,7 @@ from services.gateway.http import (
     operation,
     project,
     queue,
+    retention,
     trace,
     usage,
 )
@@ -45,7 +46,7 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
     )  # fmt: skip
     app.state.usecases = usecases
     add_problem_handlers(app)
-    for part in (experiment, history, queue, agent, cluster, usage, fusion, operation, trace, project):
+    for part in (experiment, history, queue, agent, cluster, usage, fusion, operation, trace, project, retention):
         app.include_router(part.router)
     app.add_middleware(Admission, authenticator=authenticator)
     app.add_middleware(Door, usecases=usecases, authenticator=authenticator)

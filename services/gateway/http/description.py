@@ -22,6 +22,7 @@ BODY_EXAMPLES: dict[str, Any] = {
         "limit": 5,
     },
     "UpdateJobQueue": {"updates": [{"jobId": 1, "priority": 10}]},
+    "RetainLogs": {"numDays": 30},
     "Disable": {"drain": True},
     "DeleteCheckpoints": {"checkpointUuids": ["2b1b6f4e-0d0a-4c1c-9a55-9f0c0a8f1d11"]},
     "ProfileTrial": {"batches": 10},

@@ -118,7 +118,8 @@ async def get_experiment(experiment_id: model.Int64, caller: Caller, cases: Case
 async def patch_experiment(
     experiment_id: model.Int64, body: queue_model.PatchExperiment, caller: Caller, cases: Cases
 ) -> model.ExperimentAnswer:
-    """Changes the experiment's resources while it lives, or its name, description, notes and labels at any time."""
+    """Changes the experiment's resources while it lives, or at any time its name, description, notes and labels, or
+    what it keeps. Checkpoints that a new policy does not keep are deleted; `preview-gc` lists them before."""
     present = (await cases.experiments.view(caller, experiment_id)).experiment
     change = body.change(present.labels)
     if change == TextChange():

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from gangline.domain.experiment import QueueMove, ResourceChange, TextChange
+from gangline.domain.experiment import QueueMove, ResourceChange, RetentionChange, TextChange
 from gangline.domain.state import State
 from gangline.domain.task import Task
 from gangline.errors import invalid
@@ -34,26 +34,55 @@ class ResourcePatch(Body):
     priority: int | None = None
 
 
+class CheckpointStoragePatch(Body):
+    """Changes how many checkpoints are kept. Those that the new policy does not keep are deleted."""
+
+    save_experiment_best: int | None = None
+    save_trial_best: int | None = None
+    save_trial_latest: int | None = None
+
+
+class RetentionPolicyPatch(Body):
+    """Changes for how many days after the end of a trial its logs and metrics are kept; -1 for ever."""
+
+    log_retention_days: int | None = None
+    metric_retention_days: int | None = None
+
+
 class PatchExperiment(Body):
-    """Changes resources, or texts and labels. labels: all that the experiment has then. Absent fields stay."""
+    """Changes resources, what the experiment keeps, or texts and labels. labels: all that the experiment has then.
+    Absent fields stay."""
 
     resources: ResourcePatch | None = None
+    checkpoint_storage: CheckpointStoragePatch | None = None
+    retention_policy: RetentionPolicyPatch | None = None
     name: str | None = None
     description: str | None = None
     notes: str | None = None
     labels: list[str] | None = None
 
-    def change(self, present: Iterable[str]) -> ResourceChange | TextChange:
+    def change(self, present: Iterable[str]) -> ResourceChange | TextChange | RetentionChange:
         """Returns the only change. present: the labels by now. Raises GanglineError `request.one_change`."""
         texts = TextChange(self.name, self.description, self.notes)
         if self.labels is not None:
             texts = replace(texts, add_labels=tuple(self.labels), remove_labels=tuple({*present} - {*self.labels}))
-        if (self.resources is None) == (texts == TextChange() and self.labels is None):
-            raise invalid("request.one_change", "change either resources or name, description, notes and labels")
-        if self.resources is None:
-            return texts
-        wanted = self.resources
-        return ResourceChange(wanted.priority, wanted.weight, wanted.max_slots, wanted.when_free)
+        changes: list[ResourceChange | TextChange | RetentionChange] = []
+        if texts != TextChange() or self.labels is not None:
+            changes.append(texts)
+        if self.resources is not None:
+            wanted = self.resources
+            changes.append(ResourceChange(wanted.priority, wanted.weight, wanted.max_slots, wanted.when_free))
+        if self.checkpoint_storage is not None or self.retention_policy is not None:
+            storage = self.checkpoint_storage or CheckpointStoragePatch()
+            policy = self.retention_policy or RetentionPolicyPatch()
+            changes.append(RetentionChange(**storage.model_dump(), **policy.model_dump()))
+        if len(changes) != 1:
+            raise invalid(
+                "request.one_change",
+                "change either resources, or checkpointStorage and retentionPolicy, or name, description, notes and "
+                "labels",
+            )
+        return changes[0]
 
 
 class QueueUpdate(Body):

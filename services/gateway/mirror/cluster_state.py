@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from gangline.config.layer.secret import hide_secrets
+from gangline.config.layer.secret import hide_default_secrets, hide_secrets
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
@@ -102,8 +102,8 @@ class ClusterState:
         self.checkpoints = RecordTable(keys.CHECKPOINTS, Checkpoint, lambda checkpoint: checkpoint.experiment_id)
         self.users = RecordTable(keys.USERS, User)
         self.fusion = RecordTable(keys.FUSION, FusionRecord)
-        self.workspaces = RecordTable(keys.WORKSPACES, Workspace)
-        self.projects = RecordTable(keys.PROJECTS, Project)
+        self.workspaces = RecordTable(keys.WORKSPACES, Workspace, keep=hide_default_secrets)
+        self.projects = RecordTable(keys.PROJECTS, Project, keep=hide_default_secrets)
         self.templates = RecordTable(keys.TEMPLATES, Template, keep=hide_secrets)
         self.instances = RecordTable(keys.ALIVE, ServiceInstance)
         # Keys whose present value cannot be read.

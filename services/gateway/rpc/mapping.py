@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline.domain.experiment import QueueMove, ResourceChange, TextChange
+from gangline.domain.experiment import QueueMove, ResourceChange, RetentionChange, TextChange
 from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
 from gangline.domain.search import SearchOperation
 from gangline.domain.state import ExperimentAction, SearchOperationKind
@@ -57,4 +57,6 @@ def changes_from_proto(message: gateway_pb2.UpdateExperimentRequest) -> list[Exp
         changes.append(wire.from_proto(QueueMove, message.move))
     if message.HasField("texts"):
         changes.append(wire.from_proto(TextChange, message.texts))
+    if message.HasField("retention"):
+        changes.append(wire.from_proto(RetentionChange, message.retention))
     return changes

@@ -1,4 +1,4 @@
-"""The calls of GatewayService for experiments that have ended: continue, archive, delete."""
+"""The calls of GatewayService for experiments that have ended: continue, archive, delete; and for what they keep."""
 
 # ruff: noqa: N802  the methods are named by the proto
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gangline.domain.experiment import RetentionChange
 from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
@@ -27,6 +28,15 @@ class RemovalCalls(GatewayServiceServicer):
             current_principal(), request.request_id, request.experiment_id
         )
         return pb.DeleteExperimentResponse(experiment=wire.to_proto(experiment) if experiment is not None else None)
+
+    async def PreviewRetention(
+        self, request: pb.PreviewRetentionRequest, context: Context
+    ) -> pb.PreviewRetentionResponse:
+        change = wire.from_proto(RetentionChange, request.retention)
+        checkpoints = await self._usecases.checkpoints.preview_retention(
+            current_principal(), request.experiment_id, change
+        )
+        return pb.PreviewRetentionResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in checkpoints])
 
     async def ContinueExperiment(
         self, request: pb.ContinueExperimentRequest, context: Context

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from gangline.domain.experiment import METADATA_FILE, Checkpoint
+from gangline.config.layer.retention import check_retention_change
+from gangline.domain.experiment import METADATA_FILE, Checkpoint, RetentionChange
+from gangline.domain.id import parse_trial_id
 from gangline.domain.state import CheckpointState
 from gangline.errors import conflict, invalid, not_found
 from gangline.protocol import wire
@@ -67,6 +69,27 @@ class Checkpoints:
             principal, request_id, lambda scheduler: scheduler.DeleteCheckpoints, request
         )
         return [wire.from_proto(Checkpoint, message) for message in answer.checkpoints]
+
+    async def preview_retention(
+        self, principal: Principal, experiment_id: int, change: RetentionChange
+    ) -> Sequence[Checkpoint]:
+        """Returns the checkpoints that a change of the policy would delete, by trial and age. It changes nothing.
+
+        Raises GanglineError `retention.*`, and the errors of the leader.
+        """
+        check_user(principal)
+        check_retention_change(change)
+        request = scheduler_pb2.SchedulerServicePreviewRetentionRequest(
+            experiment_id=experiment_id, retention=wire.to_proto(change)
+        )
+        answer = await self._leader.call(lambda scheduler: scheduler.PreviewRetention, request)
+        table = self._mirror.state.checkpoints
+        found = (table.find(keys.checkpoint(checkpoint_id)) for checkpoint_id in answer.checkpoint_ids)
+        # A checkpoint that the mirror does not have is too new to be listed, or gone already.
+        return sorted(
+            (checkpoint for checkpoint in found if checkpoint is not None),
+            key=lambda checkpoint: (parse_trial_id(checkpoint.trial_id), checkpoint.created_at, checkpoint.id),
+        )
 
     async def download(self, principal: Principal, checkpoint_id: str) -> AsyncIterator[tuple[str, bytes]]:
         """Yields each file's chunks one after another, with its path; an empty file has one empty chunk. The manifest

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gangline.config import check_config, check_resource_change
 from gangline.config.layer.experiment_text import check_text_change
+from gangline.config.layer.retention import check_retention_change
 from gangline.config.searcher import MAX_PREVIEWED
 from gangline.domain.experiment import (
     EVERY_EXPERIMENT,
@@ -16,6 +17,7 @@ from gangline.domain.experiment import (
     ExperimentFilter,
     QueueMove,
     ResourceChange,
+    RetentionChange,
     TextChange,
     Trial,
 )
@@ -48,7 +50,7 @@ LOOK_AGAIN_SECONDS = 1.0
 # The longest wait of a call for an event of a search.
 MAX_WAIT_SECONDS = 20.0
 
-ExperimentChange = ExperimentAction | ResourceChange | QueueMove | TextChange
+ExperimentChange = ExperimentAction | ResourceChange | QueueMove | TextChange | RetentionChange
 
 
 class Experiments:
@@ -122,7 +124,8 @@ class Experiments:
     async def update(
         self, principal: Principal, request_id: str, experiment_id: int, changes: Sequence[ExperimentChange | None]
     ) -> Experiment:
-        """Pauses, activates or cancels the experiment, changes its resources or texts, or moves it in its queue.
+        """Pauses, activates or cancels the experiment, changes its resources, its texts or what it keeps, or moves it
+        in its queue.
 
         changes: exactly one, which is None for an action that this version does not know.
         """
@@ -140,6 +143,13 @@ class Experiments:
             case TextChange():
                 check_text_change(change)
                 request.texts.CopyFrom(wire.to_proto(change))
+            case RetentionChange():
+                check_retention_change(change)
+                experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
+                # The leader answers for an experiment that the mirror does not have.
+                if experiment is not None:
+                    check_owner(principal, experiment.owner, f"change what experiment {experiment_id} keeps")
+                request.retention.CopyFrom(wire.to_proto(change))
         answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateExperiment, request)
         return read_experiment(answer.experiment)
 
@@ -323,7 +333,7 @@ def _only(changes: Sequence[ExperimentChange | None]) -> ExperimentChange:
     if len(changes) != 1:
         raise invalid(
             "request.one_change",
-            f"give exactly one of action, resources, move and texts; there are {len(changes)} of them",
+            f"give exactly one of action, resources, move, texts and retention; there are {len(changes)} of them",
         )
     if changes[0] is None:
         raise invalid("request.action", "this version knows no such action; it can PAUSE, ACTIVATE and CANCEL")

@@ -17,7 +17,7 @@ from gangline.config.layer.lookup import (
     no_project,
     no_workspace,
 )
-from gangline.config.layer.secret import hide_secrets
+from gangline.config.layer.secret import hide_default_secrets, hide_secrets
 from gangline.config.layer.template_check import (
     check_description,
     check_name,
@@ -180,7 +180,9 @@ class Projects:
             is_admin=principal.is_admin,
         )
         answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateWorkspace, request)
-        return wire.from_proto(Workspace, answer.workspace) if answer.HasField("workspace") else None
+        if not answer.HasField("workspace"):
+            return None
+        return hide_default_secrets(wire.from_proto(Workspace, answer.workspace))
 
     async def update_project(
         self,
@@ -202,7 +204,9 @@ class Projects:
             is_admin=principal.is_admin,
         )
         answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateProject, request)
-        return wire.from_proto(Project, answer.project) if answer.HasField("project") else None
+        if not answer.HasField("project"):
+            return None
+        return hide_default_secrets(wire.from_proto(Project, answer.project))
 
     async def set_template(self, principal: Principal, request_id: str, name: str, config_json: str) -> Template:
         """Creates a template, or replaces its settings. Raises GanglineError `template.name`, `config.*`."""

@@ -1,8 +1,8 @@
 """Continues work that does not fit into one transaction: the trials of a large search, the end or the pause of many
 trials, work that has to leave an agent, checkpoints that are no longer needed, the records of deleted experiments.
 
-The records state the goal; this module only calls `continue_change`, `clear` and `retire` again until they change
-nothing. It does so for the experiments, agents and trials that a commit has touched and, when a term begins, for all
+The records state the goal; this module only calls `continue_change`, `clear`, `retire` and `review_checkpoints` again
+until they change nothing. It does so for the experiments, agents and trials that a commit has touched and, when a term begins, for all
 that may be behind. The term starts and ends it.
 """
 
@@ -32,9 +32,11 @@ from services.scheduler.state.state_store import Store
 from services.scheduler.transition.availability import clear
 from services.scheduler.transition.checkpoint import retire
 from services.scheduler.transition.end import continue_change
+from services.scheduler.transition.retention_change import review_checkpoints
 
 _log = structlog.get_logger(__name__)
 
+# With Checkpoint the id is that of an experiment, all of whose checkpoints are reviewed.
 _Touched = tuple[type, Id]
 
 
@@ -51,6 +53,8 @@ class Continuation:
         }
         self._touched |= {(Agent, agent.id): None for agent in store.state.all_of(Agent)}
         self._touched |= {(Trial, trial_id): None for trial_id in _with_checkpoints(store.state)}
+        reviewed = (record for record in store.state.all_of(Experiment) if record.reviews_checkpoints)
+        self._touched |= {(Checkpoint, record.id): None for record in reviewed}
         self._wake = asyncio.Event()
         self._wake.set()
 
@@ -59,6 +63,9 @@ class Continuation:
         experiment_ids |= {record.experiment_id: None for record in change.all_of(Search)}
         whole_submit_ids = whole_submits(change) if experiment_ids else frozenset()
         touched: list[_Touched] = [
+            (Checkpoint, record.id) for record in change.all_of(Experiment) if record.reviews_checkpoints
+        ]
+        touched += [
             (Experiment, experiment_id) for experiment_id in experiment_ids if experiment_id not in whole_submit_ids
         ]
         touched += [(Agent, record.id) for record in change.all_of(Agent)]
@@ -104,6 +111,8 @@ class Continuation:
             )
         if record_type is Agent:
             return lambda records: clear(records, record_id, rules, time.time())
+        if record_type is Checkpoint:
+            return lambda records: review_checkpoints(records, record_id)
         return lambda records: retire(records, record_id)
 
     def _on_suggested(self, experiment_id: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from gangline.domain.experiment import Checkpoint, Experiment, QueueMove, ResourceChange, TextChange, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, QueueMove, ResourceChange, RetentionChange, TextChange, Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
@@ -40,6 +40,7 @@ from services.scheduler.transition.end import (
 )
 from services.scheduler.transition.fusion import check_fusion_key, fusion_forgotten
 from services.scheduler.transition.project.text_change import change_texts
+from services.scheduler.transition.retention_change import change_retention, preview_retention
 from services.scheduler.transition.queue_move import move_experiment, update_resources
 from services.scheduler.transition.submit_check import find_pool, preview
 
@@ -207,6 +208,17 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
             _log.info("checkpoints are deleted", checkpoint_ids=checkpoint_ids)
         return scheduler_pb2.ConfirmCheckpointsDeletedResponse(revision=term.state.revision)
 
+    async def PreviewRetention(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.SchedulerServicePreviewRetentionRequest, _context: Any
+    ) -> scheduler_pb2.SchedulerServicePreviewRetentionResponse:
+        require_cluster()
+        term = self._leader_status.require()
+        retention = wire.from_proto(RetentionChange, request.retention)
+        checkpoints = preview_retention(term.state, request.experiment_id, retention)
+        return scheduler_pb2.SchedulerServicePreviewRetentionResponse(
+            checkpoint_ids=[checkpoint.id for checkpoint in checkpoints]
+        )
+
     async def PreviewSearch(  # noqa: N802 - grpc's name
         self, request: scheduler_pb2.PreviewSearchRequest, _context: Any
     ) -> scheduler_pb2.PreviewSearchResponse:
@@ -235,11 +247,11 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
 def _change_of(request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, term: Term, now: float) -> Transition:
     """Raises GanglineError `request.not_one` unless it says exactly one thing."""
     change_names = ["action"] if request.action else []
-    change_names += [name for name in ("resources", "move", "texts") if request.HasField(name)]
+    change_names += [name for name in ("resources", "move", "texts", "retention") if request.HasField(name)]
     if len(change_names) != 1:
         raise invalid(
             "request.not_one",
-            "a change is one of action, resources, move and texts; this one has "
+            "a change is one of action, resources, move, texts and retention; this one has "
             f"{' and '.join(change_names) or 'none'}",
         )
     experiment_id, rules = request.experiment_id, term.context.rules
@@ -249,6 +261,9 @@ def _change_of(request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, t
     if request.HasField("texts"):
         texts = wire.from_proto(TextChange, request.texts)
         return lambda records: change_texts(records, experiment_id, texts)
+    if request.HasField("retention"):
+        retention = wire.from_proto(RetentionChange, request.retention)
+        return lambda records: change_retention(records, experiment_id, retention)
     if request.HasField("move"):
         move = wire.from_proto(QueueMove, request.move)
         policies = {pool.name: pool.policy for pool in term.pools}

@@ -7,6 +7,7 @@ submits that wait together in one transaction, and every submit is answered afte
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,8 +16,9 @@ import structlog
 
 from gangline.config.bound import is_small
 from gangline.config.hyperparameter import Random
-from gangline.config.layer.secret import restore_secrets
-from gangline.domain.experiment import Experiment, Template
+from gangline.config.layer.lookup import find_home
+from gangline.config.layer.secret import MASK, as_config, restore_secrets
+from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Template, Workspace
 from gangline.domain.resource import Agent
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid
 from gangline.protocol import rpc, wire
@@ -24,6 +26,7 @@ from gangline.v1 import scheduler_pb2
 from services.common.leader_probe import NOT_LEADER_CODE
 from services.scheduler.leader.continuation import warm_up_if_drawn
 from services.scheduler.leader.term import Term
+from services.scheduler.state.records import Records
 from services.scheduler.transition.submit_check import admit, check_repeated, submit
 
 _log = structlog.get_logger(__name__)
@@ -71,14 +74,31 @@ async def submit_one(
 
 
 def _find_sources(term: Term, request: scheduler_pb2.SubmitExperimentRequest, earlier: Experiment | None) -> list[str]:
-    """Returns the configurations whose secrets this submit may take over: those of the user's own experiments, and of
-    the template, which gives them to everyone who includes it."""
+    """Returns the configurations whose secrets this submit may take over: those of the user's own experiments, of the
+    template, which gives them to everyone who includes it, and of the defaults of its project and workspace."""
+    if MASK not in request.config_json:
+        return []
     parent = term.state.find(Experiment, request.forked_from) if request.forked_from else None
     template = term.state.find(Template, request.template) if request.template else None
     own = [
         experiment for experiment in (earlier, parent) if experiment is not None and experiment.owner == request.owner
     ]
-    return [record.config_json for record in (*own, template) if record is not None]
+    defaults = [as_config(each) for each in _find_defaults(term.state, request.config_json)]
+    return [record.config_json for record in (*own, template) if record is not None] + defaults
+
+
+def _find_defaults(records: Records, config_json: str) -> list[ProjectDefaults]:
+    """Returns the defaults of the project that a configuration names, and of its workspace. The admission refuses a
+    project that does not exist."""
+    config = json.loads(config_json)
+    if not isinstance(config, dict):
+        return []
+    names = str(config.get("workspace") or ""), str(config.get("project") or "")
+    try:
+        workspace, project = find_home(*names, records.all_of(Workspace), records.all_of(Project))
+    except GanglineError:
+        return []
+    return [project.defaults, workspace.defaults]
 
 
 async def submit_group(

@@ -16,7 +16,7 @@ from gangline.domain.state import CheckpointState, State
 from gangline.errors import conflict, invalid, not_found
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, live_allocation_of
-from services.scheduler.state.retention import find_superfluous
+from services.scheduler.state.retention import Retention, find_superfluous
 
 # A mark takes one operation, of the 128 that etcd allows; the next transactions mark the rest.
 MAX_MARKED = 32
@@ -40,16 +40,22 @@ def mark_superfluous(draft: Draft, trial: Trial) -> None:
         return
     retention = facts_of(experiment.config_json).retention
     trials = draft.trials_of(trial.experiment_id) if retention.experiment_best else [trial]
+    for checkpoint in find_unkept(draft, trials, retention)[:MAX_MARKED]:
+        draft.put(marked(checkpoint))
+
+
+def find_unkept(records: Records, trials: Sequence[Trial], retention: Retention) -> list[Checkpoint]:
+    """Returns the checkpoints of these trials that the policy does not keep and that no work needs. trials: all of the
+    experiment where the policy compares them with one another."""
     checkpoints = [
         checkpoint
-        for sibling in trials
-        for checkpoint in draft.checkpoints_of(sibling.id)
+        for trial in trials
+        for checkpoint in records.checkpoints_of(trial.id)
         if checkpoint.state is CheckpointState.COMPLETED
     ]
-    needed = {checkpoint_id for sibling in trials for checkpoint_id in needed_by(draft, sibling)}
-    needed |= {checkpoint.id for checkpoint in checkpoints if draft.experiments_beginning_from(checkpoint.id)}
-    for checkpoint in find_superfluous(checkpoints, retention, needed)[:MAX_MARKED]:
-        draft.put(marked(checkpoint))
+    needed = {checkpoint_id for trial in trials for checkpoint_id in needed_by(records, trial)}
+    needed |= {checkpoint.id for checkpoint in checkpoints if records.experiments_beginning_from(checkpoint.id)}
+    return find_superfluous(checkpoints, retention, needed)
 
 
 def abandoned(records: Records, checkpoint: Checkpoint) -> StateChange:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli import experiment_action
+from gangline.cli import experiment_action, experiment_set
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import types_pb2
 from tests.integration.cli.conftest import Cli
@@ -116,6 +116,52 @@ def test_texts_and_labels(cli: Cli, gateway: StandInGateway) -> None:
     assert (ran.status, ran.err.count("\n")) == (2, 1)
     assert cli("experiment", "set", "notes", "1", "seen\ntwice").status == 0
     assert gateway.experiments[1].notes == "seen\ntwice"
+
+
+def test_a_policy_shows_what_it_deletes_and_asks(
+    cli: Cli, gateway: StandInGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.checkpoints = [
+        types_pb2.Checkpoint(
+            id=f"c{number}", trial_id="1.1", experiment_id=1, batches_completed=number, file_bytes={"w": 1024}
+        )
+        for number in (1, 2)
+    ]
+    policy = ("experiment", "set", "gc-policy", "1", "--save-trial-best", "0", "--save-trial-latest", "1")
+    ran = cli(*policy)
+    assert (ran.status, ran.out, gateway.updates) == (2, "", [])
+    assert ran.err == (
+        "error: nothing was changed: 2 checkpoints of experiment 1 (2.0 KB) would be deleted for good, and there is "
+        "no terminal to ask; add --yes\n"
+    )
+    questions: list[str] = []
+    monkeypatch.setattr(experiment_set, "can_ask", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda question, err: questions.append(question))
+    ran = cli(*policy)
+    assert (ran.status, gateway.updates) == (1, [])
+    assert ran.err == "  c1  trial 1.1, batch 1\n  c2  trial 1.1, batch 2\nnothing was changed\n"
+    assert questions == ["delete 2 checkpoints of experiment 1 (2.0 KB) for good?"]
+    ran = cli(*policy, "--yes")
+    assert (ran.status, ran.out) == (
+        0,
+        "experiment 1 digits keeps: save_experiment_best 0, save_trial_best 0, save_trial_latest 1, logs as long as "
+        "the gateway does, metrics as long as the gateway does\n",
+    )
+    [update] = gateway.updates
+    assert not update.retention.HasField("save_experiment_best"), "what is not given stays"
+    for bad in (("--save-trial-best=-1",), ()):
+        ran = cli("experiment", "set", "gc-policy", "1", *bad)
+        assert (ran.status, ran.err.count("\n")) == (2, 1)
+
+
+def test_days_of_logs(cli: Cli, gateway: StandInGateway) -> None:
+    command = ("experiment", "set", "log-retention", "1")
+    assert "logs for 1 day, metrics for ever" in cli(*command, "--days", "1", "--metric-days=-1").out
+    assert "logs for ever" in cli(*command, "--forever").out
+    for bad in ((), ("--days", "1", "--forever"), ("--days", "99999")):
+        ran = cli(*command, *bad)
+        assert (ran.status, ran.err.count("\n")) == (2, 1)
+    assert len(gateway.updates) == 2
 
 
 def test_a_fork_takes_code_and_configuration_with_changes(cli: Cli, gateway: StandInGateway) -> None:

@@ -30,6 +30,7 @@ UNARY_CALLS = {
     "GetExperiment": pb.GetExperimentRequest(),
     "KillExperiment": pb.KillExperimentRequest(),
     "UpdateExperiment": pb.UpdateExperimentRequest(),
+    "PreviewRetention": pb.PreviewRetentionRequest(),
     "DeleteExperiment": pb.DeleteExperimentRequest(),
     "ArchiveExperiment": pb.ArchiveExperimentRequest(),
     "UnarchiveExperiment": pb.UnarchiveExperimentRequest(),

@@ -88,6 +88,40 @@ async def test_deleted_on_both_surfaces(
     assert trial["latestCheckpointId"] == ""
 
 
+async def test_a_policy_is_previewed_and_changed_by_its_owner(
+    client: Client, etcd: EtcdClient, leader: StandInLeader, tmp_path: Path
+) -> None:
+    await _save(etcd, tmp_path / "storage", "c1", "c2")
+    await _seen(client, "c1", "c2")
+    preview = await client.http.get("/api/v1/experiments/7/preview-gc?saveTrialBest=0&saveTrialLatest=0")
+    assert [each["id"] for each in preview.json()["checkpoints"]] == ["c1", "c2"], "and none that is not listed yet"
+    request = pb.PreviewRetentionRequest(experiment_id=7)
+    request.retention.save_trial_best = 0
+    previewed = await client.gateway.PreviewRetention(request, metadata=client.metadata)
+    assert [checkpoint.id for checkpoint in previewed.checkpoints] == ["c1", "c2"]
+    body = {"checkpointStorage": {"saveTrialBest": 0}, "retentionPolicy": {"metricRetentionDays": 5}}
+    changed = (await client.http.patch("/api/v1/experiments/7", json=body)).json()["experiment"]["config"]
+    assert (changed["checkpoint_storage"], changed["retention_policy"]) == (
+        {"save_trial_best": 0},
+        {"metric_retention_days": 5},
+    )
+    kept = await client.http.put("/api/v1/experiments/7/retain_logs", json={"numDays": -1})
+    assert kept.json()["experiment"]["config"]["retention_policy"]["log_retention_days"] == -1
+    for bad, code in (
+        ({"checkpointStorage": {}}, "retention.nothing"),
+        ({"checkpointStorage": {"saveTrialBest": -1}}, "retention.checkpoints"),
+        ({"checkpointStorage": {"saveTrialBest": 1}, "name": "x"}, "request.one_change"),
+    ):
+        assert (await client.http.patch("/api/v1/experiments/7", json=bad)).json()["code"] == code
+    await etcd.commit([Put(keys.experiment(7), wire.encode(Experiment(7, "n", "bob", "{}", "b" * 64)))])
+
+    async def is_refused() -> bool:
+        answer = await client.http.patch("/api/v1/experiments/7", json=body)
+        return bool(answer.status_code == 403 and answer.json()["code"] == "auth.not_owner")
+
+    await until_async(is_refused, "the gateway knowing the new owner", SECONDS)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "code"),
     [

@@ -206,7 +206,7 @@ async def test_exactly_one_change_is_asked_for(client: Client, leader: StandInLe
         await client.gateway.UpdateExperiment(both, metadata=client.metadata)
     error = rpc.error_of(failure.value, "the gateway")
     assert error.code == "request.one_change"
-    assert error.message == "give exactly one of action, resources, move and texts; there are 2 of them"
+    assert error.message == "give exactly one of action, resources, move, texts and retention; there are 2 of them"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
+from gangline.config.layer.secret import MASK
 from gangline.domain.allocation import Allocation, Member, Request
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Trial, Workspace
 from gangline.domain.resource import Counter, ServiceInstance
 from gangline.domain.state import DeletionStage, State
 from gangline.protocol import wire
@@ -28,6 +31,20 @@ def test_each_kind_of_record_touches_its_experiment() -> None:
     assert put(state, keys.allocation("7.1.1"), allocation(1)) == {7}
     assert state.apply(keys.request("7.1"), None) == {7}
     assert state.apply(keys.request("7.1"), None) == set()
+
+
+def test_no_default_of_a_workspace_or_project_shows_a_secret() -> None:
+    state = ClusterState()
+    defaults = ProjectDefaults("gpu", '{"type": "s3", "bucket": "b", "secret_key": "s3cr3t"}', "base")
+    put(state, keys.workspace(2), Workspace(2, "lab", defaults=defaults))
+    put(state, keys.project(2), Project(2, 2, "vision", defaults=defaults))
+    for record in (*state.workspaces.all(), *state.projects.all()):
+        storage = json.loads(record.defaults.checkpoint_storage_json)
+        assert storage == {"type": "s3", "bucket": "b", "secret_key": MASK}
+        assert (record.defaults.resource_pool, record.defaults.template) == ("gpu", "base")
+    plain = Workspace(3, "plain", defaults=ProjectDefaults(checkpoint_storage_json='{"save_trial_best":  2}'))
+    put(state, keys.workspace(3), plain)
+    assert state.workspaces.find(keys.workspace(3)) == plain
 
 
 def test_trials_are_found_by_experiment_and_leave_with_their_key() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from gangline.domain.allocation import Allocation, Member, Request
-from gangline.domain.experiment import Experiment, ResourceChange, TextChange, Trial
+from gangline.domain.experiment import Experiment, ResourceChange, RetentionChange, TextChange, Trial
 from gangline.domain.resource import Counter
 from gangline.domain.search import Search
 from gangline.domain.state import DeletionStage, ExitKind, Outcome, State
@@ -29,6 +29,7 @@ from services.scheduler.transition.project.text_change import change_texts
 from services.scheduler.transition.queue_move import update_resources
 from services.scheduler.transition.removal import archive_experiment, delete_experiment, unarchive_experiment
 from services.scheduler.transition.restart import continue_experiment
+from services.scheduler.transition.retention_change import change_retention
 from tests.support.scheduler import config_json
 
 _RULES = Rules()
@@ -56,19 +57,20 @@ _ACTIONS: dict[str, Callable[[Records], StateChange]] = {
     "delete": lambda records: delete_experiment(records, 1),
     "set": lambda records: update_resources(records, 1, ResourceChange(priority=7), rules=_RULES, now=5.0),
     "label": lambda records: change_texts(records, 1, TextChange(add_labels=("x",))),
+    "keep": lambda records: change_retention(records, 1, RetentionChange(save_trial_best=3)),
     "continue": lambda records: continue_experiment(records, 1, _BASE.config_json, "c1", rules=_RULES, now=5.0),
 }
 # The state after the action, or the refusal. "same" stays as it is.
 _TABLE = {
-    "QUEUED": "PAUSED same ended ended ended !not_ended same !not_ended same same !not_ended",
-    "STARTING": "PAUSED same canceling killing RUNNING !not_ended same !not_ended same same !not_ended",
-    "RUNNING": "PAUSED same canceling killing same !not_ended same !not_ended same same !not_ended",
-    "PAUSED": "same QUEUED ended ended ended !not_ended same !not_ended same same !not_ended",
-    "canceling": "!stopping !stopping same killing same !not_ended same !not_ended !stopping same !not_ended",
-    "killing": "!stopping !stopping same same same !not_ended same !not_ended !stopping same !not_ended",
-    "ended": "!ended !ended same same same archived same deleting !ended same QUEUED",
-    "archived": "!ended !ended same same same same ended deleting !ended same !archived",
-    "deleting": "!ended !ended same same same !deleting !deleting same !ended !deleting !deleting",
+    "QUEUED": "PAUSED same ended ended ended !not_ended same !not_ended same same same !not_ended",
+    "STARTING": "PAUSED same canceling killing RUNNING !not_ended same !not_ended same same same !not_ended",
+    "RUNNING": "PAUSED same canceling killing same !not_ended same !not_ended same same same !not_ended",
+    "PAUSED": "same QUEUED ended ended ended !not_ended same !not_ended same same same !not_ended",
+    "canceling": "!stopping !stopping same killing same !not_ended same !not_ended !stopping same same !not_ended",
+    "killing": "!stopping !stopping same same same !not_ended same !not_ended !stopping same same !not_ended",
+    "ended": "!ended !ended same same same archived same deleting !ended same same QUEUED",
+    "archived": "!ended !ended same same same same ended deleting !ended same same !archived",
+    "deleting": "!ended !ended same same same !deleting !deleting same !ended !deleting !deleting !deleting",
 }
 _CELLS = [
     (state, action, result)

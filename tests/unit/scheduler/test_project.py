@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gangline.config.layer.secret import MASK
 from gangline.domain.experiment import (
     Experiment,
     Project,
@@ -148,6 +149,21 @@ def test_an_edit_changes_only_what_it_names() -> None:
     assert edited == Workspace(3, "p2", "ann", defaults=expected, request_ids=("r1",))
     (described,) = _project(_state(), EDIT, change=ProjectChange(description="images")).puts
     assert described == Project(2, 2, "vision", "images", "ann", request_ids=("r1",))
+
+
+def test_a_masked_secret_of_a_default_keeps_its_value_and_stands_for_no_other() -> None:
+    stored = '{"type": "s3", "bucket": "b", "secret_key": "s3cr3t"}'
+    state = _state(Workspace(3, "prod", "ann", defaults=ProjectDefaults(checkpoint_storage_json=stored)))
+    masked = json.dumps({"type": "s3", "bucket": "other", "secret_key": MASK})
+    change = ProjectChange(checkpoint_storage_json=masked)
+    (edited,) = _workspace(state, EDIT, change=change, workspace_id=3).puts
+    assert isinstance(edited, Workspace)
+    assert json.loads(edited.defaults.checkpoint_storage_json) == {
+        "type": "s3", "bucket": "other", "secret_key": "s3cr3t",
+    }  # fmt: skip
+    with pytest.raises(GanglineError) as raised:
+        _create(state, "thief", checkpoint_storage_json=masked)
+    assert raised.value.code == "config.masked"
 
 
 def test_a_repeated_edit_does_not_undo_a_later_one() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gangline.config.layer.lookup import find_template
+from gangline.config.layer.secret import restore_default_secrets
 from gangline.config.layer.template_check import check_description, check_storage
 from gangline.domain.experiment import (
     Experiment,
@@ -66,7 +67,8 @@ def was_removed_by(records: Records, caller: Caller) -> bool:
 def with_defaults(
     records: Records, defaults: ProjectDefaults, change: ProjectChange, pool_names: Collection[str]
 ) -> ProjectDefaults:
-    """Returns the defaults after a change. Checks all values of the change but the name.
+    """Returns the defaults after a change. Checks all values of the change but the name. A masked secret keeps its
+    present value.
 
     Raises GanglineError `pool.not_found`, `template.not_found`, `project.description`, `config.*`.
     """
@@ -83,6 +85,8 @@ def with_defaults(
         for name in ("resource_pool", "checkpoint_storage_json", "template")
         if (value := getattr(change, name)) is not None
     }
+    if change.checkpoint_storage_json:
+        changed["checkpoint_storage_json"] = restore_default_secrets(change.checkpoint_storage_json, defaults)
     return replace(defaults, **changed)
 
 
