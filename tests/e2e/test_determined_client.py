@@ -129,7 +129,7 @@ def test_what_an_experiment_keeps_is_changed_after_its_end(det: DeterminedClient
     policy = ("--save-experiment-best", "0", "--save-trial-best", "0", "--save-trial-latest", "0")
     # There is no terminal to answer its question.
     asked = det.run("experiment", "set", "gc-policy", number, *policy)
-    assert "1 checkpoints with validations and 0 checkpoints without" in " ".join(asked.text.split())
+    assert "delete 0 checkpoints with validations and 1 checkpoints without" in " ".join(asked.text.split())
     with cluster.connect() as client:
         assert len(client.list_checkpoints(int(number))) == 1
         det.works("experiment", "set", "gc-policy", number, *policy, "--yes")

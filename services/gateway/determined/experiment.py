@@ -130,7 +130,7 @@ async def patch(call: Call) -> Json:
     resources = {name: value for name, value in (call.body.get("resources") or {}).items() if value is not None}
     if resources:
         experiment = await _update(call, experiment_id, read_resources(resources))
-    storage = read_storage(call.body.get("checkpointStorage") or {})
+    storage = read_storage(call.body.get("checkpointStorage"))
     if storage != RetentionChange():
         experiment = await _update(call, experiment_id, storage)
     return await _answer(call, experiment)

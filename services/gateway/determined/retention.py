@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from gangline.domain.experiment import VALIDATION_METRICS, Checkpoint, RetentionChange
@@ -21,8 +20,11 @@ _STORAGE_KEYS = {
 }
 
 
-def read_storage(values: Mapping[str, Any]) -> RetentionChange:
-    """Reads PatchCheckpointStorage. Raises GanglineError `request.id`."""
+def read_storage(values: Any) -> RetentionChange:
+    """Reads PatchCheckpointStorage; null is no change. Raises GanglineError `request.id`, `request.invalid`."""
+    if not isinstance(values, dict | None):
+        raise invalid("request.invalid", "checkpointStorage is no JSON object")
+    values = values or {}
     given = {ours: values.get(theirs) for theirs, ours in _STORAGE_KEYS.items()}
     return RetentionChange(**{key: to_number(value, key) for key, value in given.items() if value is not None})
 

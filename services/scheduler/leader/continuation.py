@@ -2,8 +2,8 @@
 trials, work that has to leave an agent, checkpoints that are no longer needed, the records of deleted experiments.
 
 The records state the goal; this module only calls `continue_change`, `clear`, `retire` and `review_checkpoints` again
-until they change nothing. It does so for the experiments, agents and trials that a commit has touched and, when a term begins, for all
-that may be behind. The term starts and ends it.
+until they change nothing. It does so for the experiments, agents and trials that a commit has touched and, when a term
+begins, for all that may be behind. The term starts and ends it.
 """
 
 from __future__ import annotations

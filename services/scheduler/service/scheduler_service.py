@@ -10,7 +10,15 @@ from typing import Any
 
 import structlog
 
-from gangline.domain.experiment import Checkpoint, Experiment, QueueMove, ResourceChange, RetentionChange, TextChange, Trial
+from gangline.domain.experiment import (
+    Checkpoint,
+    Experiment,
+    QueueMove,
+    ResourceChange,
+    RetentionChange,
+    TextChange,
+    Trial,
+)
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
@@ -40,8 +48,8 @@ from services.scheduler.transition.end import (
 )
 from services.scheduler.transition.fusion import check_fusion_key, fusion_forgotten
 from services.scheduler.transition.project.text_change import change_texts
-from services.scheduler.transition.retention_change import change_retention, preview_retention
 from services.scheduler.transition.queue_move import move_experiment, update_resources
+from services.scheduler.transition.retention_change import change_retention, preview_retention
 from services.scheduler.transition.submit_check import find_pool, preview
 
 _log = structlog.get_logger(__name__)

@@ -13,16 +13,21 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from services.common.etcd import EtcdClient
+from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange, Trial
+from gangline.protocol import wire
+from services.common import keys
+from services.common.etcd import EtcdClient, Put
 from services.common.security import as_password, hash_token, session_token
-from services.gateway.determined import agent, checkpoint, experiment, project, trial, user
+from services.gateway.determined import agent, checkpoint, experiment, project, retention, trial, user
 from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client, add_user
 from tests.support.stand_in_leader import StandInLeader
+from tests.support.wait import until_async
 
 LOGIN = "/api/v1/auth/login"
 LOGIN_SHA256 = hash_token(as_password(USER_TOKEN))
 CONFIG = "name: lab\nentrypoint: python3 train.py\nsearcher: {name: single, metric: loss, max_length: {batches: 5}}\n"
-TABLES = (user.ROUTES, experiment.ROUTES, trial.ROUTES, checkpoint.ROUTES, agent.ROUTES, project.ROUTES)
+TABLES = (user.ROUTES, experiment.ROUTES, trial.ROUTES, checkpoint.ROUTES, agent.ROUTES, project.ROUTES,
+          retention.ROUTES)  # fmt: skip
 
 
 def credentials(name: str = "alice", token: str = USER_TOKEN) -> dict[str, str]:
@@ -202,3 +207,39 @@ async def test_a_call_that_is_not_there_says_what_there_is(session: httpx.AsyncC
     answer = await session.request(method, path)
     assert answer.status_code == 404
     assert sentence(answer).startswith("Gangline has no")
+
+
+async def test_what_an_experiment_keeps_is_previewed_and_set(
+    leader: StandInLeader, etcd: EtcdClient, session: httpx.AsyncClient
+) -> None:
+    saved = Checkpoint(
+        "c1", "7.1", 7, 5, "/s", {"weights": 3}, created_at=1.0, metadata_json='{"validation_metrics": {"loss": 0.5}}'
+    )
+    config = '{"searcher": {"metric": "loss"}}'
+    records = [Put(keys.trial(f"7.{number}"), wire.encode(Trial(f"7.{number}", 7, number))) for number in (1, 2)]
+    records += [
+        Put(keys.experiment(7), wire.encode(Experiment(7, "n", "alice", config, "b" * 64))),
+        Put(keys.checkpoint("c1"), wire.encode(saved)),
+    ]
+    await etcd.commit(records)
+
+    async def is_there() -> bool:
+        return (await session.get("/api/v1/checkpoints/c1")).status_code == 200
+
+    await until_async(is_there, "the checkpoint at the gateway")
+    policy = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 1}
+    preview = (await session.get("/experiments/7/preview_gc", params=policy)).json()
+    [checkpoint] = preview["checkpoints"]
+    assert (preview["metric_name"], checkpoint["TrialID"], checkpoint["step"]) == ("loss", 700001, {"validation": True})
+    assert (checkpoint["ValidationMetrics"], set(checkpoint["Resources"])) == ({"loss": 0.5}, {"weights"})
+    body = {"id": 7, "checkpointStorage": {"saveTrialBest": 0, "saveTrialLatest": None}}
+    patched = (await session.patch("/api/v1/experiments/7", json=body)).json()["experiment"]
+    assert patched["config"]["checkpoint_storage"]["save_trial_best"] == 0
+    days = {"experimentId": 7, "numDays": 30}
+    assert (await session.put("/api/v1/experiments/7/retain_logs", json=days)).json() == {}
+    [*_, change] = leader.experiment_changes
+    assert wire.from_proto(RetentionChange, change.retention) == RetentionChange(log_retention_days=30)
+    refused = await session.put("/api/v1/trials/700001/retain_logs", json={"trialId": 700001, "numDays": 30})
+    assert "det experiment set log-retention 7 --days N" in sentence(refused)
+    for bad in ({"checkpointStorage": [1]}, {"checkpointStorage": {"saveTrialBest": "x"}}):
+        assert (await session.patch("/api/v1/experiments/7", json=bad)).status_code == 400

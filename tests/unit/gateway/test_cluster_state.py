@@ -38,10 +38,12 @@ def test_no_default_of_a_workspace_or_project_shows_a_secret() -> None:
     defaults = ProjectDefaults("gpu", '{"type": "s3", "bucket": "b", "secret_key": "s3cr3t"}', "base")
     put(state, keys.workspace(2), Workspace(2, "lab", defaults=defaults))
     put(state, keys.project(2), Project(2, 2, "vision", defaults=defaults))
-    for record in (*state.workspaces.all(), *state.projects.all()):
-        storage = json.loads(record.defaults.checkpoint_storage_json)
+    kept = [each.defaults for each in state.workspaces.all()] + [each.defaults for each in state.projects.all()]
+    assert len(kept) == 2
+    for shown in kept:
+        storage = json.loads(shown.checkpoint_storage_json)
         assert storage == {"type": "s3", "bucket": "b", "secret_key": MASK}
-        assert (record.defaults.resource_pool, record.defaults.template) == ("gpu", "base")
+        assert (shown.resource_pool, shown.template) == ("gpu", "base")
     plain = Workspace(3, "plain", defaults=ProjectDefaults(checkpoint_storage_json='{"save_trial_best":  2}'))
     put(state, keys.workspace(3), plain)
     assert state.workspaces.find(keys.workspace(3)) == plain

@@ -145,7 +145,8 @@ def test_numbers_out_of_range_are_refused(change: RetentionChange, code: str) ->
 
 def test_an_experiment_that_is_being_deleted_or_was_keeps_its_policy() -> None:
     deleting = replace(_EXPERIMENT, deletion=DeletionStage.FILES)
-    for state, code in ((_state(experiment=deleting), "experiment.deleting"), (SchedulerState(), "experiment.not_found")):
+    cases = ((_state(experiment=deleting), "experiment.deleting"), (SchedulerState(), "experiment.not_found"))
+    for state, code in cases:
         with pytest.raises(GanglineError) as failure:
             change_retention(state, 1, NOTHING)
         assert failure.value.code == code
