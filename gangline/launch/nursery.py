@@ -12,8 +12,9 @@ session would share one part among them. The nursery decides nothing.
 
 From the runner:
 - {"do": "host_store", "address"}
-- {"do": "start", "rank", "environment", "directory", "num_threads", "program", "target"}, with the write ends of the
-  rank's standard output and error. A program takes the rank's place; a target is called in the rank.
+- {"do": "start", "rank", "environment", "directory", "num_threads", "program", "target", "confinement"}, with the write
+  ends of the rank's standard output and error. A program takes the rank's place; a target is called in the rank. The
+  rank gets the user and the limits of the confinement, see confinement.py.
 - {"do": "signal", "ranks", "signal"}
 - {"do": "clear"}, before its runner takes another allocation.
 
@@ -39,7 +40,7 @@ import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from gangline.launch import channel, child, store_host
+from gangline.launch import channel, child, confinement, store_host
 
 DEFAULT_TARGET = "gangline.rank.entrypoint:run"
 # Time limit for the kernel to end the killed processes.
@@ -127,7 +128,8 @@ class Nursery:
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> None:
         try:
-            pid = _spawn(request, fds) if self._spawns and request.get("program") else None
+            may_spawn = self._spawns and request.get("program") and not request.get("confinement")
+            pid = _spawn(request, fds) if may_spawn else None
             if pid is None:
                 pid = self._fork(request, fds)
         except OSError as error:
@@ -152,7 +154,6 @@ class Nursery:
 
     def _become_rank(self, parent_pid: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
         try:
-            child.die_with_parent(parent_pid)
             os.setsid()
             child.reset_signals()
             self._control.close()
@@ -162,6 +163,10 @@ class Nursery:
                 os.close(self._store_fd)
             child.close_standard_input()
             child.take_output(*fds)
+            if confined := request.get("confinement"):
+                confinement.enter(confined, becomes_program=bool(request.get("program")))
+            # The kernel forgets this order when a process changes its user.
+            child.die_with_parent(parent_pid)
             child.set_name(f"gangline-rank{request['rank']}")
             child.set_environment(request["environment"], request["directory"])
             if program := request.get("program"):

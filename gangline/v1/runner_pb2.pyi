@@ -45,6 +45,7 @@ class RunnerSpec(google.protobuf.message.Message):
     NUM_AGENT_SLOTS_FIELD_NUMBER: builtins.int
     LEASE_SECONDS_FIELD_NUMBER: builtins.int
     COMMITTEE_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     """This runner's place in allocation.members."""
     config_json: builtins.str
@@ -62,6 +63,8 @@ class RunnerSpec(google.protobuf.message.Message):
     """How many slots this member's agent has; its cores are divided by them. 0: not known."""
     lease_seconds: builtins.float
     """The first lease of the attempt, until RenewAttempt has answered; 0 from a scheduler of an older version: no lease."""
+    owner: builtins.str
+    """The user who owns the experiment; the agent may run the ranks as a user of that name. Empty from an older scheduler."""
     @property
     def allocation(self) -> gangline.v1.types_pb2.Allocation: ...
     @property
@@ -102,9 +105,10 @@ class RunnerSpec(google.protobuf.message.Message):
         num_agent_slots: builtins.int = ...,
         lease_seconds: builtins.float = ...,
         committee: collections.abc.Iterable[Global___Witness] | None = ...,
+        owner: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocation", b"allocation", "latest_checkpoint", b"latest_checkpoint", "trial", b"trial"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "committee", b"committee", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "latest_checkpoint", b"latest_checkpoint", "lease_seconds", b"lease_seconds", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_url", b"storage_url", "token", b"token", "trial", b"trial"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "committee", b"committee", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "latest_checkpoint", b"latest_checkpoint", "lease_seconds", b"lease_seconds", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "owner", b"owner", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_url", b"storage_url", "token", b"token", "trial", b"trial"]) -> None: ...
 
 Global___RunnerSpec: typing_extensions.TypeAlias = RunnerSpec
 

@@ -29,6 +29,7 @@ from services.agent.devices.monitor import SlotMonitor
 from services.agent.devices.slot import Slots, load_slots
 from services.agent.machine.code_upkeep import CodeUpkeep
 from services.agent.machine.disk_monitor import DiskMonitor
+from services.agent.machine.rank_rules import settle_rules
 from services.agent.machine_report import watch_machine
 from services.agent.settings import AgentSettings
 from services.common.code_cache import CodeCache, CodeLimits
@@ -49,6 +50,7 @@ async def run(settings: AgentSettings, program: RunnerProgram) -> None:
         raise invalid("agent.no_token", "the agent needs the cluster's token; give --cluster-token-file FILE")
     token = load_token(settings.cluster_token_file)
     with open_journal(settings.state_dir, settings.keep_ended) as journal:
+        await asyncio.to_thread(settle_rules, settings)
         slots = await asyncio.to_thread(load_slots, settings.id, settings.slots)
         await _Running(settings, program, token, journal, slots).run()
 

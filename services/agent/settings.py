@@ -36,6 +36,12 @@ class AgentSettings(ServiceSettings):
         default=2048.0, ge=0, description="MB of code archives kept here; the least recently used are removed first"
     )
     code_cache_days: float = Field(default=30.0, ge=0, description="an archive unused for so long is removed")
+    rank_user: str = Field(default="", description="user as which the ranks run; the agent's own by default")
+    rank_users: dict[str, str] = Field(
+        default_factory=dict, description="owner=user,owner=user: users for the ranks of single owners"
+    )
+    rank_memory_mb: int = Field(default=0, ge=0, description="MiB of host memory that a rank may use; 0 for no limit")
+    rank_processes: int = Field(default=0, ge=0, description="processes and threads of a rank; 0 for no limit")
     health_seconds: float = Field(default=15.0, gt=0, description="between two checks of GPUs, interfaces, disk")
     health_confirmations: int = Field(
         default=2, ge=2, description="findings of a hardware fault that take a GPU out of use"
@@ -50,7 +56,7 @@ class AgentSettings(ServiceSettings):
             raise ValueError("an id has letters, digits, '.', '_' and '-' only, 63 at most, and begins with no sign")
         return value
 
-    @field_validator("pool", "labels")
+    @field_validator("pool", "labels", "rank_user", "rank_users")
     @classmethod
     def _check_names(cls, value: str | dict[str, str]) -> str | dict[str, str]:
         names = [value] if isinstance(value, str) else [*value, *value.values()]

@@ -10,7 +10,7 @@
 
 | in allocations/<id> | written by | mode | holds                                                          |
 |---------------------|------------|------|----------------------------------------------------------------|
-| record.json         | agent      | 0644 | the journal's record, replaced atomically; the runner reads    |
+| record.json         | agent      | 0600 | the journal's record, replaced atomically; the runner reads    |
 |                     |            |      | the order to stop in it                                        |
 | spec.json           | agent      | 0600 | RunnerSpec as proto JSON, with the allocation's token          |
 | runner.log          | agent      | 0600 | the output of the runner                                       |
@@ -176,7 +176,7 @@ class SharedFolder:
 
     def write_record(self, text: str, *, is_durable: bool) -> None:
         """Writes record.json; called by the agent. is_durable: the record also survives a power cut."""
-        write_atomic(self.record_path, text, is_durable=is_durable)
+        write_atomic(self.record_path, text, mode=0o600, is_durable=is_durable)
         if is_durable:
             sync_folder(self.path.parent)
 

@@ -30,7 +30,8 @@ from services.common.telemetry import configure_logging
 from services.trial_runner import exit_file
 from services.trial_runner.gang.gang_plan import needs_no_warmth
 from services.trial_runner.ranks.nursery_client import NurseryProcess, end_nursery, fork_nursery
-from services.trial_runner.runner import TrialRunner, kind_of
+from services.trial_runner.runner import TrialRunner
+from services.trial_runner.start_error import kind_of
 
 # Sent to the agent once a command runs.
 UP = b"+"

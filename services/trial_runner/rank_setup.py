@@ -26,6 +26,7 @@ from services.trial_runner.gang.gang_plan import (
     rank_environment,
     threads_per_rank,
 )
+from services.trial_runner.ranks.confinement import Confinement
 from services.trial_runner.ranks.interpreter import Interpreter, find_interpreter, make_private
 from services.trial_runner.ranks.log_pump import LogPump
 from services.trial_runner.ranks.nursery_client import Nursery
@@ -55,11 +56,13 @@ class RankSetup:
     folder: SharedFolder
     socket_path: str
     beat_paths: dict[int, Path]
+    confinement: Confinement
 
     async def prepare(
         self, network: Network, nursery: Nursery, pump: LogPump, on_hook: Callable[[int], None]
     ) -> RankStart:
         """Raises HookFailed, and GanglineError `environment.*`. on_hook: called with the pid of the startup hook."""
+        self._confine(nursery)
         config = load_config(self.spec)
         section = config.get("environment") or {}
         directory = self._find_directory(section.get("working_directory") or "")
@@ -70,6 +73,9 @@ class RankSetup:
         if (self.folder.code_path / HOOK_NAME).is_file():
             private = self.folder.packages_path
             interpreter = await make_private(interpreter, private)
+            self.confinement.give(private)
+            listing = self.folder.path / "hook.environ"
+            self.confinement.give_file(listing)
             start = self._plan(network, interpreter, directory)
             first = start.environments[self.place.first_rank] | {"VIRTUAL_ENV": str(private)}
             change = await run_hook(
@@ -77,7 +83,7 @@ class RankSetup:
                 pump,
                 environment=first,
                 directory=self.folder.code_path,
-                listing=self.folder.packages_path / "hook.environ",
+                listing=listing,
                 limit_seconds=hang_rule_of(config).start_seconds,
                 on_up=on_hook,
             )
@@ -88,6 +94,14 @@ class RankSetup:
         if not start.program and not interpreter.is_agents:
             return replace(start, program=interpreter.rank_command())
         return start
+
+    def _confine(self, nursery: Nursery) -> None:
+        """Gives the ranks what belongs to their user, and has the nursery confine every process that it starts."""
+        self.confinement.make_groups(self.place.ranks)
+        self.confinement.give_beats(self.beat_paths)
+        for folder in (self.folder.code_path, self.folder.ranks_path):
+            self.confinement.give(folder)
+        nursery.confinement = self.confinement
 
     def _find_directory(self, named: str) -> Path:
         """Returns the folder in which the ranks start."""
@@ -100,13 +114,14 @@ class RankSetup:
 
     def _plan(self, network: Network, interpreter: Interpreter, directory: Path) -> RankStart:
         num_threads = threads_per_rank(self.spec, self.place, len(os.sched_getaffinity(0)))
+        base = self.confinement.settle(os.environ)
         environments = {
             rank: rank_environment(
                 self.spec,
                 self.place,
                 network,
                 rank,
-                base=os.environ,
+                base=base,
                 code_directory=str(self.folder.code_path),
                 programs_directory=str(interpreter.programs_directory),
                 socket_path=self.socket_path,

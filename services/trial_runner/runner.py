@@ -18,7 +18,7 @@ import structlog
 from gangline.domain.allocation import ExitReport, Timeline
 from gangline.domain.failure import hang_rule_of, log_rules_of
 from gangline.domain.state import ExitKind, LogLevel
-from gangline.errors import ErrorKind, GanglineError
+from gangline.errors import GanglineError
 from gangline.launch.child import descendants
 from gangline.protocol.wire import enum_member, prepare, to_proto
 from gangline.v1 import rank_pb2, runner_pb2
@@ -46,12 +46,14 @@ from services.trial_runner.gang.outcome import (
 from services.trial_runner.gang.rendezvous import RendezvousFailed
 from services.trial_runner.preparation import Preparation
 from services.trial_runner.rank_setup import RankSetup, RankStart
+from services.trial_runner.ranks import confinement
 from services.trial_runner.ranks.log_policy import LogPolicyMatcher
 from services.trial_runner.ranks.log_pump import LAST_LINES, LogPump
 from services.trial_runner.ranks.nursery_client import NurseryProcess
 from services.trial_runner.ranks.rank_group import RankGroup
 from services.trial_runner.ranks.rank_link import RankLinkServer
 from services.trial_runner.ranks.startup_hook import HOOK_NAME, HOOK_RANK, HookFailed
+from services.trial_runner.start_error import is_agents_fault, kind_of
 from services.trial_runner.stop_signal import StopRequest
 from services.trial_runner.watchdog.hang_rule import describe_place
 from services.trial_runner.watchdog.stacks import dump_stacks
@@ -73,8 +75,6 @@ DEFAULT_GRACE_SECONDS = 3600.0
 # Time after the start of the ranks at which the runner serves metrics, reports and renews its lease. A command that has
 # ended by then needs none of this: its exit reports everything.
 QUIET_SECONDS = 0.2
-# Codes of start errors that this machine causes.
-_AGENTS_CODES = {"code.disk", "forkserver.none", "runner.no_nursery", "runner.no_rank", "runner.no_store"}
 
 log = structlog.get_logger(__name__)
 prepare(ExitReport, Timeline)
@@ -134,6 +134,7 @@ class TrialRunner:
         self._metrics_address = ""
         self._has_spoken = False
         self._speaking: asyncio.TimerHandle | None = None
+        self._confinement = confinement.Confinement()
         self._rank_group: RankGroup | None = None
         self._peer: FailureRecord | None = None
         self._peer_told = asyncio.Event()
@@ -178,7 +179,7 @@ class TrialRunner:
         except HookFailed as error:
             return await self._judge_hook(str(error))
         except (GanglineError, OSError) as error:
-            report = replace(self._report(kind_of(error), str(error)), is_agent_at_fault=_is_agents_fault(error))
+            report = replace(self._report(kind_of(error), str(error)), is_agent_at_fault=is_agents_fault(error))
             self._gang.tell_failure(FailureRecord(report.kind, report.message, None, report.agent_id, report.failed_at))
             return report
         # 3. Watch until every rank has ended.
@@ -192,6 +193,8 @@ class TrialRunner:
 
     async def _prepare(self) -> Network:
         """Returns the chosen network. Raises _EndedEarly if a stop came first."""
+        self._confinement = confinement.load(self._folder, self._spec.owner, self._place.agent_id)
+        self._confinement.open_folder(self._folder)
         await self._link.start()
         network = await first_of(self._preparation.run(), self._stop.came.wait())
         if not isinstance(network, Network):
@@ -210,7 +213,7 @@ class TrialRunner:
         assert nursery is not None
         self._note_left_out()
         paths = {rank: file.path for rank, file in self._watchdog.files.items()}
-        setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths)
+        setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths, self._confinement)
         preparing = setup.prepare(network, nursery, self._pump, self._on_hook)
         start = await first_of(preparing, self._stop.came.wait(), self._peer_told.wait())
         if self._stop.stop is not None:
@@ -296,6 +299,7 @@ class TrialRunner:
             self._hang,
             self._cut,
             self._is_disk_fault,
+            self._confinement.limits,
         )
         report = judge(ends, around)
         if report.rank is None:
@@ -333,6 +337,7 @@ class TrialRunner:
         await self._gang.close()
         if self._preparation.nursery is not None and not self._preparation.nursery.is_gone:
             await self._preparation.nursery.close()
+        self._confinement.release()
         await self._fusion.close()
         await self._link.close()
         self._relay.tell_rest()
@@ -483,18 +488,3 @@ class _EndedEarly(Exception):
     def __init__(self, report: ExitReport) -> None:
         super().__init__(report.message)
         self.report = report
-
-
-def kind_of(error: Exception) -> ExitKind:
-    """Returns CONFIGURATION_ERROR for an error that every other attempt would meet as well, such as wrong bytes under
-    the code's sha256."""
-    if is_disk_fault(error):
-        return ExitKind.AGENT_DISK
-    is_lasting = isinstance(error, GanglineError) and error.kind is ErrorKind.INVALID
-    return ExitKind.CONFIGURATION_ERROR if is_lasting else ExitKind.START_FAILED
-
-
-def _is_agents_fault(error: Exception) -> bool:
-    """Whether this machine caused the error. An answer of another machine, such as a gateway that is away, does not
-    count."""
-    return isinstance(error, OSError) or (isinstance(error, GanglineError) and error.code in _AGENTS_CODES)

@@ -25,6 +25,7 @@ from gangline.domain.allocation import ExitReport
 from gangline.launch import forkserver
 from gangline.protocol.wire import from_proto
 from gangline.v1 import agent_pb2, runner_pb2, types_pb2
+from services.common.state_folder import SharedFolder
 
 TOKEN = "alloc:7.1.1:test-token"
 
@@ -91,7 +92,7 @@ class Host:
     def start(self, spec: runner_pb2.RunnerSpec) -> Runner:
         directory = self.directory(spec.allocation.id)
         directory.mkdir(parents=True)
-        (directory / "spec.json").write_text(json_format.MessageToJson(spec))
+        SharedFolder(directory).write_spec(spec)
         return self.start_in(directory)
 
     def start_in(self, directory: Path) -> Runner:

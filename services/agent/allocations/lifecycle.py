@@ -35,6 +35,7 @@ from services.agent.allocations.journal_record import (
     mark_stopping,
 )
 from services.agent.allocations.launcher import Launcher
+from services.agent.allocations.leftover import remove_leftovers
 from services.agent.machine import metrics
 from services.common.disk_fault import is_disk_fault
 
@@ -304,9 +305,11 @@ class AllocationLifecycle:
         while self._kill_groups(self.record.process, time.monotonic() - began_at < NURSERY_SECONDS):
             if time.monotonic() - began_at > SWEEP_SECONDS:
                 self._log.error("processes of an ended trial survive SIGKILL; their slots are given back all the same")
-                return
+                break
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+        if not self._is_released:
+            await remove_leftovers(self.folder)
 
     def _conclude(self) -> None:
         """Records and reports the end. Tolerates: a report that is missing or unreadable."""

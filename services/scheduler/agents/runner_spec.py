@@ -53,6 +53,7 @@ class SpecSource:
             num_agent_slots=len(agent.slots),
             lease_seconds=self.lease_seconds,
             committee=witnesses_of(committee_of(records.all_of(Agent))),
+            owner=experiment.owner,
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from gangline.domain.allocation import ExitReport
 from gangline.domain.failure import CHILD, describe_signal, signal_passed_on
 from gangline.domain.state import ExitKind
+from services.trial_runner.gang.limit import Limits, name_limit
 
 # Longest message of an exit, in characters. Exits are stored in etcd.
 MAX_MESSAGE_LENGTH = 2000
@@ -101,6 +102,7 @@ class RankEnd:
     was_killed: this runner killed the rank before it had ended by itself.
     is_finished: the rank had reported that its training was over.
     was_out_of_memory: the kernel counted a kill for lack of memory while the rank ran.
+    exceeded_memory: the kernel counted a kill in the rank's own control group.
     worker_failure: the newest failure reported by a process that the rank had started.
     last_lines: of its output, as they were printed. report_lines: the same for a user, with tracebacks folded.
     uncaught_lines: the output of the C++ runtime for an uncaught exception.
@@ -115,6 +117,7 @@ class RankEnd:
     is_finished: bool = False
     is_preempted: bool = False
     was_out_of_memory: bool = False
+    exceeded_memory: bool = False
     worker_failure: FailureRecord | None = None
     last_lines: tuple[str, ...] = ()
     report_lines: tuple[str, ...] = ()
@@ -144,6 +147,7 @@ class OutcomeContext:
     hang: a hang of a rank of this member, for which the whole gang was ended.
     cut: set if the ranks were ended because the attempt is over or its lease has run out.
     is_disk_fault: returns whether an error's message shows that the agent's own disk refuses writes.
+    limits: those of each rank.
     """
 
     agent_id: str
@@ -155,6 +159,7 @@ class OutcomeContext:
     hang: FailureRecord | None = None
     cut: FailureRecord | None = None
     is_disk_fault: Callable[[str], bool] = field(default=lambda _: False)
+    limits: Limits = field(default_factory=Limits)
 
 
 def judge(ends: Sequence[RankEnd], context: OutcomeContext) -> ExitReport:
@@ -308,11 +313,16 @@ def _with_cause(
 ) -> ExitReport:
     end = next(end for end in ends if end.rank == cause.rank)
     is_disk_fault = cause.kind in _MAY_BE_DISK and context.is_disk_fault(cause.message)
+    kind, message = ExitKind.AGENT_DISK, cause.message
+    if not is_disk_fault:
+        lines = (*end.last_lines, *cause.details.splitlines())
+        found = cause.kind or ExitKind.USER_ERROR
+        kind, message = name_limit(found, message, lines, context.limits, exceeded_memory=end.exceeded_memory)
     return replace(
         report,
-        kind=ExitKind.AGENT_DISK if is_disk_fault else cause.kind or ExitKind.USER_ERROR,
+        kind=kind,
         is_agent_at_fault=is_disk_fault,
-        message=cause.message[:MAX_MESSAGE_LENGTH],
+        message=message[:MAX_MESSAGE_LENGTH],
         rank=cause.rank,
         exit_code=None if end.was_killed else end.exit_code,
         signal=None if end.was_killed else end.signal,

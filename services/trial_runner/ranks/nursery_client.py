@@ -23,6 +23,7 @@ import structlog
 from gangline.errors import GanglineError, unavailable
 from gangline.launch import channel, child, forkserver, nursery
 from services.common.concurrency import cancel
+from services.trial_runner.ranks.confinement import Confinement
 
 # Limit for a fork from the rank template; beyond it the nursery starts cold.
 FORK_SECONDS = 20.0
@@ -43,12 +44,15 @@ class NurseryProcess:
 
 
 class Nursery:
-    """Sends requests to one nursery and receives its events. events: the nursery's events in order; None once it has
-    gone."""
+    """Sends requests to one nursery and receives its events.
+
+    events: the nursery's events in order; None once it has gone. confinement: of every process that it starts.
+    """
 
     def __init__(self, process: NurseryProcess) -> None:
         self.pid = process.pid
         self._process = process
+        self.confinement = Confinement()
         self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._control = process.control
         self._store: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -91,7 +95,8 @@ class Nursery:
         program: the command that replaces the rank's process.
         """
         request = {"do": "start", "rank": rank, "environment": dict(environment), "directory": directory}
-        channel.send(self._control, {**request, "num_threads": num_threads, "program": list(program)}, fds)
+        request |= {"num_threads": num_threads, "program": list(program)}
+        channel.send(self._control, {**request, "confinement": self.confinement.orders(rank)}, fds)
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Sends a signal to ranks. Does nothing if the nursery has gone, because then its ranks have gone too."""

@@ -228,6 +228,7 @@ class RankGroup:
 
     def _on_exit(self, state: _Rank, event: dict[str, Any]) -> None:
         number = event["signal"]
+        exceeded_memory = event["exit_code"] != 0 and self.nursery.confinement.exceeded_memory(event["rank"])
         state.is_alive = False
         state.end = replace(
             state.end,
@@ -236,7 +237,9 @@ class RankGroup:
             ended_at=event["at"],
             # A command that ends after SIGTERM, with any code, has obeyed.
             was_killed=(event["was_killed"] and number == signal.SIGKILL) or state.was_asked,
-            was_out_of_memory=event["exit_code"] != 0 and count_oom_kills() > self._oom_kills_before,
+            was_out_of_memory=exceeded_memory
+            or (event["exit_code"] != 0 and count_oom_kills() > self._oom_kills_before),
+            exceeded_memory=exceeded_memory,
         )
         if not state.end.is_success:
             self._begin_end()

@@ -53,7 +53,7 @@ def test_only_the_owner_may_read_what_could_hold_a_token(folder: SharedFolder) -
     for descriptor in descriptors:
         os.close(descriptor)
     folder.write_record("{}", is_durable=True)
-    assert _mode(folder.record_path) == 0o644
+    assert _mode(folder.record_path) == 0o600
 
 
 def test_the_runner_reads_the_spec_that_the_agent_wrote(folder: SharedFolder) -> None:

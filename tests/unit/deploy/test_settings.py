@@ -16,7 +16,10 @@ from services.scheduler.settings import SchedulerSettings
 from tests.support.source import ROOT
 
 # Without a default, or with one that a comment cannot show.
-SHOWN_AS_EXAMPLE = {"advertise_host", "id", "labels", "ca_file", "cert_file", "key_file", "user", "password_file"}
+SHOWN_AS_EXAMPLE = {
+    *("advertise_host", "id", "labels", "rank_users"),
+    *("ca_file", "cert_file", "key_file", "user", "password_file"),
+}
 # Set by whoever starts the service, not in a file.
 NOT_IN_FILE = {"ready_file", "kill_runners_on_exit", "exit_grace_seconds"}
 SERVICES: list[type[ServiceSettings]] = [AgentSettings, GatewaySettings, SchedulerSettings]

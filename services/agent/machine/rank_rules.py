@@ -1,0 +1,143 @@
+"""Checks the settings about the ranks' users and limits at the agent's start, and writes them down for its runners.
+
+A setting that this machine cannot carry out ends the agent with one line, before any work arrives. Called by the
+program.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from gangline.errors import GanglineError, invalid
+from services.agent.settings import AgentSettings
+from services.common import rank_cgroup
+from services.common.rank_rules import RankRules, RankUser, find_user, write_rules
+from services.common.state_folder import StateFolder
+
+# The capabilities that let an agent run ranks as other users, by their bits in /proc/self/status (capabilities(7)).
+NEEDED_CAPABILITIES = {"CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
+# Limit for the check that a user can start Gangline. A cold start from a network disk takes seconds.
+PROBE_SECONDS = 60.0
+_PROBE = "import os, sys, gangline.launch.child; os.chdir(sys.argv[1])"
+
+log = structlog.get_logger(__name__)
+
+
+def settle_rules(settings: AgentSettings) -> None:
+    """Checks and writes the rules. Raises GanglineError `agent.rank_user` and `agent.rank_limits`."""
+    names = {settings.rank_user, *settings.rank_users.values()} - {""}
+    if settings.rank_users and not settings.rank_user:
+        raise _bad_user("rank_users needs rank_user too, for owners that it does not name")
+    users = {name: _find(name) for name in sorted(names)}
+    others = [user for user in users.values() if user.uid != os.geteuid()]
+    if others:
+        _check_rights(others[0])
+        _open_state(settings.state_dir)
+        for user in others:
+            _probe(user, StateFolder(settings.state_dir).allocations)
+    cgroup = _find_cgroup(settings)
+    if settings.rank_processes and not cgroup and os.geteuid() == 0 and not settings.rank_user:
+        text = "the kernel does not limit the processes of root: set rank_user too, or delegate a control group"
+        raise invalid("agent.rank_limits", f"rank_processes has no effect here, because {text}")
+    rules = RankRules(settings.rank_user, settings.rank_users, settings.rank_memory_mb, settings.rank_processes, cgroup)
+    try:
+        write_rules(settings.state_dir, rules)
+    except OSError as error:
+        _on_unwritten(rules, error)
+
+
+def missing_capabilities(status: str) -> list[str]:
+    """Returns the names of the needed capabilities that a process lacks. status: the content of /proc/self/status."""
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    effective = int(match[1], 16) if match else 0
+    return [name for name, bit in NEEDED_CAPABILITIES.items() if not effective >> bit & 1]
+
+
+def _find(name: str) -> RankUser:
+    try:
+        return find_user(name)
+    except GanglineError as error:
+        raise _bad_user(f"rank_user: {error.message}") from error
+
+
+def _check_rights(user: RankUser) -> None:
+    missing = missing_capabilities(Path("/proc/self/status").read_text())
+    if missing:
+        text = f"run the agent as root, or give its unit AmbientCapabilities={' '.join(NEEDED_CAPABILITIES)}"
+        raise _bad_user(f"rank_user {user.name}: the agent may not run processes as another user; {text}")
+
+
+def _open_state(state_directory: Path) -> None:
+    """Lets other users pass through the state directory to the folders of their own attempts. They can list nothing
+    there, and every file in it is for the agent's user alone."""
+    state = StateFolder(state_directory)
+    try:
+        for folder in (state.path, state.allocations):
+            folder.chmod(0o711)
+    except OSError as error:
+        raise _bad_user(f"rank_user: cannot let the ranks pass through {state_directory}: {error}") from error
+
+
+def _probe(user: RankUser, folder: Path) -> None:
+    """Starts this Python as the user, which finds every obstacle on the way to it, to Gangline and to the attempts."""
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-P", "-c", _PROBE, str(folder.absolute())],
+            cwd="/",
+            env=_plain_environment(os.environ),
+            user=user.uid,
+            group=user.gid,
+            extra_groups=user.groups,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _unusable(user, str(error)) from error
+    if probe.returncode:
+        lines = probe.stderr.strip().splitlines()
+        raise _unusable(user, lines[-1] if lines else f"exit code {probe.returncode}")
+
+
+def _plain_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")}
+
+
+def _find_cgroup(settings: AgentSettings) -> str:
+    """Returns the control group below which ranks get theirs; empty without a limit, or if the limits are those of
+    processes."""
+    if not settings.rank_memory_mb and not settings.rank_processes:
+        return ""
+    root, why_not = rank_cgroup.find_root(Path("/proc/self/cgroup").read_text())
+    if root is not None:
+        try:
+            rank_cgroup.enable(root)
+        except OSError as error:
+            root, why_not = None, f"cannot use {root}: {error.strerror}"
+    if root is None:
+        log.warning("the limits of ranks are those of each process and user, not of control groups", reason=why_not)
+        return ""
+    return str(root)
+
+
+def _on_unwritten(rules: RankRules, error: OSError) -> None:
+    """Ends the agent if its ranks would run without their rules. Without rules, the disk check handles a full disk."""
+    if rules != RankRules():
+        raise invalid("agent.rank_rules", f"cannot write the rules for the ranks: {error}") from error
+    log.warning("cannot write the rules for the ranks", error=str(error))
+
+
+def _unusable(user: RankUser, problem: str) -> GanglineError:
+    return _bad_user(f"rank_user {user.name} cannot run {sys.executable} here: {problem}")
+
+
+def _bad_user(text: str) -> GanglineError:
+    return invalid("agent.rank_user", text)

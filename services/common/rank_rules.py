@@ -1,0 +1,99 @@
+"""The rules that an agent sets for the ranks of its machine: their users, their limits, and the program for containers.
+
+The agent writes them into its state directory when it starts, and each trial runner reads them when it starts. So a
+running attempt keeps the rules that it began with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from gangline.errors import GanglineError, invalid
+from services.common.disk import write_atomic
+
+FILE_NAME = "rank_rules.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RankUser:
+    """A user of this machine, as which ranks run. groups: all ids of its groups."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+    shell: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankRules:
+    """The rules of one agent.
+
+    user: a name or a number; empty for the agent's own user. users: by the owner of the experiment, for owners with a
+    user of their own.
+    memory_mb, processes: the limits of one rank; 0 for none. cgroup: the control group below which each rank gets its
+    own; empty if the limits are those of processes (rlimits).
+    container_command: the program that runs containers, with its first arguments; empty without one.
+    container_options: further arguments of its `run`.
+    """
+
+    user: str = ""
+    users: Mapping[str, str] = field(default_factory=dict)
+    memory_mb: int = 0
+    processes: int = 0
+    cgroup: str = ""
+    container_command: tuple[str, ...] = ()
+    container_options: tuple[str, ...] = ()
+
+    def user_of(self, owner: str) -> str:
+        """Returns the user for an owner's ranks; empty for the agent's own."""
+        return self.users.get(owner, self.user)
+
+
+def write_rules(state_directory: Path, rules: RankRules) -> None:
+    """Raises OSError."""
+    write_atomic(state_directory / FILE_NAME, json.dumps(asdict(rules)), mode=0o600, is_durable=False)
+
+
+def load_rules(state_directory: Path) -> RankRules:
+    """Returns the rules; those without any limit if there is no file.
+
+    Raises GanglineError `environment.rules` if the file cannot be read: a rank must not run with more rights than the
+    operator wants.
+    """
+    path = state_directory / FILE_NAME
+    try:
+        fields = json.loads(path.read_text())
+        if not isinstance(fields, dict):
+            raise ValueError("it holds no mapping")
+        rules = RankRules(**{name: fields[name] for name in RankRules.__dataclass_fields__ if name in fields})
+        command, options = tuple(rules.container_command), tuple(rules.container_options)
+        return replace(rules, users=dict(rules.users), container_command=command, container_options=options)
+    except FileNotFoundError:
+        return RankRules()
+    except (OSError, ValueError, TypeError) as error:
+        raise invalid(
+            "environment.rules", f"cannot read {path}: {error}; restart the agent, which writes it"
+        ) from error
+
+
+def find_user(name: str) -> RankUser:
+    """Looks a user up on this machine. Raises GanglineError `environment.no_user`, also for root."""
+    try:
+        entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+    except (KeyError, OverflowError) as error:
+        raise _no_user(f"this machine has no user {name!r}; make one, or name another") from error
+    if entry.pw_uid == 0:
+        raise _no_user("ranks never run as root by this setting; name a user without rights")
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return RankUser(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir, entry.pw_shell)
+
+
+def _no_user(text: str) -> GanglineError:
+    return invalid("environment.no_user", text)

@@ -1,0 +1,153 @@
+"""The user and the limits of the ranks of one attempt: files that change their owner, variables, control groups.
+
+Owns what the ranks get of the machine. The agent's rules decide; gangline/launch/confinement.py applies them in each
+rank. The runner and the nursery keep the agent's rights. The runner calls `load` once, before anything of the attempt
+starts, and `release` at the end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gangline.domain.limits import MB
+from gangline.errors import GanglineError, invalid, unavailable
+from gangline.launch.beat_file import stacks_path_of
+from services.common import rank_cgroup
+from services.common.rank_rules import RankRules, RankUser, find_user, load_rules
+from services.common.state_folder import SharedFolder
+from services.trial_runner.gang.limit import Limits
+
+# The number of the startup hook among the nursery's processes.
+_HOOK = -1
+# Variables that belong to the session of the agent's user.
+_SESSION = ("DBUS_SESSION_BUS_ADDRESS", "MAIL", "SUDO_", "XDG_")
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """The confinement of one attempt's ranks; without arguments there is none.
+
+    user: None for the agent's own.
+    """
+
+    rules: RankRules = field(default_factory=RankRules)
+    user: RankUser | None = None
+    allocation_id: str = ""
+    agent_id: str = ""
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.agent_id, self.rules.memory_mb, self.rules.processes)
+
+    def orders(self, rank: int, *, is_contained: bool = False) -> dict[str, Any]:
+        """Returns the nursery's orders for one rank; empty if nothing is confined.
+
+        is_contained: the nursery runs in a container, whose processes have their user already and see no other control
+        groups.
+        """
+        orders: dict[str, Any] = {}
+        if self.rules.cgroup and not is_contained:
+            if self._has_limits:
+                orders["cgroup"] = str(self._cgroup(rank))
+        else:
+            orders |= plan_limits(self.rules)
+        if self.user is not None and not is_contained:
+            orders["user"] = {"uid": self.user.uid, "gid": self.user.gid, "groups": list(self.user.groups)}
+        return orders
+
+    def make_groups(self, ranks: range) -> None:
+        """Makes the control groups of the ranks and of the startup hook. Raises GanglineError `environment.cgroup`."""
+        if not self.rules.cgroup or not self._has_limits:
+            return
+        try:
+            for rank in (_HOOK, *ranks):
+                rank_cgroup.make(self._cgroup(rank), self.rules.memory_mb * MB, self.rules.processes)
+        except OSError as error:
+            raise unavailable("environment.cgroup", f"cannot limit the ranks on {self.agent_id}: {error}") from error
+
+    def exceeded_memory(self, rank: int) -> bool:
+        """Whether the kernel killed the rank, or a process of it, at the limit of its control group."""
+        return bool(self.rules.cgroup and self._has_limits and rank_cgroup.count_memory_kills(self._cgroup(rank)))
+
+    def release(self) -> None:
+        """Ends what is left in the control groups and removes them."""
+        if self.rules.cgroup:
+            rank_cgroup.remove_all(Path(self.rules.cgroup), self.allocation_id)
+
+    def open_folder(self, folder: SharedFolder) -> None:
+        """Lets the ranks' user pass through the allocation's folder, in which it cannot list or make anything."""
+        if self.user is not None:
+            folder.path.chmod(0o711)
+
+    def give_beats(self, beat_paths: Mapping[int, Path]) -> None:
+        """Gives the ranks their beat files. The dumps of their stacks lie in the allocation's folder too, in which the
+        user makes no files. So it cannot put a link to another file there, which the runner would read."""
+        if self.user is None:
+            return
+        for path in beat_paths.values():
+            for each in (path, stacks_path_of(path)):
+                self.give_file(each)
+
+    def give_file(self, path: Path) -> None:
+        """Makes the file, empty if it is new, and gives it to the user of the ranks."""
+        if self.user is not None:
+            path.touch(0o600)
+            os.chown(path, self.user.uid, self.user.gid, follow_symlinks=False)
+
+    def give(self, path: Path) -> None:
+        """Gives a folder with its content to the user of the ranks; the folder itself last, so nobody can change its
+        content meanwhile."""
+        if self.user is not None and path.is_dir():
+            path.chmod(0o700)
+            give_tree(path, self.user.uid, self.user.gid)
+
+    def settle(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Returns a rank's environment with the variables of its user."""
+        return dict(environment) if self.user is None else with_user(environment, self.user, Path.is_dir)
+
+    @property
+    def _has_limits(self) -> bool:
+        return bool(self.rules.memory_mb or self.rules.processes)
+
+    def _cgroup(self, rank: int) -> Path:
+        return rank_cgroup.path_of(Path(self.rules.cgroup), self.allocation_id, rank)
+
+
+def load(folder: SharedFolder, owner: str, agent_id: str) -> Confinement:
+    """Returns the confinement of an attempt by the agent's rules. Raises GanglineError `environment.*`."""
+    rules = load_rules(folder.state.path)
+    name = rules.user_of(owner)
+    try:
+        user = find_user(name) if name else None
+    except GanglineError as error:
+        text = f"{agent_id} is set to run the ranks of {owner or 'everyone'} as {name!r}: {error.message}"
+        raise invalid("environment.no_user", text) from error
+    if user is not None and user.uid == os.geteuid():
+        user = None
+    return Confinement(rules, user, folder.allocation_id, agent_id)
+
+
+def plan_limits(rules: RankRules) -> dict[str, int]:
+    """Returns the limits of processes (rlimits)."""
+    limits = {"memory_bytes": rules.memory_mb * MB, "processes": rules.processes}
+    return {name: value for name, value in limits.items() if value}
+
+
+def with_user(environment: Mapping[str, str], user: RankUser, is_dir: Callable[[Path], bool]) -> dict[str, str]:
+    """Returns the environment with the variables that a login as the user sets. A user without a home has /tmp."""
+    kept = {name: value for name, value in environment.items() if not name.startswith(_SESSION)}
+    home = user.home if is_dir(Path(user.home)) else "/tmp"  # noqa: S108 - as for any user without a home
+    return kept | {"HOME": home, "USER": user.name, "LOGNAME": user.name, "SHELL": user.shell}
+
+
+def give_tree(path: Path, uid: int, gid: int) -> None:
+    """Changes the owner of a folder and all that it holds, and follows no link."""
+    for root, folders, files, descriptor in os.fwalk(path, topdown=False):
+        for name in (*folders, *files):
+            os.chown(name, uid, gid, dir_fd=descriptor, follow_symlinks=False)
+        if root == str(path):
+            os.fchown(descriptor, uid, gid)

@@ -1,0 +1,32 @@
+"""The kind of an error before the ranks run, and whether this machine caused it."""
+
+from __future__ import annotations
+
+from gangline.domain.state import ExitKind
+from gangline.errors import ErrorKind, GanglineError
+from services.common.disk_fault import is_disk_fault
+
+# Codes of start errors that this machine causes.
+_AGENTS_CODES = {
+    "code.disk",
+    "environment.cgroup",
+    "forkserver.none",
+    "runner.no_nursery",
+    "runner.no_rank",
+    "runner.no_store",
+}
+
+
+def kind_of(error: Exception) -> ExitKind:
+    """Returns CONFIGURATION_ERROR for an error that every other attempt would meet as well, such as wrong bytes under
+    the code's sha256."""
+    if is_disk_fault(error):
+        return ExitKind.AGENT_DISK
+    is_lasting = isinstance(error, GanglineError) and error.kind is ErrorKind.INVALID
+    return ExitKind.CONFIGURATION_ERROR if is_lasting else ExitKind.START_FAILED
+
+
+def is_agents_fault(error: Exception) -> bool:
+    """Whether this machine caused the error. An answer of another machine, such as a gateway that is away, does not
+    count."""
+    return isinstance(error, OSError) or (isinstance(error, GanglineError) and error.code in _AGENTS_CODES)

@@ -1,0 +1,97 @@
+"""The agent's check of its settings about ranks: one line at its start, or rules for its runners."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.errors import GanglineError
+from services.agent.machine.rank_rules import missing_capabilities, settle_rules
+from services.agent.settings import AgentSettings
+from services.common.rank_rules import RankRules, load_rules
+from tests.support.account import find_python
+from tests.support.source import ROOT
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes as another user")
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state directory that every user can reach, and a Python that every user can run."""
+    monkeypatch.setattr(sys, "executable", find_python())
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)
+        (Path(folder) / "state/allocations").mkdir(parents=True, mode=0o700)
+        (Path(folder) / "state").chmod(0o700)
+        yield Path(folder) / "state"
+
+
+def settle(state: Path, **settings: Any) -> RankRules:
+    settle_rules(AgentSettings(state_dir=state, **settings))
+    return load_rules(state)
+
+
+def test_without_settings_there_is_no_rule_and_the_state_stays_closed(state: Path) -> None:
+    assert settle(state) == RankRules()
+    assert state.stat().st_mode & 0o777 == 0o700
+
+
+@needs_root
+def test_the_user_may_pass_through_the_state_and_the_rules_are_written(state: Path) -> None:
+    rules = settle(state, rank_user="nobody", rank_users={"ann": "nobody"}, rank_memory_mb=512, rank_processes=64)
+    assert rules == RankRules("nobody", {"ann": "nobody"}, 512, 64)
+    assert [path.stat().st_mode & 0o777 for path in (state, state / "allocations")] == [0o711] * 2
+
+
+@needs_root
+def test_a_user_who_cannot_reach_the_state_is_refused(state: Path) -> None:
+    state.parent.chmod(0o700)
+    with pytest.raises(
+        GanglineError, match=r"rank_user nobody cannot run .*: PermissionError: .*allocations"
+    ) as caught:
+        settle(state, rank_user="nobody")
+    assert caught.value.code == "agent.rank_user"
+
+
+@needs_root
+def test_a_user_who_cannot_run_this_python_is_refused(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    with pytest.raises(GanglineError, match=r"rank_user nobody cannot run .*no-python here: "):
+        settle(state, rank_user="nobody")
+
+
+@needs_root
+def test_a_limit_of_processes_has_no_effect_on_root(state: Path) -> None:
+    with pytest.raises(GanglineError, match=r"rank_processes has no effect here, .* set rank_user too") as caught:
+        settle(state, rank_processes=64)
+    assert caught.value.code == "agent.rank_limits"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"rank_user": "no-such-user"}, "rank_user: this machine has no user 'no-such-user'"),
+        ({"rank_user": "root"}, "rank_user: ranks never run as root"),
+        ({"rank_users": {"ann": "nobody"}}, "rank_users needs rank_user too"),
+        ({"rank_user": "nobody", "rank_users": {"ann": "no-such-user"}}, "no user 'no-such-user'"),
+    ],
+)
+def test_wrong_users_are_refused_in_one_line(state: Path, settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(GanglineError, match=problem) as caught:
+        settle(state, **settings)
+    assert "\n" not in caught.value.message
+
+
+def test_the_missing_capabilities_are_found() -> None:
+    assert missing_capabilities("Name:\tagent\nCapEff:\t000001fffeffffff\n") == []
+    assert missing_capabilities("CapEff:\t0000000000000000\n")[-1] == "CAP_SETUID"
+    assert missing_capabilities("CapEff:\t00000000000000e2\n") == ["CAP_CHOWN"]
