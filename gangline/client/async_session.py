@@ -12,8 +12,9 @@ from typing import Any
 from gangline.client import async_handle as handle
 from gangline.client.async_connection import in_thread
 from gangline.client.async_experiment_calls import AsyncExperimentCalls
-from gangline.client.submission import NO_OVERRIDES, prepare_submission, read_config
+from gangline.client.submission import NO_OVERRIDES, plan_task_text, prepare_submission, prepare_task, read_config
 from gangline.domain.id import absent, check_checkpoint_id
+from gangline.domain.state import TaskKind
 
 # How many experiments one call lists.
 # Experiments on one page of a listing.
@@ -65,6 +66,29 @@ class AsyncClient(AsyncExperimentCalls):
             overrides=overrides,
             is_paused=is_paused,
         )
+        created = await self.create_prepared(submission, request_id)
+        return handle.AsyncExperiment(self, created.experiment, created.warnings)
+
+    async def start_task(
+        self,
+        kind: TaskKind | str,
+        command: Mapping[str, Any],
+        code: str | Path | None = None,
+        request_id: str | None = None,
+        *,
+        template: str = "",
+    ) -> handle.AsyncExperiment:
+        """Starts a command, a shell or a notebook, which is an experiment of one trial with one attempt.
+
+        kind: such as "command". command: its configuration with Determined's names, such as
+        {"entrypoint": ["nvidia-smi"], "resources": {"slots": 1}}. code: a folder whose files it gets; None for none.
+        Listings of experiments leave it out unless their filter names its kind. Raises GanglineError `task.*`,
+        `config.*`, `code.*`.
+        """
+        text = await in_thread(plan_task_text, TaskKind(str(kind).upper()), command)
+        inherited = await self.inherit(text, template)
+        folder = None if code is None else Path(code)
+        submission = await in_thread(prepare_task, text, folder, self._on_progress, inherited=inherited)
         created = await self.create_prepared(submission, request_id)
         return handle.AsyncExperiment(self, created.experiment, created.warnings)
 

@@ -65,6 +65,12 @@ def pack_code(folder: Path, on_progress: OnProgress = ignore_progress) -> CodeAr
     return CodeArchive(hashlib.sha256(payload).hexdigest(), payload, len(files), num_bytes)
 
 
+def pack_nothing() -> CodeArchive:
+    """Packs the code of a task that brings none."""
+    payload = _pack([], ignore_progress)
+    return CodeArchive(hashlib.sha256(payload).hexdigest(), payload, 0, 0)
+
+
 class _Rules:
     """Decides which files are left out, and ends the walk with an error when it meets too many files or folders."""
 

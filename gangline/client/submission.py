@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangline.client.packing import CodeArchive, pack_code
+from gangline.client.packing import CodeArchive, pack_code, pack_nothing
 from gangline.client.record import OnProgress, ignore_progress
 from gangline.domain.experiment import Experiment, Inheritance
+from gangline.domain.state import TaskKind
 from gangline.errors import invalid
 from gangline.text_file import read_text
 
@@ -104,6 +105,25 @@ def prepare_submission(
     check_code(code, parse_entrypoint(config.entrypoint), config.environment.working_directory)
     template = inherited.template if inherited is not None else ""
     return Submission(config.model_dump_json(), archive, tuple(warnings), template, is_paused)
+
+
+def plan_task_text(kind: TaskKind, command: Mapping[str, Any]) -> str:
+    """Returns the text of a task's configuration. command: as Determined configures a command. Raises GanglineError
+    `task.*`, `config.not_plain`."""
+    from gangline.config.task import plan_task  # noqa: PLC0415 - loads pydantic
+
+    return _dump(plan_task(kind, command))
+
+
+def prepare_task(
+    text: str, code: Path | None, on_progress: OnProgress = ignore_progress, *, inherited: Inheritance | None = None
+) -> Submission:
+    """Checks and packs a task. text: of `plan_task_text`. code: a folder; None for no files. Raises GanglineError
+    `config.*`, `code.*`."""
+    config, warnings = parse_with_seed(text, None, inherited)
+    archive = pack_nothing() if code is None else pack_code(code, on_progress)
+    template = inherited.template if inherited is not None else ""
+    return Submission(config.model_dump_json(), archive, tuple(warnings), template)
 
 
 def read_config(config: str | Path | Mapping[str, Any], code: str | Path | None) -> tuple[str, Path]:

@@ -22,6 +22,7 @@ from gangline.config.resource import Profiling, Reproducibility, Resources
 from gangline.config.searcher import MAX_TRIALS, UNITS, Length, Searcher
 from gangline.config.section import Section, fault, wrong_type
 from gangline.config.storage import CheckpointStorage
+from gangline.config.task import TaskSection
 from gangline.domain.entrypoint import TrialClass, parse_entrypoint
 
 
@@ -30,8 +31,8 @@ class ExperimentConfig(Section):
 
     scheduling_unit: batches between two reports of training metrics, and between two checks for a preemption.
     max_restarts: failed attempts of a trial after which it runs again. preemption_timeout: seconds for the checkpoint
-    of an orderly stop. async_checkpoints: training goes on while a checkpoint is written. The fields after parallelism
-    are Determined's, without effect here.
+    of an orderly stop. async_checkpoints: training goes on while a checkpoint is written. task: only of a
+    command, a shell or a notebook, which is no training. The fields after it are Determined's, without effect here.
     """
 
     name: str = ""
@@ -63,6 +64,7 @@ class ExperimentConfig(Section):
     workspace: str = ""
     project: str = ""
     parallelism: Parallelism = Parallelism()
+    task: TaskSection | None = None
     debug: bool = False
     tensorboard_storage: dict[str, Any] | None = None
     data_layer: dict[str, Any] | None = None
@@ -99,7 +101,11 @@ class ExperimentConfig(Section):
     def _knows_its_length(self) -> Self:
         searcher = self.searcher
         is_known = searcher.max_length is not None or (searcher.max_time is not None and searcher.unit_name in UNITS)
-        if isinstance(parse_entrypoint(self.entrypoint), TrialClass) and not is_known:
+        is_trial = isinstance(parse_entrypoint(self.entrypoint), TrialClass)
+        if is_trial and self.task is not None:
+            text = f"{self.entrypoint} is a trial class, and a {self.task.kind.lower()} runs a command"
+            raise fault("invalid_value", text, "entrypoint")
+        if is_trial and not is_known:
             raise fault("missing_key", "required for a trial class, but missing", "searcher", "max_length")
         return self
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gangline.domain.allocation import Exclusion, ExitReport, SizeChange, Timeline
-from gangline.domain.state import CheckpointState, DeletionStage, ExitKind, Outcome, State
+from gangline.domain.state import CheckpointState, DeletionStage, ExitKind, Outcome, State, TaskKind
 from gangline.domain.usage import AttemptUsage
 
 # The file in a checkpoint's folder that lists its other files. A checkpoint that has it is complete.
@@ -42,6 +42,7 @@ class Experiment:
     continued_at: float = 0.0
     continue_request_id: str = ""
     reviews_checkpoints: bool = False
+    task_kind: TaskKind | None = None
 
     @property
     def is_deleting(self) -> bool:
@@ -56,17 +57,20 @@ class Experiment:
 @dataclass(frozen=True, slots=True)
 class ExperimentFilter:
     """Selects experiments. All given conditions have to hold: all of the labels, one of the states or outcomes, one of
-    the owners, the text somewhere in the name, whatever the case. An empty one holds for all."""
+    the owners, the text somewhere in the name, whatever the case. An empty one holds for all. task_kinds: only tasks of
+    these kinds; empty for trainings alone."""
 
     labels: tuple[str, ...] = ()
     states: tuple[State, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     owners: tuple[str, ...] = ()
     name_contains: str = ""
+    task_kinds: tuple[TaskKind, ...] = ()
 
     def matches(self, experiment: Experiment) -> bool:
         return (
-            set(self.labels) <= set(experiment.labels)
+            (experiment.task_kind in self.task_kinds if self.task_kinds else experiment.task_kind is None)
+            and set(self.labels) <= set(experiment.labels)
             and (
                 not (self.states or self.outcomes)
                 or experiment.state in self.states

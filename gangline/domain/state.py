@@ -84,6 +84,14 @@ class LogLevel(StrEnum):
     CRITICAL = "CRITICAL"
 
 
+class TaskKind(StrEnum):
+    """The kind of an experiment that is no training: one command of a user, on slots."""
+
+    COMMAND = "COMMAND"
+    SHELL = "SHELL"
+    NOTEBOOK = "NOTEBOOK"
+
+
 class ExperimentAction(StrEnum):
     """A user's request for an experiment that has not ended."""
 

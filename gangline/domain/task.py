@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gangline.domain.allocation import Allocation, Reason, Request, shrunk_reason
 from gangline.domain.experiment import Trial
 from gangline.domain.history import ProgressPoint
+from gangline.domain.state import TaskKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Task:
     yet.
     owner: the user who made the experiment.
     progress: its newest report; None before the first one, and while the gateway cannot read its database.
+    task_kind: of its experiment; None for a training.
     """
 
     trial: Trial
@@ -33,6 +35,7 @@ class Task:
     weight: float = 1.0
     owner: str = ""
     progress: ProgressPoint | None = None
+    task_kind: TaskKind | None = None
 
     @property
     def pool(self) -> str:

@@ -165,6 +165,7 @@ class ExperimentFilter(google.protobuf.message.Message):
     OUTCOMES_FIELD_NUMBER: builtins.int
     OWNERS_FIELD_NUMBER: builtins.int
     NAME_CONTAINS_FIELD_NUMBER: builtins.int
+    TASK_KINDS_FIELD_NUMBER: builtins.int
     name_contains: builtins.str
     """Somewhere in the name; upper and lower case count as the same."""
     @property
@@ -181,6 +182,10 @@ class ExperimentFilter(google.protobuf.message.Message):
     def owners(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """One of them."""
 
+    @property
+    def task_kinds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[gangline.v1.types_pb2.TaskKind.ValueType]:
+        """Only tasks of these kinds; empty for trainings alone."""
+
     def __init__(
         self,
         *,
@@ -189,8 +194,9 @@ class ExperimentFilter(google.protobuf.message.Message):
         outcomes: collections.abc.Iterable[gangline.v1.types_pb2.Outcome.ValueType] | None = ...,
         owners: collections.abc.Iterable[builtins.str] | None = ...,
         name_contains: builtins.str = ...,
+        task_kinds: collections.abc.Iterable[gangline.v1.types_pb2.TaskKind.ValueType] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["labels", b"labels", "name_contains", b"name_contains", "outcomes", b"outcomes", "owners", b"owners", "states", b"states"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "name_contains", b"name_contains", "outcomes", b"outcomes", "owners", b"owners", "states", b"states", "task_kinds", b"task_kinds"]) -> None: ...
 
 Global___ExperimentFilter: typing_extensions.TypeAlias = ExperimentFilter
 
@@ -1217,6 +1223,7 @@ class Task(google.protobuf.message.Message):
     WEIGHT_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
+    TASK_KIND_FIELD_NUMBER: builtins.int
     experiment_name: builtins.str
     queue_place: builtins.int
     """From 1 in the order in which its pool looks at what waits; 0 when it does not wait or no scheduler leads."""
@@ -1226,6 +1233,8 @@ class Task(google.protobuf.message.Message):
     """Of its experiment."""
     owner: builtins.str
     """The user who made the experiment."""
+    task_kind: gangline.v1.types_pb2.TaskKind.ValueType
+    """Of its experiment; unspecified for a training."""
     @property
     def trial(self) -> gangline.v1.types_pb2.Trial: ...
     @property
@@ -1251,9 +1260,10 @@ class Task(google.protobuf.message.Message):
         weight: builtins.float = ...,
         owner: builtins.str = ...,
         progress: gangline.v1.ingest_pb2.ProgressPoint | None = ...,
+        task_kind: gangline.v1.types_pb2.TaskKind.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_priority", b"_priority", "allocation", b"allocation", "priority", b"priority", "progress", b"progress", "reason", b"reason", "request", b"request", "trial", b"trial"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_priority", b"_priority", "allocation", b"allocation", "experiment_name", b"experiment_name", "owner", b"owner", "priority", b"priority", "progress", b"progress", "queue_place", b"queue_place", "reason", b"reason", "request", b"request", "trial", b"trial", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_priority", b"_priority", "allocation", b"allocation", "experiment_name", b"experiment_name", "owner", b"owner", "priority", b"priority", "progress", b"progress", "queue_place", b"queue_place", "reason", b"reason", "request", b"request", "task_kind", b"task_kind", "trial", b"trial", "weight", b"weight"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task

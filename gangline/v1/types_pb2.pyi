@@ -263,6 +263,26 @@ LOG_LEVEL_ERROR: LogLevel.ValueType  # 4
 LOG_LEVEL_CRITICAL: LogLevel.ValueType  # 5
 Global___LogLevel: typing_extensions.TypeAlias = LogLevel
 
+class _TaskKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _TaskKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_TaskKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    TASK_KIND_UNSPECIFIED: _TaskKind.ValueType  # 0
+    TASK_KIND_COMMAND: _TaskKind.ValueType  # 1
+    TASK_KIND_SHELL: _TaskKind.ValueType  # 2
+    TASK_KIND_NOTEBOOK: _TaskKind.ValueType  # 3
+
+class TaskKind(_TaskKind, metaclass=_TaskKindEnumTypeWrapper):
+    """The kind of an experiment that is no training: one command of a user, on slots."""
+
+TASK_KIND_UNSPECIFIED: TaskKind.ValueType  # 0
+TASK_KIND_COMMAND: TaskKind.ValueType  # 1
+TASK_KIND_SHELL: TaskKind.ValueType  # 2
+TASK_KIND_NOTEBOOK: TaskKind.ValueType  # 3
+Global___TaskKind: typing_extensions.TypeAlias = TaskKind
+
 class _ExperimentAction:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -1063,6 +1083,7 @@ class Experiment(google.protobuf.message.Message):
     FORKED_FROM_FIELD_NUMBER: builtins.int
     CONTINUED_AT_FIELD_NUMBER: builtins.int
     CONTINUE_REQUEST_ID_FIELD_NUMBER: builtins.int
+    TASK_KIND_FIELD_NUMBER: builtins.int
     REVIEWS_CHECKPOINTS_FIELD_NUMBER: builtins.int
     id: builtins.int
     name: builtins.str
@@ -1100,6 +1121,8 @@ class Experiment(google.protobuf.message.Message):
     """When it was continued after its end, for the last time; 0 for never. Its place in the queue counts from then."""
     continue_request_id: builtins.str
     """The request that did it."""
+    task_kind: Global___TaskKind.ValueType
+    """Unspecified for a training. Listings show only trainings unless they are asked for tasks."""
     reviews_checkpoints: builtins.bool
     """Its checkpoints are being compared with a policy that has changed."""
     @property
@@ -1132,10 +1155,11 @@ class Experiment(google.protobuf.message.Message):
         forked_from: builtins.int = ...,
         continued_at: builtins.float = ...,
         continue_request_id: builtins.str = ...,
+        task_kind: Global___TaskKind.ValueType = ...,
         reviews_checkpoints: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "continue_request_id", b"continue_request_id", "continued_at", b"continued_at", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "forked_from", b"forked_from", "gives_back", b"gives_back", "id", b"id", "labels", b"labels", "name", b"name", "notes", b"notes", "outcome", b"outcome", "owner", b"owner", "project_id", b"project_id", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "reviews_checkpoints", b"reviews_checkpoints", "state", b"state", "stop_kind", b"stop_kind", "template", b"template"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "continue_request_id", b"continue_request_id", "continued_at", b"continued_at", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "forked_from", b"forked_from", "gives_back", b"gives_back", "id", b"id", "labels", b"labels", "name", b"name", "notes", b"notes", "outcome", b"outcome", "owner", b"owner", "project_id", b"project_id", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "reviews_checkpoints", b"reviews_checkpoints", "state", b"state", "stop_kind", b"stop_kind", "task_kind", b"task_kind", "template", b"template"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_queue_position", b"_queue_position"]) -> typing.Literal["queue_position"] | None: ...
 
 Global___Experiment: typing_extensions.TypeAlias = Experiment

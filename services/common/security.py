@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import uuid
 from pathlib import Path
 
 from gangline.errors import GanglineError, invalid, unauthenticated
@@ -18,6 +19,7 @@ _ALLOCATION_PREFIX = "alloc"
 _ALLOCATION_PURPOSE = b"gangline allocation token v1:"
 _SESSION_PREFIX = "session"
 _SESSION_PURPOSE = b"gangline session token v1:"
+_TASK_PURPOSE = b"gangline task code v1:"
 # Determined's client puts this before a password, whose sha512 it sends (determined.common.api.authentication).
 _DETERMINED_SALT = "GubPEmmotfiK9TMD6Zdw"
 _MIN_TOKEN_LENGTH = 16
@@ -111,6 +113,12 @@ def check_session_token(cluster_token: str, token: str, login_sha256: str, now: 
         if login_sha256 and is_same_token(token, expected):
             return
     raise unauthenticated("auth.session", "this session has ended, or is none of this cluster; log in again")
+
+
+def task_code(cluster_token: str, experiment_id: int) -> str:
+    """Returns the code that the id of a task has for its owner, in the form of a UUID."""
+    digest = hmac.new(cluster_token.encode(), _TASK_PURPOSE + str(experiment_id).encode(), hashlib.sha256).digest()
+    return str(uuid.UUID(bytes=digest[:16]))
 
 
 def _sign_session(cluster_token: str, user: str, login_sha256: str, ends_at: int) -> str:

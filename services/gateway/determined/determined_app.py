@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from gangline.errors import GanglineError, invalid
 from services.common.server import Principal
-from services.gateway.determined import agent, checkpoint, experiment, project, retention, trial, user
+from services.gateway.determined import agent, checkpoint, experiment, project, retention, task, trial, user
 from services.gateway.determined.call import Call, Handler, Lines, Routes
 from services.gateway.determined.lacking_call import lacking
 from services.gateway.determined.values import Json
@@ -30,6 +30,7 @@ log = structlog.get_logger(__name__)
 _TABLES: tuple[Routes, ...] = (
     user.OPEN_ROUTES, user.ROUTES, experiment.ROUTES, trial.ROUTES, checkpoint.ROUTES, agent.ROUTES, project.ROUTES,
     retention.ROUTES,
+    task.ROUTES,
 )  # fmt: skip
 # A larger body is read in a thread, so that it holds up no other caller.
 _LARGE_BODY = 1 << 16

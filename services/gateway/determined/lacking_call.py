@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangline.errors import GanglineError, not_found
 
-_NO_TASKS = "trials are the only tasks here; give slots to a script by an experiment whose entrypoint is its command"
+_NO_TASKS = "give slots to a program with: gangline cmd run -- COMMAND, or det cmd run COMMAND"
 _NO_USERS = (
     "the cluster has one user, admin, whose password is the admin token; the operator changes it: see docs/cluster.md"
 )
@@ -16,7 +16,6 @@ _BY_PREFIX = {
     "/api/v1/tensorboards": "TensorBoard runs where you are, and reads through the gateway: gangline tensorboard ID",
     "/api/v1/notebooks": f"there are no notebooks; {_NO_TASKS}",
     "/api/v1/shells": f"there are no shells; {_NO_TASKS}",
-    "/api/v1/commands": f"there are no commands; {_NO_TASKS}",
     "/api/v1/generic-tasks": f"there are no generic tasks; {_NO_TASKS}",
     "/api/v1/users": _NO_USERS,
     "/api/v1/tokens": _NO_USERS,

@@ -17,6 +17,7 @@ from gangline.domain.view import TrialView
 from gangline.errors import invalid
 from services.gateway.determined.call import Call, Lines, Routes, instant, page_of, start_instant
 from services.gateway.determined.checkpoint import MAX_REPORTS, describe_resources
+from services.gateway.determined.task import trial_of
 from services.gateway.determined.values import (
     Json,
     checkpoint_state_name,
@@ -109,8 +110,8 @@ async def logs(call: Call) -> Lines:
 
 
 async def task_logs(call: Call) -> Lines:
-    """The same; a task's id is a trial's."""
-    async for row in _logs(call, call.path["task"]):
+    """The same, by the id of a task or of a trial."""
+    async for row in _logs(call, trial_of(call.path["task"])):
         yield _log_line(row) | {"taskId": row.trial_id}
 
 

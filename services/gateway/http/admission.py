@@ -26,6 +26,8 @@ from services.gateway.usecase.bundle import UseCases
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/prom/http-sd"})
 # Below this path alone, bodies are read in pieces.
 _UPLOADS = "/api/v1/code/"
+# Bodies that bring code.
+_SUBMITS = frozenset(f"/api/v1/{name}" for name in ("experiments", "commands", "shells", "notebooks"))
 # Most bytes of a body that is neither an archive nor a submission.
 MAX_BODY_BYTES = 1 << 20
 # An archive of the largest size in base64, plus its configuration.
@@ -71,7 +73,7 @@ def _check_length(path: str, length: str) -> None:
     if path.startswith(_UPLOADS):
         if is_longer(MAX_ARCHIVE_BYTES):
             raise too_large("too much even when packed")
-    elif path == "/api/v1/experiments":
+    elif path in _SUBMITS:
         if is_longer(MAX_SUBMIT_BYTES):
             raise too_large("too much even when packed")
     elif is_longer(MAX_BODY_BYTES):

@@ -16,7 +16,7 @@ from pydantic import Field
 from gangline.config import ExperimentConfig, named_home, parse_config, read_config
 from gangline.config.parse import NOTHING_INHERITED
 from gangline.domain.experiment import ExperimentFilter, Inheritance, TextChange
-from gangline.domain.state import ExperimentAction, Outcome, State
+from gangline.domain.state import ExperimentAction, Outcome, State, TaskKind
 from gangline.errors import invalid
 from gangline.protocol.rpc import CHUNK_BYTES
 from services.common.server import Principal
@@ -36,6 +36,8 @@ class ExperimentQuery:
     labels: Annotated[list[str], Query(default_factory=list)]
     states: Annotated[list[State | Outcome], Query(default_factory=list)]
     users: Annotated[list[str], Query(default_factory=list)]
+    # The API's names are in camel case.
+    taskKinds: Annotated[list[TaskKind], Query(default_factory=list)]  # noqa: N815
     name: Annotated[str, Query()] = ""
 
     def to_filter(self) -> ExperimentFilter:
@@ -45,6 +47,7 @@ class ExperimentQuery:
             outcomes=tuple(value for value in self.states if isinstance(value, Outcome)),
             owners=tuple(self.users),
             name_contains=self.name,
+            task_kinds=tuple(self.taskKinds),
         )
 
 
@@ -93,11 +96,12 @@ async def list_experiments(
     offset: Offset = 0,
     wanted: Annotated[ExperimentQuery, Depends()],
 ) -> ExperimentPage:
-    """Lists experiments, the newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller id.
-    requestId: only the one that this request made; 404 when it certainly made none so far, 503 while that cannot be
-    known. labels, states, users, name: all of the labels, one of the states or outcomes, one of the users, part of the
-    name. archived: only archived ones, or only the others; both when absent. workspace, project: names; projectId in
-    place of them. offset counts from the newest; experiments that are created meanwhile shift it, but not beforeId."""
+    """Lists experiments, the newest first. limit: 50 when absent, at most 1000. beforeId: only those with a smaller
+    id. requestId: only the one that this request made; 404 when it certainly made none so far, 503 while that
+    cannot be known. labels, states, users, name: all of the labels, one of the states or outcomes, one of the
+    users, part of the name. taskKinds: tasks of these kinds in place of trainings. archived: only archived ones, or
+    only the others; both when absent. workspace, project: names; projectId in place of them. offset counts from the
+    newest; experiments that are created meanwhile shift it, but not beforeId."""
     if requestId:
         found = [await cases.experiments.find(caller, requestId)]
         return ExperimentPage.model_validate({"experiments": found, "pagination": describe_page(0, limit, 1, 1)})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+from gangline.domain.experiment import Experiment
 from gangline.domain.id import describe_allocation, parse_allocation_id
 from gangline.domain.resource import User
 from gangline.errors import Effect, ErrorKind, GanglineError, unauthenticated, unavailable
@@ -20,6 +21,7 @@ from services.common.security import (
     is_same_token,
     is_session_token,
     session_token,
+    task_code,
     user_of_session,
 )
 from services.common.server import Principal
@@ -81,6 +83,11 @@ class Authenticator:
     def number_of_user(self, name: str) -> int:
         """Returns the id that Determined's client has for a user: its place among all users; 0 for none of them."""
         return next((number for number, user in enumerate(self._users(), 1) if user.name == name), 0)
+
+    def task_code(self, principal: Principal, experiment: Experiment) -> str:
+        """Returns the code in the id of a task; empty for callers that are neither its owner nor administrators."""
+        is_own = principal.is_admin or principal.name == experiment.owner
+        return task_code(self._cluster_token, experiment.id) if is_own else ""
 
     def _users(self) -> list[User]:
         return sorted(self._mirror.state.users.all(), key=lambda user: (user.created_at, user.name))

@@ -113,10 +113,13 @@ class Queue:
         if trial is None:
             return None
         name, owner = (experiment.name, experiment.owner) if experiment is not None else ("", "")
+        task_kind = experiment.task_kind if experiment is not None else None
         priority, weight = _configured_urgency(experiment.config_json if experiment is not None else "")
         if isinstance(record, Allocation):
             priority = self._pending.default_priority_by_pool.get(record.pool) if priority is None else priority
-            return Task(trial, name, allocation=record, priority=priority, weight=weight, owner=owner)
+            return Task(
+                trial, name, allocation=record, priority=priority, weight=weight, owner=owner, task_kind=task_kind
+            )
         return Task(
             trial,
             name,
@@ -126,6 +129,7 @@ class Queue:
             priority=record.priority,
             weight=weight,
             owner=owner,
+            task_kind=task_kind,
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from gangline.config.elastic import sizes_of
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.searcher import Searcher
+from gangline.domain.state import TaskKind
 from services.scheduler.state.retention import Retention
 
 DEFAULT_POOL = "default"
@@ -23,7 +24,7 @@ DEFAULT_POOL = "default"
 class Facts:
     """pool and priority: as configured, or None where the cluster's default applies. searcher: the section of the
     configuration. seed: None lets the scheduler choose one. smaller_sizes: slot counts on which a trial may continue
-    when it cannot have all its slots, the largest first.
+    when it cannot have all its slots, the largest first. task_kind: None for a training.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Facts:
     seed: int | None
     hyperparameters: Mapping[str, Any]
     retention: Retention
+    task_kind: TaskKind | None = None
 
     @property
     def pool_name(self) -> str:
@@ -91,4 +93,5 @@ def facts_of(config_json: str) -> Facts:
             metric=config.searcher.metric,
             smaller_is_better=config.searcher.smaller_is_better,
         ),
+        task_kind=config.task.kind if config.task is not None else None,
     )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, Outcome, State
+from gangline.errors import conflict
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get, live_allocation_of
 from services.scheduler.state.rules import Rules
@@ -63,12 +64,16 @@ def cancel_experiment(records: Records, experiment_id: int, reason: str, rules: 
 def pause_experiment(records: Records, experiment_id: int, reason: str, rules: Rules, now: float) -> StateChange:
     """Pauses the experiment: live trials checkpoint and are requeued; none starts before the experiment is activated.
 
-    Raises GanglineError `experiment.ended` or `experiment.stopping`.
+    Raises GanglineError `experiment.ended`, `experiment.stopping`, and `task.no_pause` for a task that has started.
     """
     experiment = get(records, Experiment, experiment_id)
     check_going_on(experiment, "paused")
     if experiment.state is State.PAUSED:
         return StateChange()
+    if experiment.task_kind is not None and experiment.state is not State.QUEUED:
+        kind = experiment.task_kind.lower()
+        text = f"{kind} {experiment_id} has no checkpoint to go on from, so it cannot be paused; end it with kill"
+        raise conflict("task.no_pause", text)
     return _wish(records, replace(experiment, state=State.PAUSED, reason=reason), rules, now)
 
 

@@ -61,7 +61,7 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
     closing = Outcome.CANCELED if experiment.state is State.STOPPING else trial.closing
     is_corrupt = any(report.kind is ExitKind.CHECKPOINT_CORRUPT for report in allocation.exits)
     older = older_checkpoint(trial, allocation, draft.checkpoints_of(trial.id)) if is_corrupt else None
-    decision = decide(trial, allocation, facts.max_restarts, closing, rules, older=older)
+    decision = decide(trial, allocation, facts.max_restarts, closing, rules, older=older, task_kind=facts.task_kind)
     draft.delete(Allocation, allocation.id)
     trial = replace(
         trial,

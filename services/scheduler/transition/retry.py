@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Checkpoint, Trial
-from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome
+from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome, TaskKind
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import age_of
 
@@ -68,10 +68,29 @@ def decide(
     rules: Rules,
     *,
     older: Checkpoint | None = None,
+    task_kind: TaskKind | None = None,
 ) -> Decision:
-    """Decides about the trial. allocation: every member has ended. closing: the outcome that a user or the searcher
-    wants for this trial. older: the checkpoint to continue from if the one that the allocation started from is
-    damaged."""
+    """Decides about the trial. A task has one attempt, because a command that runs twice may do harm.
+
+    allocation: every member has ended. closing: the outcome that a user or the searcher wants for this trial. older:
+    the checkpoint to continue from if the one that the allocation started from is damaged.
+    """
+    decision = _decide(trial, allocation, max_restarts, closing, rules, older=older)
+    if task_kind is None or decision.outcome is not None:
+        return decision
+    reason = f"{decision.reason}; a {task_kind.lower()} is not started again"
+    return replace(decision, outcome=Outcome.FAILED, reason=reason, delay_seconds=0.0)
+
+
+def _decide(
+    trial: Trial,
+    allocation: Allocation,
+    max_restarts: int,
+    closing: Outcome | None,
+    rules: Rules,
+    *,
+    older: Checkpoint | None,
+) -> Decision:
     kinds = {report.kind for report in allocation.exits}
     if has_progressed(trial, allocation):
         trial = replace(trial, infrastructure_failures=0, failures_in_a_row=0)

@@ -208,6 +208,7 @@ def submit(records: Records, submission: Submission, rules: Rules, now: float) -
         template=submission.template,
         labels=tuple(sorted(set(submission.labels))),
         forked_from=submission.forked_from,
+        task_kind=submission.facts.task_kind,
     )
     if submission.is_paused:
         experiment = replace(experiment, state=State.PAUSED, reason=f"created paused by {submission.owner}")

@@ -194,7 +194,7 @@ def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Ne
     variables = {
         "DET_CLUSTER_ID": spec.cluster_id,
         "DET_AGENT_ID": place.agent_id,
-        "DET_TASK_TYPE": "TRIAL",
+        "DET_TASK_TYPE": (load_config(spec).get("task") or {}).get("kind", "TRIAL"),
         "DET_TASK_ID": spec.trial.id,
         "DET_ALLOCATION_ID": spec.allocation.id,
         "DET_EXPERIMENT_ID": str(spec.trial.experiment_id),

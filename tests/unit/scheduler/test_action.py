@@ -14,7 +14,7 @@ from gangline.domain.allocation import Allocation, Member, Request
 from gangline.domain.experiment import Experiment, ResourceChange, RetentionChange, TextChange, Trial
 from gangline.domain.resource import Counter
 from gangline.domain.search import Search
-from gangline.domain.state import DeletionStage, ExitKind, Outcome, State
+from gangline.domain.state import DeletionStage, ExitKind, Outcome, State, TaskKind
 from gangline.errors import GanglineError
 from services.scheduler.state.records import Records, SchedulerState, StateChange, get
 from services.scheduler.state.rules import Rules
@@ -127,3 +127,14 @@ def test_every_action_in_every_state(state: str, action: str, result: str) -> No
 def test_the_table_has_every_state_and_action() -> None:
     assert set(_TABLE) == set(_EXPERIMENTS)
     assert {_EXPERIMENTS[name].state for name in _TABLE} == set(State)
+
+
+@pytest.mark.parametrize("name", ["QUEUED", "RUNNING"])
+def test_a_task_is_paused_only_while_it_waits(name: str) -> None:
+    records = _state(name)
+    records.apply(StateChange((replace(get(records, Experiment, 1), task_kind=TaskKind.COMMAND),)), 2)
+    if name == "QUEUED":
+        assert pause_experiment(records, 1, "paused by bob", _RULES, 5.0)
+        return
+    with pytest.raises(GanglineError, match="command 1 has no checkpoint to go on from, so it cannot be paused"):
+        pause_experiment(records, 1, "paused by bob", _RULES, 5.0)

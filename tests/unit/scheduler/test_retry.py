@@ -8,7 +8,7 @@ import pytest
 
 from gangline.domain.allocation import Allocation, ExitReport, LogHit, Member
 from gangline.domain.experiment import Checkpoint, Trial
-from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome, State
+from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome, State, TaskKind
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.retry import (
     INFRASTRUCTURE,
@@ -277,3 +277,20 @@ def test_a_failure_is_described_with_rank_and_agent() -> None:
 
 def test_backoff_is_bounded() -> None:
     assert [RULES.backoff(failures) for failures in (1, 2, 3, 4, 5, 50)] == [0, 1, 2, 4, 8, 8]
+
+
+@pytest.mark.parametrize("kind", [ExitKind.USER_ERROR, ExitKind.AGENT_LOST, ExitKind.PREEMPTED])
+def test_a_task_has_one_attempt(kind: ExitKind) -> None:
+    allocation = _allocation(_exit(kind, message="boom"))
+    assert _decide(allocation).outcome is None
+    decision = decide(Trial("1.1", 1, 1), allocation, 2, None, RULES, task_kind=TaskKind.COMMAND)
+    assert decision.outcome is Outcome.FAILED
+    assert decision.reason.endswith("; a command is not started again")
+    assert decision.delay_seconds == 0.0
+
+
+def test_a_task_that_completes_is_completed() -> None:
+    decision = decide(
+        Trial("1.1", 1, 1), _allocation(_exit(ExitKind.COMPLETED)), 0, None, RULES, task_kind=TaskKind.SHELL
+    )
+    assert (decision.outcome, decision.reason) == (Outcome.COMPLETED, "")
