@@ -16,8 +16,8 @@ class NotInGangline(AttributeError):
 
 # The ways out of names that have one which fits into the sentence.
 _INSTEAD = {
-    "determined.experimental.core_v2": "run the script by `gangline experiment create`, or alone with determined.core, "
-    "which then reports to no cluster",
+    "determined.pytorch.experimental": "process data on all ranks with gangline.core: each rank takes its part by "
+    "context.distributed.rank",
 }
 
 

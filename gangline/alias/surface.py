@@ -8,10 +8,12 @@ from gangline.errors import InvalidHP
 ROOT = "determined"
 
 TARGET_BY_MODULE = {
-    ROOT: "gangline.alias.surface",
-    "determined.core": "gangline.core",
+    ROOT: "gangline.alias.root",
+    "determined.core": "gangline.alias.core",
+    "determined.errors": "gangline.alias.error_class",
     "determined.experimental": "gangline.alias.sdk.experimental",
     "determined.experimental.client": "gangline.alias.sdk.experimental_client",
+    "determined.experimental.core_v2": "gangline.alias.sdk.core_v2",
     "determined.launch": "gangline.launch",
     "determined.launch.torch_distributed": "gangline.launch.torch_distributed",
     "determined.launch.wrap_rank": "gangline.launch.wrap_rank",
@@ -20,6 +22,7 @@ TARGET_BY_MODULE = {
     "determined.tensorboard": "gangline.alias",
     "determined.tensorboard.metric_writers": "gangline.alias",
     "determined.tensorboard.metric_writers.pytorch": "gangline.pytorch.writer",
+    "determined.util": "gangline.alias.function",
 }
 
 

@@ -94,9 +94,11 @@ class CheckpointContext:
         ckpt_dir: None where a rank has nothing to add.
         selector: chooses files by their path inside the folder.
         Raises GanglineError `checkpoint.conflict` when two ranks give the same path different content, and
-        `checkpoint.no_folder`.
+        `checkpoint.no_folder`; on the cluster `checkpoint.steps_completed` for metadata without that number.
         """
         self._check_caller(shard)
+        if not shard:
+            self._check_steps(metadata or {})
         self._check_folder(ckpt_dir, shard)
         storage_id = self._new_id(shard)
         self._save(storage_id, Path(ckpt_dir) if ckpt_dir is not None else None, metadata, shard, selector)
@@ -108,6 +110,8 @@ class CheckpointContext:
     ) -> Iterator[tuple[Path, str]]:
         """Yields an empty folder and the new checkpoint's id. At the end of the block the folder's content is saved."""
         self._check_caller(shard)
+        if not shard:
+            self._check_steps(metadata or {})
         storage_id = self._new_id(shard)
         with temporary_folder("checkpoint") as directory:
             yield Path(directory), storage_id
@@ -200,6 +204,19 @@ class CheckpointContext:
                 "save on rank 0, or pass shard=True on all ranks",
             )
 
+    def _check_steps(self, metadata: Mapping[str, Any]) -> None:
+        """Raises where a checkpoint on the cluster does not say how far training was: the scheduler orders checkpoints
+        by it."""
+        if self._cluster is None or _is_count(metadata.get(STEPS_COMPLETED)):
+            return
+        has_any = STEPS_COMPLETED in metadata
+        what = f"has {metadata[STEPS_COMPLETED]!r:.50} as" if has_any else "has no"
+        raise invalid(
+            "checkpoint.steps_completed",
+            f"the metadata of a checkpoint {what} {STEPS_COMPLETED}; give the batches trained so far, as in "
+            '{"steps_completed": 100}',
+        )
+
     def _check_folder(self, directory: str | Path | None, shard: bool) -> None:
         """Raises where a folder is missing. With several ranks all of them raise, because the others would wait for the
         one that does."""
@@ -288,6 +305,7 @@ class CheckpointContext:
         everyone = self._distributed.allgather(own) if shard else [own]
         by_rank = [entry[0] for entry in everyone]
         files, merged = _merge(by_rank), _merge_metadata([entry[1] for entry in everyone])
+        self._check_steps(merged)
         if directory:
             self._store.upload_files(storage_id, directory, _share_of(by_rank, self._distributed.rank))
             self._beat.touch()
@@ -313,6 +331,13 @@ class CheckpointContext:
                 created_at=time.time(),
             )
         )
+
+
+def _is_count(value: Any) -> bool:
+    try:
+        return int(value) >= 0
+    except (TypeError, ValueError):
+        return False
 
 
 def _merge(by_rank: list[dict[str, StoredFile]]) -> dict[str, StoredFile]:

@@ -72,6 +72,10 @@ class Context(Lacking):
     def __enter__(self) -> Context:
         return self
 
+    def start(self) -> None:
+        """Does nothing: the parts work from `init` on. Scripts without a `with` block call it, and `close` at the
+        end."""
+
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:

@@ -36,8 +36,9 @@ class DistributedContext(Lacking):
 
     rank counts the ranks of the trial, local_rank those of this machine, cross_rank the machines.
     A context for more than one rank gets its transports from one of the class methods, or from chief_ip for a launcher
-    of a script's own. With chief_ip, rank 0 listens at that address on port pub_port for the others. It does not listen
-    where the ranks were started with a store, as by a trial runner.
+    of a script's own. With chief_ip, rank 0 listens at that address on port pub_port + port_offset for the others. It
+    does not listen where the ranks were started with a store, as by a trial runner. pull_port, force_tcp: accepted, no
+    effect, because one port serves all exchanges.
     """
 
     lacks = ("from_horovod", "from_deepspeed")
@@ -53,12 +54,15 @@ class DistributedContext(Lacking):
         cross_size: int = 1,
         chief_ip: str | None = None,
         pub_port: int = CHIEF_PORT,
+        pull_port: int | None = None,
+        port_offset: int = 0,
+        force_tcp: bool = False,
         transport: Transport | None = None,
         make_local_transport: Callable[[], Transport] | None = None,
     ) -> None:
         _check_place(rank, size)
         if size > 1 and transport is None and chief_ip is not None:
-            open_store = _stores_for(rank, size, chief_ip, pub_port)
+            open_store = _stores_for(rank, size, chief_ip, pub_port + port_offset)
             transport = StoreTransport(open_store(_WORLD), rank, size)
             make_local_transport = lambda: StoreTransport(  # noqa: E731  as below
                 open_store(_MACHINE.format(cross_rank)), local_rank, local_size

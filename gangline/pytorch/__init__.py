@@ -7,9 +7,10 @@ imported it.
 from gangline.pytorch.checkpoint import load_checkpoint
 from gangline.pytorch.data.batch_data import TorchData, data_length, to_device
 from gangline.pytorch.data.loader import DataLoader
-from gangline.pytorch.load import load_trial_from_checkpoint_path
+from gangline.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from gangline.pytorch.metrics.metric import Reducer
 from gangline.pytorch.metrics.reducer import MetricReducer
+from gangline.pytorch.sampler import adapt_batch_sampler
 from gangline.pytorch.setup import init
 from gangline.pytorch.training.trainer import Trainer
 from gangline.pytorch.trial.callback import PyTorchCallback
@@ -20,6 +21,7 @@ from gangline.pytorch.trial.unit import Batch, Epoch, Record, TrainUnit
 
 __all__ = [
     "Batch",
+    "CheckpointLoadContext",
     "DataLoader",
     "Epoch",
     "LRScheduler",
@@ -33,6 +35,7 @@ __all__ = [
     "TorchData",
     "TrainUnit",
     "Trainer",
+    "adapt_batch_sampler",
     "data_length",
     "init",
     "load_checkpoint",

@@ -25,6 +25,17 @@ T = TypeVar("T", bound=PyTorchTrial)
 _TORCH_LOAD_OPTIONS = ("map_location", "pickle_module", "weights_only", "mmap")
 
 
+class CheckpointLoadContext(PyTorchTrialContext):
+    """A context of this process alone, in which a trial is made to evaluate or inspect its model. It trains nothing and
+    reports nothing. hparams, exp_conf: the hyperparameters and the configuration that the trial reads."""
+
+    def __init__(self, hparams: Mapping[str, Any] | None = None, exp_conf: Mapping[str, Any] | None = None) -> None:
+        setting = make_setting(None, hparams or {}, exp_conf or {}, aggregation_frequency=1)
+        device = choose_device()
+        strategy = choose_strategy(setting.parallelism, 1, device, setting.optimizations)
+        super().__init__(alone(), setting, strategy, device, writes_tensorboard=False)
+
+
 def load_trial_from_checkpoint_path(
     path: str | Path,
     trial_class: type[T] | None = None,
@@ -56,10 +67,7 @@ def load_trial_from_checkpoint_path(
         )
     hparams = verify(directory).get("hparams") or {}
     source = open_source(directory)
-    setting = make_setting(None, hparams, exp_conf or {}, aggregation_frequency=1)
-    device = choose_device()
-    strategy = choose_strategy(setting.parallelism, 1, device, setting.optimizations)
-    context = PyTorchTrialContext(alone(), setting, strategy, device, writes_tensorboard=False)
+    context = CheckpointLoadContext(hparams, exp_conf)
     trial = trial_class(context, **(trial_kwargs or {}))
     restore(context, {}, source)
     return trial

@@ -92,6 +92,18 @@ class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler):
     """Shuffles the batches of a batch sampler."""
 
 
+def adapt_batch_sampler(
+    batch_sampler: Iterable[Any], repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
+) -> Any:
+    """Returns a batch sampler's batches for one rank: repeated for ever, if wanted, divided over the ranks, and then
+    without the first `skip` of this rank."""
+    if repeat:
+        batch_sampler = RepeatBatchSampler(batch_sampler)
+    if num_replicas > 1:
+        batch_sampler = DistributedBatchSampler(batch_sampler, num_replicas, rank)
+    return SkipBatchSampler(batch_sampler, skip) if skip > 0 else batch_sampler
+
+
 __all__ = [
     "DistributedBatchSampler",
     "DistributedSampler",
@@ -101,4 +113,5 @@ __all__ = [
     "ReproducibleShuffleSampler",
     "SkipBatchSampler",
     "SkipSampler",
+    "adapt_batch_sampler",
 ]

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from gangline.alias.finder import SHIM
 from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo, TrialInfo
 from tests.support.source import ROOT
@@ -93,15 +91,77 @@ def test_what_is_lacking_is_named_with_the_page_of_differences(tmp_path: Path) -
     assert done.stdout.splitlines() == [f"{name} is not part of Gangline; {page}" for name in _LACKING.values()]
 
 
-@pytest.mark.parametrize(
-    "line", ["from determined.experimental import core_v2", "import determined.experimental.core_v2"]
-)
-def test_unmanaged_experiments_are_refused_with_the_way_out(tmp_path: Path, line: str) -> None:
+def test_a_name_with_a_way_out_tells_it(tmp_path: Path) -> None:
+    line = "from determined.pytorch.experimental import torch_batch_process"
     done = _python("", tmp_path, arguments=("-c", _INSTALL + _TRYING, line))
-    assert done.stdout == (
-        "determined.experimental.core_v2 is not part of Gangline; run the script by `gangline experiment create`, or "
-        "alone with determined.core, which then reports to no cluster; docs/from-determined.md has more\n"
-    )
+    assert done.stdout.startswith("determined.pytorch.experimental is not part of Gangline; process data on all ranks")
+
+
+_CORE_V2 = """
+import logging
+from determined.experimental import core_v2
+
+logging.basicConfig(format="%(message)s")
+assert core_v2.train is None
+core_v2.init(config=core_v2.Config(name="mine", checkpoint_storage="kept"), client=None)
+core_v2.train.report_training_metrics(steps_completed=1, metrics={"loss": 0.5})
+with core_v2.checkpoint.store_path({"steps_completed": 1}) as (path, uuid):
+    (path / "weights").write_text("w")
+assert core_v2.distributed.rank == 0 and core_v2.info is None and not core_v2.preempt.should_preempt()
+core_v2.close()
+core_v2.close()
+assert core_v2.train is None and core_v2.checkpoint is None
+with core_v2.init_context(defaults=core_v2.DefaultConfig()) as context:
+    context.train.report_validation_metrics(steps_completed=2, metrics={"loss": 0.25})
+"""
+
+
+def test_core_v2_trains_alone_and_says_that_nothing_is_recorded(tmp_path: Path) -> None:
+    done = _python(_INSTALL + _CORE_V2, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["training", "batch", "1", "loss", "0.5"],
+        ["validation", "batch", "2", "loss", "0.25"],
+    ]
+    assert done.stderr.count("to record them run it by: gangline experiment create") == 2
+    assert [path.read_text() for path in tmp_path.glob("kept/checkpoints/*/weights")] == ["w"]
+
+
+_FURTHER = """
+import math
+import determined as det
+from determined import core, pytorch
+
+assert det.TrialContext is pytorch.PyTorchTrialContext
+config = det.ExperimentConfig({"entrypoint": "x", "searcher": {"metric": "loss"}, "resources": {"slots_per_trial": 4}})
+assert (config.get_searcher_metric(), config.slots_per_trial(), config.scheduling_unit()) == ("loss", 4, 100)
+try:
+    raise det.errors.InvalidExperimentException("no data")
+except det.errors.InvalidExperimentException as error:
+    assert str(error) == "no data"
+assert det.util.json_encode({"a": [math.nan, (1, True)], "b": b"t"}) == '{"a": ["NaN", [1, true]], "b": "t"}'
+assert det.util.merge_dicts({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {"a": {"b": 3, "c": 2}, "d": 4}
+assert core.DummyDistributedContext().allgather(1) == [1]
+core.DummyTrainContext().report_training_metrics(1, {"loss": 1.0})
+assert not core.DummyPreemptContext(core.DummyDistributedContext()).should_preempt()
+for operation in core.DummySearcherContext(core.DistributedContext()).operations():
+    assert operation.length == 1
+    operation.report_completed(1.0)
+core.DummyProfilerContext().off()
+with core.DummyCheckpointContext(core.DummyDistributedContext(), "kept").store_path({}) as (path, _):
+    (path / "w").write_text("w")
+context = pytorch.CheckpointLoadContext(hparams={"width": 3}, exp_conf={"data": {"url": "u"}})
+assert (context.get_hparam("width"), context.get_data_config()) == (3, {"url": "u"})
+sampler = pytorch.adapt_batch_sampler([[0], [1], [2], [3], [4]], skip=1, num_replicas=2, rank=1)
+assert list(sampler) == [[3]]
+assert list(pytorch.samplers.ReproducibleShuffleSampler(range(5), 777)) == [0, 4, 1, 2, 3]
+"""
+
+
+def test_further_names_of_determined(tmp_path: Path) -> None:
+    done = _python(_INSTALL + _FURTHER, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("kept/checkpoints/*/w"))
 
 
 def test_sdk_has_the_names_and_loads_grpc_only_where_it_is_used(tmp_path: Path) -> None:

@@ -181,6 +181,8 @@ class ValidationMetrics:
         """Adds a batch. Raises GanglineError `pytorch.metrics` where a batch has other metrics than those before it:
         their means would be of different records."""
         metrics = keep_numbers(metrics, "evaluate_batch")
+        if not self._num_batches:
+            self._check_names(metrics)
         if self._num_batches and metrics.keys() != self._totals.keys():
             raise invalid("pytorch.metrics", _other_names(self._num_batches, metrics, self._totals))
         self._num_batches += 1
@@ -204,7 +206,20 @@ class ValidationMetrics:
         return {name: _finish(self.reducer_of(name), name, *entry) for name, entry in merged.items()}
 
     def reducer_of(self, name: str) -> MetricReduction:
-        return self._reducer.get(name, Reducer.AVG) if isinstance(self._reducer, Mapping) else self._reducer
+        return self._reducer[name] if isinstance(self._reducer, Mapping) else self._reducer
+
+    def _check_names(self, metrics: Mapping[str, Any]) -> None:
+        """Refuses a dictionary of reducers that has other names than the metrics: one of them is misspelt."""
+        if not isinstance(self._reducer, Mapping) or metrics.keys() == self._reducer.keys():
+            return
+        name = min(metrics.keys() ^ self._reducer.keys())
+        where = "lacks the metric" if name in metrics else "has"
+        which = "" if name in metrics else ", which evaluate_batch does not return as a number"
+        raise invalid(
+            "pytorch.evaluation_reducer",
+            f"the dictionary of evaluation_reducer {where} {name!r}{which}; give one reducer for all metrics, or a "
+            "reducer for each of them",
+        )
 
 
 def _other_names(batch: int, metrics: Mapping[str, Any], earlier_metrics: Mapping[str, Any]) -> str:

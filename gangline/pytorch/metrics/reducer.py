@@ -98,11 +98,6 @@ class Reducers:
         self._wrapped.append(_Wrapped(reducer, name, training, validation))
         return reducer
 
-    @property
-    def is_shared(self) -> bool:
-        """Returns whether a reducer serves training and validation, so that a validation erases its training data."""
-        return any(wrapped.for_training and wrapped.for_validation for wrapped in self._wrapped)
-
     def has_any(self, is_training: bool) -> bool:
         return bool(self._of(is_training))
 

@@ -98,7 +98,7 @@ class TrainingLoop:
         if note is not None and self._distributed.is_chief:
             _log.info("training data: %s", note)
         self._position = Position(self._steps_per_epoch, (loader.batch_size or 0) * self._full_size)
-        context.position = self._position
+        context.position, context.is_positioned = self._position, True
 
     def restore(self, source: Source) -> None:
         """Continues where a checkpoint was saved. From a checkpoint of another trial it takes everything but the
@@ -233,10 +233,13 @@ class TrainingLoop:
             self._call(lambda callback: callback.on_training_epoch_end(position.epoch - 1))
         if position.batches < self._next_event:
             return
-        if self._schedule.has_report(position):
-            # Where batches are long, one batch later is too late for a report.
-            self._reports.begin(position.batches, may_wait=self._pace.distance > 1)
-        if self._schedule.has_validation(position) and not self._schedule.is_over(position):
+        is_validated = self._schedule.has_validation(position)
+        is_joined = is_validated or self._schedule.has_checkpoint(position)
+        if is_joined or self._schedule.has_report(position):
+            # Where batches are long, one batch later is too late for a report. So it is beside a validation or a
+            # checkpoint, for which the ranks wait anyway.
+            self._reports.begin(position.batches, may_wait=self._pace.distance > 1 and not is_joined)
+        if is_validated and not self._schedule.is_over(position):
             self._validate()
             if self._schedule.has_rung(position):
                 # The searcher may stop this trial now.
@@ -363,9 +366,7 @@ class TrainingLoop:
 
     def _validate(self) -> None:
         self._cut_trace("a validation begins")
-        # A validation resets shared reducers, so their training values are reported first.
-        if self._reports.newest != self._position.batches and self._context.reducers.is_shared:
-            self._reports.begin(self._position.batches, may_wait=False)
+        # A validation resets shared reducers, so training values have been reported before it.
         self._reports.end()
         metrics = self._evaluation.run()
         self._newest_validation, self._newest_metrics = self._position.batches, metrics

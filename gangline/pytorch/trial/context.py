@@ -30,6 +30,7 @@ from gangline.pytorch.parallel import Replica, Strategy
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.profile import ProfileSetting
 from gangline.pytorch.profile.trace import Trace
+from gangline.pytorch.trial.autocast import autocast_forward
 from gangline.pytorch.trial.backward import watch_gradients
 from gangline.pytorch.trial.lr_scheduler import LRScheduler
 from gangline.pytorch.trial.setting import TrialSetting
@@ -76,7 +77,7 @@ class PyTorchTrialContext(Lacking):
     that Determined keeps there.
     """
 
-    lacks = ("autocast_forward_pass", "from_config", "profiler")
+    lacks = ("from_config", "profiler")
 
     def __init__(
         self,
@@ -101,6 +102,8 @@ class PyTorchTrialContext(Lacking):
         self.trace = Trace()
         self.profile_setting = ProfileSetting()
         self.position = Position(epoch_length=1, records_per_batch=0)
+        # Whether the loop has set the position. Before that its length of an epoch is not known.
+        self.is_positioned = False
         self.writes_tensorboard = writes_tensorboard
         self.initial_batch = 0
         self._writer: Any = None
@@ -320,6 +323,11 @@ class PyTorchTrialContext(Lacking):
         mixed precision it does nothing."""
         return self.precision.autocast()
 
+    def autocast_forward_pass(self, to_wrap: nn.Module) -> nn.Module:
+        """Puts the forward pass of this module under torch.autocast, and returns the module. Its results in half
+        precision become float32, so that a loss needs no autocast. Determined wraps the module in another one."""
+        return autocast_forward(to_wrap, self.device)
+
     def to_device(self, data: Any, warned_types: Any = None) -> Any:
         """Returns the same data with its tensors and arrays on this rank's device. Batches that the trainer passes are
         there already. warned_types: accepted, no effect."""
@@ -329,18 +337,27 @@ class PyTorchTrialContext(Lacking):
 
     def is_epoch_start(self) -> bool:
         """Returns whether the running batch is the first of its epoch."""
-        return self.position.is_epoch_start
+        return self._running_position("is_epoch_start").is_epoch_start
 
     def is_epoch_end(self) -> bool:
         """Returns whether the running batch is the last of its epoch."""
-        return self.position.is_epoch_end
+        return self._running_position("is_epoch_end").is_epoch_end
 
     def current_train_epoch(self) -> int:
-        return self.position.epoch
+        return self._running_position("current_train_epoch").epoch
 
     def current_train_batch(self) -> int:
         """Returns the number of completed batches, counted over the whole trial."""
-        return self.position.batches
+        return self._running_position("current_train_batch").batches
+
+    def _running_position(self, call: str) -> Position:
+        if not self.is_positioned:
+            raise invalid(
+                "pytorch.not_training",
+                f"context.{call}() is called before training begins, where there is no position yet; call it in "
+                "train_batch or later",
+            )
+        return self.position
 
     def get_initial_batch(self) -> int:
         """Returns the batches that this rank had completed when this process began, for loaders that skip by

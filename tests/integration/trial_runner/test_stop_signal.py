@@ -25,7 +25,7 @@ with core.init() as context:
 HALF_SAVED = """
 import os, signal
 from gangline import core
-with core.init() as context, context.checkpoint.store_path() as (folder, _):
+with core.init() as context, context.checkpoint.store_path({'steps_completed': 1}) as (folder, _):
     (folder / "half").write_text("x")
     print("folder", folder, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -402,3 +403,45 @@ def test_location_of_a_checkpoint(named: str, location: tuple[str, str]) -> None
 def test_path_that_is_no_checkpoint() -> None:
     with pytest.raises(GanglineError, match="give its id, or its folder as in /s/checkpoints/ID"):
         location_of("/tmp/model.pt", "/s")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        (None, "has no steps_completed"),
+        ({"epoch": 1}, "has no steps_completed"),
+        ({"steps_completed": "many"}, "has 'many' as steps_completed"),
+        ({"steps_completed": -1}, "has -1 as steps_completed"),
+        ({"steps_completed": None}, "has None as steps_completed"),
+    ],
+)
+def test_on_the_cluster_a_checkpoint_says_how_far_training_was(
+    tmp_path: Path, metadata: dict[str, Any] | None, told: str
+) -> None:
+    """The refusal comes before anything is written."""
+    trial = TrialInfo("7.1", 7, 1, {}, {})
+    cluster = ClusterInfo("c1", "7.1.1", 1, "a1", 0, 1, [], str(tmp_path), "", trial)
+    context = CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(str(tmp_path)), cluster)
+    match = f"the metadata of a checkpoint {told}; give"
+    with pytest.raises(GanglineError, match=match) as caught, context.store_path(metadata):
+        pytest.fail("the block was entered")
+    with pytest.raises(GanglineError):
+        context.upload(tmp_path, metadata)
+    assert caught.value.code == "checkpoint.steps_completed"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_rank_of_a_sharded_checkpoint_may_say_it_for_all(tmp_path: Path) -> None:
+    trial = TrialInfo("7.1", 7, 1, {}, {})
+    cluster = ClusterInfo("c1", "7.1.1", 1, "a1", 0, 2, [], str(tmp_path), "", trial)
+
+    def save(distributed: DistributedContext, by_rank: list[dict[str, Any]]) -> str:
+        context = CheckpointContext(distributed, LocalLink(), CheckpointStore(str(tmp_path)), cluster)
+        try:
+            return context.upload(None, by_rank[distributed.rank], shard=True)
+        except GanglineError as error:
+            return error.code
+
+    assert in_ranks(2, lambda distributed: save(distributed, [{}, {}])) == ["checkpoint.steps_completed"] * 2
+    first, second = in_ranks(2, lambda distributed: save(distributed, [{}, {"steps_completed": 3.0}]))
+    assert first == second != "checkpoint.steps_completed"

@@ -90,7 +90,8 @@ def test_launcher_of_a_script_s_own_names_the_chief() -> None:
         "from gangline.core import DistributedContext\n"
         "rank, port = int(sys.argv[1]), int(sys.argv[2])\n"
         "context = DistributedContext(rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1,\n"
-        "                             chief_ip='127.0.0.1', pub_port=port)\n"
+        "                             chief_ip='127.0.0.1', pub_port=port - 7, pull_port=12,\n"
+        "                             port_offset=7, force_tcp=True)\n"
         "print(context.allgather(rank + 5), context.broadcast(rank), context.allgather_local(rank))\n"
         "context.allgather(None)\n"
     )

@@ -143,3 +143,35 @@ def test_an_old_hook_without_the_epoch_is_called() -> None:
     for callback in (Old(), New()):
         start_epoch(callback, 3)
     assert calls == ["old", 3]
+
+
+def test_a_training_report_is_made_at_validations_and_checkpoints_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """As often as in Determined: 7 times for 32 batches with a checkpoint after 5 and a validation after 10."""
+    ends: list[tuple[int, int]] = []
+
+    class Counting(pytorch.PyTorchCallback):
+        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+            assert set(avg_metrics) == {"loss"}
+            ends.append((trials[0].context.current_train_batch(), len(batch_metrics)))
+
+    trials: list[SmallTrial] = []
+
+    class Hooked(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            trials.append(self)
+
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"counting": Counting()}
+
+    fit(
+        Hooked,
+        max_length=pytorch.Batch(32),
+        checkpoint_period=pytorch.Batch(5),
+        validation_period=pytorch.Batch(10),
+        checkpoint_policy="none",
+    )
+    assert ends == [(5, 5), (10, 5), (15, 5), (20, 5), (25, 5), (30, 5), (32, 2)]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [int(words[2]) for words in lines if words[0] == "training"] == [batches for batches, _ in ends]
+    assert [int(words[2]) for words in lines if words[0] == "validation"] == [10, 20, 30, 32]

@@ -37,10 +37,10 @@ def test_each_metric_has_its_own_reduction_over_ranks() -> None:
         metrics = ValidationMetrics(_BY_METRIC)
         for number in range(3):
             value = torch.tensor(float(3 * distributed.rank + number))
-            metrics.add(dict.fromkeys([*_BY_METRIC, "unnamed"], value), records=1 + distributed.rank)
+            metrics.add(dict.fromkeys(_BY_METRIC, value), records=1 + distributed.rank)
         return metrics.combine(distributed.allgather(metrics.totals()))
 
-    expected = {"mean": 3.0, "sum": 15.0, "max": 5.0, "min": 0.0, "median": 3.0, "unnamed": 3.0}
+    expected = {"mean": 3.0, "sum": 15.0, "max": 5.0, "min": 0.0, "median": 3.0}
     assert in_ranks(2, work) == [expected, expected]
 
 
@@ -54,6 +54,26 @@ def test_one_function_reduces_all_metrics(capsys: pytest.CaptureFixture[str]) ->
 
     fit(Ranged, max_length=pytorch.Batch(1))
     assert "records 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["error"], "lacks the metric 'records'"),
+        (["error", "records", "recall"], "has 'recall', which evaluate_batch does not return as a number"),
+        (["error", "records", "output"], "has 'output', which evaluate_batch does not return as a number"),
+    ],
+)
+def test_a_dictionary_of_reducers_has_the_names_of_the_metrics(names: list[str], told: str) -> None:
+    class Named(SmallTrial):
+        def evaluation_reducer(self) -> Any:
+            return dict.fromkeys(names, pytorch.Reducer.AVG)
+
+        def evaluate_batch(self, batch: Any) -> dict[str, Any]:  # type: ignore[override]  # without the index
+            return {"error": 1.0, "records": len(batch[0]), "output": self.model(batch[0])}
+
+    with pytest.raises(GanglineError, match=f"the dictionary of evaluation_reducer {told}; give one"):
+        fit(Named, max_length=pytorch.Batch(1))
 
 
 @pytest.mark.parametrize("reducer", ["mean", {"error": 3}])

@@ -94,7 +94,7 @@ def test_validation_average_weighs_every_record_alike() -> None:
 
 
 def test_validation_reducers_by_name() -> None:
-    reducer = {"sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
+    reducer = {"sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN, "mean": Reducer.AVG}
     ranks = [ValidationMetrics(reducer) for _ in range(2)]
     for number, rank in enumerate(ranks):
         for value in (1.0, 5.0 + number):

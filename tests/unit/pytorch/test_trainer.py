@@ -480,7 +480,17 @@ def test_reducers_can_be_asked_by_the_trial() -> None:
         assert context.reduce_metrics(for_training=True) == {"total": 0}
         assert context.n_gpus == (1 if context.device.type == "cuda" else 0)
         context.distributed.close()
-        assert not hasattr(context, "autocast_forward_pass")
+
+
+def test_a_position_is_refused_before_training() -> None:
+    calls = ("is_epoch_start", "is_epoch_end", "current_train_epoch", "current_train_batch")
+    with pytorch.init() as context:
+        for call in calls:
+            with pytest.raises(GanglineError, match=rf"context\.{call}\(\) is called before training begins"):
+                getattr(context, call)()
+        trial = SmallTrial(context)
+        pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(5))
+        assert [getattr(context, call)() for call in calls] == [False, False, 1, 5]
 
 
 class _Numbers(SmallTrial):
