@@ -45,11 +45,20 @@ def config_json(slots: int = 1, **fields: object) -> str:
 
 
 class SchedulerProcess:
-    """One scheduler; may be killed and started again, on another port. address: of its newest life."""
+    """One scheduler; may be killed and started again, on another port. address: of its newest life. storage: empty
+    where a file of settings names it."""
 
     address = ""
 
-    def __init__(self, directory: Path, etcd: EtcdSettings, name: str = "s1", flags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        etcd: EtcdSettings,
+        name: str = "s1",
+        flags: tuple[str, ...] = (),
+        *,
+        storage: str | None = None,
+    ) -> None:
         self.name = name
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -61,7 +70,8 @@ class SchedulerProcess:
         self._command = [
             *(sys.executable, "-m", "services.scheduler", "--id", name),
             *("--etcd-endpoints", ",".join(etcd.endpoints), "--listen", "127.0.0.1:0"),
-            *("--metrics-listen", "127.0.0.1:0", "--storage-url", str(directory / "storage")),
+            *("--metrics-listen", "127.0.0.1:0"),
+            *(() if storage == "" else ("--storage-url", storage or str(directory / "storage"))),
             *("--cluster-token-file", str(directory / "cluster-token")),
             *("--admin-token-file", str(directory / "admin-token")),
             *("--ready-file", str(self._ready), *flags),
