@@ -20,6 +20,8 @@ from gangline.gateway_address import parse_addresses
 ADDRESS_VARIABLE = "GANGLINE_GATEWAY"
 TOKEN_VARIABLE = "GANGLINE_TOKEN"  # noqa: S105 - the name of a variable, no token
 HOME_VARIABLE = "GANGLINE_HOME"
+# How the token of a session begins that a password has opened.
+SESSION_PREFIX = "login:"
 RETRY_VARIABLE = "GANGLINE_RETRY_SECONDS"
 
 
@@ -126,6 +128,20 @@ def forget_login(data_directory: str) -> None:
     saved = load_login()
     if saved is not None and saved.data_directory == data_directory:
         _path().unlink(missing_ok=True)
+
+
+def remove_login(token: str) -> bool:
+    """Removes the file if it has this token. Returns whether it did."""
+    saved = load_login()
+    if saved is None or saved.token != token:
+        return False
+    _path().unlink(missing_ok=True)
+    return True
+
+
+def is_session(token: str) -> bool:
+    """Returns whether a password has opened this token."""
+    return token.startswith(SESSION_PREFIX)
 
 
 def write_private(path: Path, text: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "gangline" / "client"
-SOURCES = ("cluster_calls", "experiment_calls", "handle", "project", "session")
+SOURCES = ("cluster_calls", "experiment_calls", "handle", "project", "session", "user")
 # Functions and methods that wait, and the iterator over answers of a gateway, which the sources call.
 WAITING = {"_connection.call", "_connection.close", "in_thread", "in_thread_to_its_end", "pause_for", "next"}
 STREAMS = {"_connection.stream", "_connection.stream_once"}
@@ -27,6 +27,7 @@ NAMES = {
     "ClusterCalls": "AsyncClusterCalls",
     "ExperimentCalls": "AsyncExperimentCalls",
     "ProjectMethods": "AsyncProjectMethods",
+    "UserMethods": "AsyncUserMethods",
     "Connection": "AsyncConnection",
     "Iterator": "AsyncIterator",
     "__enter__": "__aenter__",

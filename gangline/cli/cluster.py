@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gangline.cli.account.secret import read_password, read_token
 from gangline.cli.output.table_layout import Column
-from gangline.cli.output.terminal import can_ask, mention, say, say_document, say_json, table_lines
+from gangline.cli.output.terminal import mention, say, say_document, say_json, table_lines
 from gangline.cli.output.text import count, format_duration
 from gangline.cli.shared import Json, connect, show, warn
 from gangline.errors import ErrorKind, GanglineError, invalid
@@ -112,13 +112,17 @@ def login(
     addresses: Annotated[
         str, typer.Argument(metavar="ADDRESSES", help="The gateways, as gpu1:8081,gpu2:8081; default port: 8081.")
     ],
+    user: Annotated[
+        str, typer.Option("--user", metavar="NAME", help="Log in with this user's password instead of a token.")
+    ] = "",
 ) -> None:
     """Log in to a cluster: later commands use one of these gateways, and another one when that one is away.
 
-    The token comes from GANGLINE_TOKEN, from a question, or from the standard input. It is stored only after a gateway
-    has accepted it.
+    The token comes from GANGLINE_TOKEN, from a question, or from the standard input; a password from one of the last
+    two. A password opens a session of 7 days. The login is stored only after a gateway has accepted it.
     """
-    with connect(address=addresses, token=_read_token()) as client:
+    token = _open_session(addresses, user) if user else read_token()
+    with connect(address=addresses, token=token) as client:
         # This follows `connect`, which must run before the first import of grpc.
         from gangline.login import load_login, save_login  # noqa: PLC0415
 
@@ -130,7 +134,17 @@ def login(
         warn(f"commands no longer use the local cluster in {before.data_directory}; stop it with: {stop}")
     if os.environ.get("GANGLINE_GATEWAY"):
         warn("GANGLINE_GATEWAY is set in this shell, and commands use it instead of the login; unset it")
-    say([f"logged in to {gateways}; the login is in {path}"])
+    if user and os.environ.get("GANGLINE_TOKEN"):
+        warn("GANGLINE_TOKEN is set in this shell, and commands use it instead of the login; unset it")
+    say([f"logged in to {gateways}{f' as {user}' if user else ''}; the login is in {path}"])
+
+
+def _open_session(addresses: str, user: str) -> str:
+    """Returns the token of a new session."""
+    password = read_password(f"Password of {user}")
+    # The call for a session needs no token.
+    with connect(address=addresses, token="-") as client:  # noqa: S106 - no token
+        return client.log_in(user, password).token
 
 
 def _show_snapshot(pool: str, output: Path | None) -> None:
@@ -234,18 +248,3 @@ def _etcd_text(etcd: EtcdHealth) -> str:
         return f"{etcd.num_answering} of {count(etcd.num_members, 'member')} answer" if etcd.num_members else "answers"
     since = f", for {format_duration(max(0.0, time.time() - etcd.since))}" if etcd.since else ""
     return f"{etcd.problem}{since}"
-
-
-def _read_token() -> str:
-    """Reads the token. It is no argument, because other users of the machine can read arguments. Raises GanglineError
-    `login.no_token`."""
-    token = os.environ.get("GANGLINE_TOKEN", "")
-    try:
-        if not token:
-            token = typer.prompt("Token", hide_input=True, err=True) if can_ask() else sys.stdin.readline()
-    except UnicodeDecodeError:
-        token = ""
-    token = token.strip()
-    if not token or not token.isascii() or not token.isprintable():
-        raise invalid("login.no_token", "there is no token; set GANGLINE_TOKEN, or give it on the standard input")
-    return token

@@ -63,6 +63,8 @@ _ENTRIES = {
     "workspace": _Entry("project.workspace", "app", True, ("w",)),
     "project": _Entry("project.project", "app", True, ("p",)),
     "template": _Entry("project.template", "app", True, ("tpl",)),
+    "user": _Entry("account.user", "app", True, ("u",)),
+    "token": _Entry("account.token", "app", True, ("tkn",)),
 }
 # The options of these are those of the program that they run, including --help.
 _OPTIONS_OF_OTHERS = ("simulate",)

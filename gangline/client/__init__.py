@@ -19,6 +19,7 @@ from gangline.domain.history import StoredMetrics as MetricsEntry
 from gangline.domain.resource import EtcdHealth
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder
+from gangline.domain.user import AccessTokenView, Session, UserView
 from gangline.domain.view import (
     AgentView,
     ClusterView,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from gangline.client.async_session import AsyncClient
 
 __all__ = [
+    "AccessTokenView",
     "Agent",
     "AgentView",
     "AsyncAgent",
@@ -73,6 +75,7 @@ __all__ = [
     "Progress",
     "Project",
     "ProjectView",
+    "Session",
     "Submission",
     "Task",
     "TaskExplanation",
@@ -80,6 +83,7 @@ __all__ = [
     "TraceOrder",
     "Trial",
     "TrialView",
+    "UserView",
     "Workspace",
     "WorkspaceView",
     "find_login",

@@ -14,6 +14,7 @@ from typing import Any
 from gangline.client import call_message
 from gangline.client.async_connection import in_thread, pause_for
 from gangline.client.async_project import AsyncProjectMethods
+from gangline.client.async_user import AsyncUserMethods
 from gangline.client.attempts import WayBack, say_create
 from gangline.client.call_message import log_entry, log_filter, new_request_id
 from gangline.client.packing import CodeArchive
@@ -41,7 +42,7 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class AsyncExperimentCalls(AsyncProjectMethods):
+class AsyncExperimentCalls(AsyncProjectMethods, AsyncUserMethods):
     """Base of Client."""
 
     async def create_prepared(

@@ -20,6 +20,7 @@ from gangline.client.packing import CodeArchive
 from gangline.client.project import ProjectMethods
 from gangline.client.record import Created, LogEntry, OnView, ignore_view
 from gangline.client.submission import NO_OVERRIDES, Submission, forked_config, parse_with_seed
+from gangline.client.user import UserMethods
 from gangline.domain.experiment import Experiment, ResourceChange, TextChange, Trial
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import NO_FILTER, MetricSeries, StoredMetrics, check_series
@@ -42,7 +43,7 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class ExperimentCalls(ProjectMethods):
+class ExperimentCalls(ProjectMethods, UserMethods):
     """Base of Client."""
 
     def create_prepared(

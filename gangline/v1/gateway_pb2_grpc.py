@@ -5,6 +5,7 @@ import warnings
 
 from gangline.v1 import gateway_pb2 as gangline_dot_v1_dot_gateway__pb2
 from gangline.v1 import project_pb2 as gangline_dot_v1_dot_project__pb2
+from gangline.v1 import user_pb2 as gangline_dot_v1_dot_user__pb2
 
 GRPC_GENERATED_VERSION = '1.66.2'
 GRPC_VERSION = grpc.__version__
@@ -244,6 +245,51 @@ class GatewayServiceStub(object):
                 '/gangline.v1.GatewayService/MoveExperiment',
                 request_serializer=gangline_dot_v1_dot_project__pb2.MoveExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_project__pb2.MoveExperimentResponse.FromString,
+                _registered_method=True)
+        self.LogIn = channel.unary_unary(
+                '/gangline.v1.GatewayService/LogIn',
+                request_serializer=gangline_dot_v1_dot_user__pb2.LogInRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.LogInResponse.FromString,
+                _registered_method=True)
+        self.LogOut = channel.unary_unary(
+                '/gangline.v1.GatewayService/LogOut',
+                request_serializer=gangline_dot_v1_dot_user__pb2.LogOutRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.LogOutResponse.FromString,
+                _registered_method=True)
+        self.GetMe = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetMe',
+                request_serializer=gangline_dot_v1_dot_user__pb2.GetMeRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.GetMeResponse.FromString,
+                _registered_method=True)
+        self.ListUsers = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListUsers',
+                request_serializer=gangline_dot_v1_dot_user__pb2.ListUsersRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.ListUsersResponse.FromString,
+                _registered_method=True)
+        self.CreateUser = channel.unary_unary(
+                '/gangline.v1.GatewayService/CreateUser',
+                request_serializer=gangline_dot_v1_dot_user__pb2.CreateUserRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.CreateUserResponse.FromString,
+                _registered_method=True)
+        self.UpdateUser = channel.unary_unary(
+                '/gangline.v1.GatewayService/UpdateUser',
+                request_serializer=gangline_dot_v1_dot_user__pb2.UpdateUserRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.UpdateUserResponse.FromString,
+                _registered_method=True)
+        self.ListTokens = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListTokens',
+                request_serializer=gangline_dot_v1_dot_user__pb2.ListTokensRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.ListTokensResponse.FromString,
+                _registered_method=True)
+        self.CreateToken = channel.unary_unary(
+                '/gangline.v1.GatewayService/CreateToken',
+                request_serializer=gangline_dot_v1_dot_user__pb2.CreateTokenRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.CreateTokenResponse.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/gangline.v1.GatewayService/RevokeToken',
+                request_serializer=gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.FromString,
                 _registered_method=True)
 
 
@@ -531,6 +577,67 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LogIn(self, request, context):
+        """Opens a session by name and password. The only call that needs no token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LogOut(self, request, context):
+        """Ends the session with whose token it is called. With another token it changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMe(self, request, context):
+        """The user whose token this is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListUsers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateUser(self, request, context):
+        """Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateUser(self, request, context):
+        """Users change their own password and displayed name, administrators everything of every user.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateToken(self, request, context):
+        """Makes a token for the caller; administrators make one for any user.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """Of the caller; administrators revoke any. Revoking one that is revoked changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -743,6 +850,51 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.MoveExperiment,
                     request_deserializer=gangline_dot_v1_dot_project__pb2.MoveExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_project__pb2.MoveExperimentResponse.SerializeToString,
+            ),
+            'LogIn': grpc.unary_unary_rpc_method_handler(
+                    servicer.LogIn,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.LogInRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.LogInResponse.SerializeToString,
+            ),
+            'LogOut': grpc.unary_unary_rpc_method_handler(
+                    servicer.LogOut,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.LogOutRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.LogOutResponse.SerializeToString,
+            ),
+            'GetMe': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMe,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.GetMeRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.GetMeResponse.SerializeToString,
+            ),
+            'ListUsers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUsers,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.ListUsersRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.ListUsersResponse.SerializeToString,
+            ),
+            'CreateUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateUser,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.CreateUserRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.CreateUserResponse.SerializeToString,
+            ),
+            'UpdateUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateUser,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.UpdateUserRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.UpdateUserResponse.SerializeToString,
+            ),
+            'ListTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTokens,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.ListTokensRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.ListTokensResponse.SerializeToString,
+            ),
+            'CreateToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateToken,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.CreateTokenRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.CreateTokenResponse.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1879,6 +2031,249 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/MoveExperiment',
             gangline_dot_v1_dot_project__pb2.MoveExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_project__pb2.MoveExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LogIn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/LogIn',
+            gangline_dot_v1_dot_user__pb2.LogInRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.LogInResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LogOut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/LogOut',
+            gangline_dot_v1_dot_user__pb2.LogOutRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.LogOutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetMe',
+            gangline_dot_v1_dot_user__pb2.GetMeRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.GetMeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUsers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListUsers',
+            gangline_dot_v1_dot_user__pb2.ListUsersRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.ListUsersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/CreateUser',
+            gangline_dot_v1_dot_user__pb2.CreateUserRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.CreateUserResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/UpdateUser',
+            gangline_dot_v1_dot_user__pb2.UpdateUserRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.UpdateUserResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListTokens',
+            gangline_dot_v1_dot_user__pb2.ListTokensRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.ListTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/CreateToken',
+            gangline_dot_v1_dot_user__pb2.CreateTokenRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.CreateTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/RevokeToken',
+            gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ import warnings
 
 from gangline.v1 import project_pb2 as gangline_dot_v1_dot_project__pb2
 from gangline.v1 import scheduler_pb2 as gangline_dot_v1_dot_scheduler__pb2
+from gangline.v1 import user_pb2 as gangline_dot_v1_dot_user__pb2
 
 GRPC_GENERATED_VERSION = '1.66.2'
 GRPC_VERSION = grpc.__version__
@@ -169,6 +170,31 @@ class SchedulerServiceStub(object):
                 '/gangline.v1.SchedulerService/MoveExperiment',
                 request_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentResponse.FromString,
+                _registered_method=True)
+        self.CreateUser = channel.unary_unary(
+                '/gangline.v1.SchedulerService/CreateUser',
+                request_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateUserRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateUserResponse.FromString,
+                _registered_method=True)
+        self.UpdateUser = channel.unary_unary(
+                '/gangline.v1.SchedulerService/UpdateUser',
+                request_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceUpdateUserRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceUpdateUserResponse.FromString,
+                _registered_method=True)
+        self.EndSession = channel.unary_unary(
+                '/gangline.v1.SchedulerService/EndSession',
+                request_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceEndSessionRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceEndSessionResponse.FromString,
+                _registered_method=True)
+        self.CreateToken = channel.unary_unary(
+                '/gangline.v1.SchedulerService/CreateToken',
+                request_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateTokenRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateTokenResponse.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/gangline.v1.SchedulerService/RevokeToken',
+                request_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenResponse.FromString,
                 _registered_method=True)
         self.EndExperiment = channel.unary_unary(
                 '/gangline.v1.SchedulerService/EndExperiment',
@@ -387,6 +413,39 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateUser(self, request, context):
+        """Creates a user, or returns the one that this request id made before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateUser(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSession(self, request, context):
+        """Ends a session before its time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateToken(self, request, context):
+        """Makes a token, or returns the one that this request id made before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EndExperiment(self, request, context):
         """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
         KillTrial, UpdateAgent, and DeleteCheckpoints or ConfirmCheckpointsDeleted do.
@@ -556,6 +615,31 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.MoveExperiment,
                     request_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentResponse.SerializeToString,
+            ),
+            'CreateUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateUser,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateUserRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateUserResponse.SerializeToString,
+            ),
+            'UpdateUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateUser,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceUpdateUserRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceUpdateUserResponse.SerializeToString,
+            ),
+            'EndSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSession,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceEndSessionRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceEndSessionResponse.SerializeToString,
+            ),
+            'CreateToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateToken,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateTokenRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateTokenResponse.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenResponse.SerializeToString,
             ),
             'EndExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.EndExperiment,
@@ -1312,6 +1396,141 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/MoveExperiment',
             gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/CreateUser',
+            gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateUserRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateUserResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/UpdateUser',
+            gangline_dot_v1_dot_user__pb2.SchedulerServiceUpdateUserRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.SchedulerServiceUpdateUserResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/EndSession',
+            gangline_dot_v1_dot_user__pb2.SchedulerServiceEndSessionRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.SchedulerServiceEndSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/CreateToken',
+            gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateTokenRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.SchedulerServiceCreateTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/RevokeToken',
+            gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

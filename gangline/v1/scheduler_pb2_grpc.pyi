@@ -9,6 +9,7 @@ import abc
 import collections.abc
 import gangline.v1.project_pb2
 import gangline.v1.scheduler_pb2
+import gangline.v1.user_pb2
 import grpc
 import grpc.aio
 import sys
@@ -460,6 +461,86 @@ _SchedulerServiceMoveExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceCreateUserType = typing_extensions.TypeVar(
+    '_SchedulerServiceCreateUserType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceCreateUserRequest,
+        gangline.v1.user_pb2.SchedulerServiceCreateUserResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceCreateUserRequest,
+        gangline.v1.user_pb2.SchedulerServiceCreateUserResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceCreateUserRequest,
+        gangline.v1.user_pb2.SchedulerServiceCreateUserResponse,
+    ],
+)
+
+_SchedulerServiceUpdateUserType = typing_extensions.TypeVar(
+    '_SchedulerServiceUpdateUserType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceUpdateUserRequest,
+        gangline.v1.user_pb2.SchedulerServiceUpdateUserResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceUpdateUserRequest,
+        gangline.v1.user_pb2.SchedulerServiceUpdateUserResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceUpdateUserRequest,
+        gangline.v1.user_pb2.SchedulerServiceUpdateUserResponse,
+    ],
+)
+
+_SchedulerServiceEndSessionType = typing_extensions.TypeVar(
+    '_SchedulerServiceEndSessionType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceEndSessionRequest,
+        gangline.v1.user_pb2.SchedulerServiceEndSessionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceEndSessionRequest,
+        gangline.v1.user_pb2.SchedulerServiceEndSessionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceEndSessionRequest,
+        gangline.v1.user_pb2.SchedulerServiceEndSessionResponse,
+    ],
+)
+
+_SchedulerServiceCreateTokenType = typing_extensions.TypeVar(
+    '_SchedulerServiceCreateTokenType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceCreateTokenRequest,
+        gangline.v1.user_pb2.SchedulerServiceCreateTokenResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceCreateTokenRequest,
+        gangline.v1.user_pb2.SchedulerServiceCreateTokenResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceCreateTokenRequest,
+        gangline.v1.user_pb2.SchedulerServiceCreateTokenResponse,
+    ],
+)
+
+_SchedulerServiceRevokeTokenType = typing_extensions.TypeVar(
+    '_SchedulerServiceRevokeTokenType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
+        gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
+        gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
+        gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
+    ],
+)
+
 _SchedulerServiceEndExperimentType = typing_extensions.TypeVar(
     '_SchedulerServiceEndExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -540,7 +621,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceCreateUserType, _SchedulerServiceUpdateUserType, _SchedulerServiceEndSessionType, _SchedulerServiceCreateTokenType, _SchedulerServiceRevokeTokenType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -650,6 +731,26 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.project_pb2.SchedulerServiceMoveExperimentRequest,
             gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.SchedulerServiceCreateUserRequest,
+            gangline.v1.user_pb2.SchedulerServiceCreateUserResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.SchedulerServiceUpdateUserRequest,
+            gangline.v1.user_pb2.SchedulerServiceUpdateUserResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.SchedulerServiceEndSessionRequest,
+            gangline.v1.user_pb2.SchedulerServiceEndSessionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.SchedulerServiceCreateTokenRequest,
+            gangline.v1.user_pb2.SchedulerServiceCreateTokenResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
+            gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -784,6 +885,26 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.SchedulerServiceCreateUserRequest,
+            gangline.v1.user_pb2.SchedulerServiceCreateUserResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.SchedulerServiceUpdateUserRequest,
+            gangline.v1.user_pb2.SchedulerServiceUpdateUserResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.SchedulerServiceEndSessionRequest,
+            gangline.v1.user_pb2.SchedulerServiceEndSessionResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.SchedulerServiceCreateTokenRequest,
+            gangline.v1.user_pb2.SchedulerServiceCreateTokenResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
+            gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
             gangline.v1.scheduler_pb2.EndExperimentResponse,
         ],
@@ -886,6 +1007,19 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
 
     MoveExperiment: _SchedulerServiceMoveExperimentType
     """Moves an experiment into another project. Moving it to where it is changes nothing."""
+
+    CreateUser: _SchedulerServiceCreateUserType
+    """Creates a user, or returns the one that this request id made before."""
+
+    UpdateUser: _SchedulerServiceUpdateUserType
+
+    EndSession: _SchedulerServiceEndSessionType
+    """Ends a session before its time."""
+
+    CreateToken: _SchedulerServiceCreateTokenType
+    """Makes a token, or returns the one that this request id made before."""
+
+    RevokeToken: _SchedulerServiceRevokeTokenType
 
     EndExperiment: _SchedulerServiceEndExperimentType
     """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
@@ -1008,6 +1142,26 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.project_pb2.SchedulerServiceMoveExperimentRequest,
         gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceCreateUserRequest,
+        gangline.v1.user_pb2.SchedulerServiceCreateUserResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceUpdateUserRequest,
+        gangline.v1.user_pb2.SchedulerServiceUpdateUserResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceEndSessionRequest,
+        gangline.v1.user_pb2.SchedulerServiceEndSessionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceCreateTokenRequest,
+        gangline.v1.user_pb2.SchedulerServiceCreateTokenResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
+        gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -1248,6 +1402,44 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse, collections.abc.Awaitable[gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse]]:
         """Moves an experiment into another project. Moving it to where it is changes nothing."""
+
+    @abc.abstractmethod
+    def CreateUser(
+        self,
+        request: gangline.v1.user_pb2.SchedulerServiceCreateUserRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.user_pb2.SchedulerServiceCreateUserResponse, collections.abc.Awaitable[gangline.v1.user_pb2.SchedulerServiceCreateUserResponse]]:
+        """Creates a user, or returns the one that this request id made before."""
+
+    @abc.abstractmethod
+    def UpdateUser(
+        self,
+        request: gangline.v1.user_pb2.SchedulerServiceUpdateUserRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.user_pb2.SchedulerServiceUpdateUserResponse, collections.abc.Awaitable[gangline.v1.user_pb2.SchedulerServiceUpdateUserResponse]]: ...
+
+    @abc.abstractmethod
+    def EndSession(
+        self,
+        request: gangline.v1.user_pb2.SchedulerServiceEndSessionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.user_pb2.SchedulerServiceEndSessionResponse, collections.abc.Awaitable[gangline.v1.user_pb2.SchedulerServiceEndSessionResponse]]:
+        """Ends a session before its time."""
+
+    @abc.abstractmethod
+    def CreateToken(
+        self,
+        request: gangline.v1.user_pb2.SchedulerServiceCreateTokenRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.user_pb2.SchedulerServiceCreateTokenResponse, collections.abc.Awaitable[gangline.v1.user_pb2.SchedulerServiceCreateTokenResponse]]:
+        """Makes a token, or returns the one that this request id made before."""
+
+    @abc.abstractmethod
+    def RevokeToken(
+        self,
+        request: gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse, collections.abc.Awaitable[gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse]]: ...
 
     @abc.abstractmethod
     def EndExperiment(

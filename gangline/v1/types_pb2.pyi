@@ -1969,12 +1969,35 @@ class User(google.protobuf.message.Message):
     IS_ADMIN_FIELD_NUMBER: builtins.int
     CREATED_AT_FIELD_NUMBER: builtins.int
     LOGIN_SHA256_FIELD_NUMBER: builtins.int
+    ID_FIELD_NUMBER: builtins.int
+    DISPLAY_NAME_FIELD_NUMBER: builtins.int
+    IS_DEACTIVATED_FIELD_NUMBER: builtins.int
+    PASSWORD_HASH_FIELD_NUMBER: builtins.int
+    REQUEST_IDS_FIELD_NUMBER: builtins.int
+    ENDED_SESSIONS_FIELD_NUMBER: builtins.int
+    SESSIONS_SINCE_FIELD_NUMBER: builtins.int
     name: builtins.str
     token_sha256: builtins.str
     is_admin: builtins.bool
     created_at: builtins.float
     login_sha256: builtins.str
     """sha256 of what the client of Determined sends as this user's password, when the user gives the token as one."""
+    id: builtins.int
+    """Never given again; 0 in records of versions with one user."""
+    display_name: builtins.str
+    is_deactivated: builtins.bool
+    password_hash: builtins.str
+    """scrypt of the password as clients hash it; empty for a user without one."""
+    sessions_since: builtins.float
+    """Sessions that began earlier have ended; 0 for none."""
+    @property
+    def request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The newest requests that changed the user; a repeated one changes nothing."""
+
+    @property
+    def ended_sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EndedSession]:
+        """Sessions that were ended before their time."""
+
     def __init__(
         self,
         *,
@@ -1983,10 +2006,36 @@ class User(google.protobuf.message.Message):
         is_admin: builtins.bool = ...,
         created_at: builtins.float = ...,
         login_sha256: builtins.str = ...,
+        id: builtins.int = ...,
+        display_name: builtins.str = ...,
+        is_deactivated: builtins.bool = ...,
+        password_hash: builtins.str = ...,
+        request_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        ended_sessions: collections.abc.Iterable[Global___EndedSession] | None = ...,
+        sessions_since: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "is_admin", b"is_admin", "login_sha256", b"login_sha256", "name", b"name", "token_sha256", b"token_sha256"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "display_name", b"display_name", "ended_sessions", b"ended_sessions", "id", b"id", "is_admin", b"is_admin", "is_deactivated", b"is_deactivated", "login_sha256", b"login_sha256", "name", b"name", "password_hash", b"password_hash", "request_ids", b"request_ids", "sessions_since", b"sessions_since", "token_sha256", b"token_sha256"]) -> None: ...
 
 Global___User: typing_extensions.TypeAlias = User
+
+@typing.final
+class EndedSession(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_SHA256_FIELD_NUMBER: builtins.int
+    ENDS_AT_FIELD_NUMBER: builtins.int
+    session_sha256: builtins.str
+    ends_at: builtins.float
+    """When it would have ended by itself."""
+    def __init__(
+        self,
+        *,
+        session_sha256: builtins.str = ...,
+        ends_at: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ends_at", b"ends_at", "session_sha256", b"session_sha256"]) -> None: ...
+
+Global___EndedSession: typing_extensions.TypeAlias = EndedSession
 
 @typing.final
 class ServiceInstance(google.protobuf.message.Message):

@@ -7,6 +7,7 @@
 | meta/cluster                     | Cluster             | leader                  | for ever                   |
 | meta/next_experiment             | Counter             | leader                  | for ever                   |
 | meta/next_project                | ProjectCounter      | leader                  | for ever                   |
+| meta/next_user                   | UserCounter         | leader                  | for ever                   |
 | workspaces/<workspace id>        | Workspace           | leader                  | until deleted              |
 | projects/<project id>            | Project             | leader                  | until deleted              |
 | templates/<name>                 | Template            | leader                  | until removed              |
@@ -18,7 +19,8 @@
 | requests/<trial id>              | Request             | leader                  | while the trial waits      |
 | allocations/<allocation id>      | Allocation          | leader                  | until every member ended   |
 | checkpoints/<checkpoint id>      | Checkpoint          | leader                  | until its files are gone   |
-| users/<name>                     | User                | leader                  | until removed              |
+| users/<name>                     | User                | leader                  | for ever                   |
+| tokens/<token id>                | AccessToken         | leader                  | 30 days after its end      |
 | fusion/<key>                     | FusionRecord        | leader                  | 30 days, or until forgotten|
 
 "leader" means: only in a transaction guarded by the leader key's create revision. Which slots are taken is derived
@@ -34,6 +36,7 @@ ALIVE = ROOT + "alive/"
 CLUSTER = ROOT + "meta/cluster"
 NEXT_EXPERIMENT = ROOT + "meta/next_experiment"
 NEXT_PROJECT = ROOT + "meta/next_project"
+NEXT_USER = ROOT + "meta/next_user"
 WORKSPACES = ROOT + "workspaces/"
 PROJECTS = ROOT + "projects/"
 TEMPLATES = ROOT + "templates/"
@@ -46,6 +49,7 @@ REQUESTS = ROOT + "requests/"
 ALLOCATIONS = ROOT + "allocations/"
 CHECKPOINTS = ROOT + "checkpoints/"
 USERS = ROOT + "users/"
+TOKENS = ROOT + "tokens/"
 FUSION = ROOT + "fusion/"
 
 
@@ -88,6 +92,10 @@ def checkpoint(checkpoint_id: str) -> str:
 
 def user(name: str) -> str:
     return USERS + name
+
+
+def token(token_id: int) -> str:
+    return f"{TOKENS}{token_id:010d}"
 
 
 def fusion(key: str) -> str:

@@ -1,27 +1,33 @@
-"""Tokens: the cluster's, the users', one for each allocation, and one for each session of a client of Determined.
+"""Tokens: the cluster's, the users', one for each allocation, and one for each session that a password has opened.
 
-Owns how tokens are made, hashed and checked. The token of an allocation or a session is derived from the cluster token,
-so it is stored nowhere. Every holder of the cluster token can check it, and its own holder can act for this one
-allocation, or this one user, only. Never logs a token.
+Owns how tokens are made, hashed and checked. The tokens of an allocation, of a session and those that users make are
+derived from the cluster token, so they are stored nowhere. Every holder of the cluster token can check the first two,
+and their own holder can act for this one allocation, or this one user, only. Never logs a token.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import secrets
 import uuid
 from pathlib import Path
 
+from gangline.domain.user import hash_password
 from gangline.errors import GanglineError, invalid, unauthenticated
 
 _ALLOCATION_PREFIX = "alloc"
 _ALLOCATION_PURPOSE = b"gangline allocation token v1:"
-_SESSION_PREFIX = "session"
-_SESSION_PURPOSE = b"gangline session token v1:"
 _TASK_PURPOSE = b"gangline task code v1:"
-# Determined's client puts this before a password, whose sha512 it sends (determined.common.api.authentication).
-_DETERMINED_SALT = "GubPEmmotfiK9TMD6Zdw"
+# By the beginning of the token: sessions of Determined's client, and those of our own.
+_DETERMINED_SESSION, _OWN_SESSION = "session", "login"
+_SESSION_PURPOSES = {
+    _DETERMINED_SESSION: b"gangline session token v1:",
+    _OWN_SESSION: b"gangline own session token v1:",
+}
+_DETERMINED_TOKEN, _OWN_TOKEN = "det_", "gangline_"
+_ACCESS_PURPOSE = b"gangline access token v1:"
 _MIN_TOKEN_LENGTH = 16
 
 
@@ -83,21 +89,38 @@ def bad_allocation_token() -> GanglineError:
 
 
 def as_password(token: str) -> str:
-    """Returns what the client of Determined sends when a user gives the token as a password."""
-    return hashlib.sha512((_DETERMINED_SALT + token).encode()).hexdigest()
+    """Returns what a client sends when a user gives the token as a password."""
+    return hash_password(token)
 
 
-def session_token(cluster_token: str, user: str, login_sha256: str, ends_at: int) -> str:
-    """Returns the token of a session of a user who has logged in. It ends with the user's own token, too.
+def access_token(cluster_token: str, token_id: int, request_id: str, *, is_determined: bool) -> str:
+    """Returns the token that a request of a user has made; a repeated request gets the same one.
 
-    login_sha256: of the user's record. ends_at: seconds since 1970.
+    is_determined: whether it is for the client of Determined, to whose API the gateway sends requests with it.
     """
-    return f"{_SESSION_PREFIX}:{ends_at}:{user}:{_sign_session(cluster_token, user, login_sha256, ends_at)}"
+    message = _ACCESS_PURPOSE + f"{token_id}:{request_id}".encode()
+    digest = hmac.new(cluster_token.encode(), message, hashlib.sha256).digest()
+    prefix = _DETERMINED_TOKEN if is_determined else _OWN_TOKEN
+    return prefix + base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def is_of_determined(token: str) -> bool:
+    """Returns whether the token was given to a client of Determined, as a session or by its `token create`."""
+    return token.startswith((_DETERMINED_SESSION + ":", _DETERMINED_TOKEN))
+
+
+def session_token(cluster_token: str, user: str, login_sha256: str, ends_at: int, *, is_determined: bool = True) -> str:
+    """Returns the token of a session of a user who has logged in. It ends with the secret of the login, too.
+
+    login_sha256: a hash of that secret. ends_at: seconds since 1970.
+    """
+    kind = _DETERMINED_SESSION if is_determined else _OWN_SESSION
+    return f"{kind}:{ends_at}:{user}:{_sign_session(kind, cluster_token, user, login_sha256, ends_at)}"
 
 
 def is_session_token(token: str) -> bool:
     """Returns whether the token claims to be a session's."""
-    return token.startswith(_SESSION_PREFIX + ":")
+    return token.partition(":")[0] in _SESSION_PURPOSES and ":" in token
 
 
 def user_of_session(token: str) -> str:
@@ -105,14 +128,16 @@ def user_of_session(token: str) -> str:
     return token.partition(":")[2].partition(":")[2].rpartition(":")[0]
 
 
-def check_session_token(cluster_token: str, token: str, login_sha256: str, now: float) -> None:
-    """Verifies the claim. Raises GanglineError `auth.session`."""
-    ends_at = token.partition(":")[2].partition(":")[0]
+def check_session_token(cluster_token: str, token: str, login_sha256: str, now: float) -> int:
+    """Verifies the claim. Returns when the session ends, in seconds since 1970. Raises GanglineError `auth.session`."""
+    kind, _, rest = token.partition(":")
+    ends_at = rest.partition(":")[0]
     if ends_at.isdecimal() and ends_at.isascii() and len(ends_at) < _MIN_TOKEN_LENGTH and now < int(ends_at):
-        expected = session_token(cluster_token, user_of_session(token), login_sha256, int(ends_at))
-        if login_sha256 and is_same_token(token, expected):
-            return
-    raise unauthenticated("auth.session", "this session has ended, or is none of this cluster; log in again")
+        user = user_of_session(token)
+        signature = _sign_session(kind, cluster_token, user, login_sha256, int(ends_at))
+        if login_sha256 and is_same_token(token, f"{kind}:{int(ends_at)}:{user}:{signature}"):
+            return int(ends_at)
+    raise session_over()
 
 
 def task_code(cluster_token: str, experiment_id: int) -> str:
@@ -121,8 +146,12 @@ def task_code(cluster_token: str, experiment_id: int) -> str:
     return str(uuid.UUID(bytes=digest[:16]))
 
 
-def _sign_session(cluster_token: str, user: str, login_sha256: str, ends_at: int) -> str:
-    message = _SESSION_PURPOSE + f"{ends_at}:{login_sha256}:{user}".encode()
+def session_over() -> GanglineError:
+    return unauthenticated("auth.session", "this session has ended, or is none of this cluster; log in again")
+
+
+def _sign_session(kind: str, cluster_token: str, user: str, login_sha256: str, ends_at: int) -> str:
+    message = _SESSION_PURPOSES[kind] + f"{ends_at}:{login_sha256}:{user}".encode()
     return hmac.new(cluster_token.encode(), message, hashlib.sha256).hexdigest()
 
 

@@ -35,9 +35,10 @@ MAX_OPEN_FILES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Identifies the caller. name: the user's name, the allocation's id, or "cluster"."""
+    """Identifies the caller. name: the user's name, the allocation's id, or "cluster"; empty for the anonymous caller
+    of a call that needs no token."""
 
-    kind: Literal["cluster", "user", "allocation"]
+    kind: Literal["cluster", "user", "allocation", "anonymous"]
     name: str
     is_admin: bool = False
 

@@ -120,7 +120,14 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         parts.push_async_callback(cancel, retiring)
         removal = _start_cleanup(parts, mirror, leader, storage, history)
         usecases = assemble(
-            mirror, leader, submitter, history, storage=storage, etcd=etcd, deletion_problem=removal.problem_of
+            mirror,
+            leader,
+            submitter,
+            history,
+            storage=storage,
+            etcd=etcd,
+            deletion_problem=removal.problem_of,
+            cluster_token=token,
         )
         addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token), mirror.catch_up)
         # Undone first, because the servers wait only for a moment for calls that follow something.

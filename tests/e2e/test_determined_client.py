@@ -243,7 +243,12 @@ def test_an_experiment_continues(det: DeterminedClient, lab: Path) -> None:
         ("model list", "gangline checkpoint download"),
         ("master config show", "docs/cluster.md"),
         ("master logs", "docs/operation.md"),
-        ("user activate admin", "docs/cluster.md"),
+        ("user deactivate admin", "docs/cluster.md"),
+        ("user create x --remote", "single sign-on"),
+        (
+            "user link-with-agent-user admin --agent-uid 1 --agent-gid 1 --agent-user x --agent-group y",
+            "docs/from-determined.md",
+        ),
         ("resources raw 2026-01-01T00:00:00Z 2026-01-02T00:00:00Z", "gangline usage"),
     ],
 )
@@ -259,6 +264,43 @@ def test_who_one_is(det: DeterminedClient) -> None:
     assert "admin" in det.works("user", "list")
     assert "cluster_id" in det.works("version")
     assert "clusterId" in det.works("master", "info")
+
+
+def test_users_have_passwords_and_tokens_of_their_own(det: DeterminedClient, lab: Path) -> None:
+    password, new_password = "Password-of-ann-1", "Password-of-ann-2"
+    det.works("user", "create", "ann", "--password", password)
+    det.works("user", "login", "ann", passwords=[password])
+    assert "logged in as user 'ann'" in det.works("-u", "ann", "user", "whoami")
+    det.works("-u", "ann", "user", "change-password", passwords=[new_password, new_password])
+    assert det.run("user", "login", "ann", passwords=[password]).code == 1
+    det.works("user", "login", "ann", passwords=[new_password])
+    det.works("-u", "ann", "user", "edit", "ann", "--display-name", "Ann")
+    assert det.run("-u", "ann", "user", "create", "eve", "--password", password).code == 1
+    said = det.works("-u", "ann", "experiment", "create", str(lab / "exp.yaml"), str(lab), "--paused")
+    [number] = re.findall(r"Created experiment (\d+)", said.text)
+    [entry] = [row for row in _csv(det.works("experiment", "list", "--all", "--csv").text) if row["ID"] == number]
+    assert entry["Owner"] == "ann"
+    made = json.loads(det.works("-u", "ann", "token", "create", "-e", "2", "-d", "ci", "--json").text)
+    assert "ci" in det.works("-u", "ann", "token", "list")
+    det.works("token", "revoke", str(made["tokenId"]))
+    assert "ci" not in det.works("-u", "ann", "token", "list")
+    assert "gangline user edit --display-name" in det.run("user", "rename", "ann", "anne")
+    det.works("experiment", "kill", number)
+
+    det.works("user", "create", "bob", "--password", password, "--admin")
+    det.works("user", "rename", "bob", "rob")
+    det.works("user", "edit", "rob", "--admin", "false")
+    det.works("user", "login", "rob", passwords=[password])
+    det.works("user", "deactivate", "rob")
+    refused = det.run("-u", "rob", "user", "whoami", passwords=[password])
+    assert refused.code == 1
+    assert "deactivated" in refused
+    assert "rob" not in det.works("user", "list")
+    assert "rob" in det.works("user", "list", "--all")
+    det.works("user", "activate", "rob")
+    det.works("user", "login", "rob", passwords=[password])
+    det.works("-u", "rob", "user", "logout")
+    assert "admin" in det.works("user", "whoami")
 
 
 SDK = """

@@ -19,9 +19,10 @@ from tests.support.source import ROOT
 
 VERSION = "0.38.1"
 _FOLDER = ROOT / ".tools" / f"determined-{VERSION}"
-# Runs commands of its command line one after another in one process, and prints what each of them printed.
+# Runs commands of its command line one after another in one process, and prints what each of them printed. A command
+# that asks for passwords gets those of its line.
 _DRIVER = """
-import contextlib, io, json, os, tempfile, traceback
+import contextlib, getpass, io, json, os, tempfile, traceback
 
 commands, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
 printed = tempfile.TemporaryFile("w+")
@@ -30,13 +31,16 @@ os.dup2(printed.fileno(), 1)
 os.dup2(printed.fileno(), 2)
 from determined.cli import cli
 
+passwords = []
+getpass.getpass = lambda *_: passwords.pop(0)
 for line in commands:
+    words, passwords[:] = json.loads(line)
     printed.truncate(0)
     printed.seek(0)
     said, code = io.StringIO(), 0
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
-            cli.main(json.loads(line))
+            cli.main(words)
         except SystemExit as error:
             code = error.code or 0
         except BaseException:
@@ -63,19 +67,19 @@ class DeterminedClient:
         self._python, self._environment, self._folder = python, environment, folder
         self._driver = self._start([str(python), "-c", _DRIVER])
 
-    def run(self, *words: str) -> Said:
-        """Runs `det WORDS`."""
+    def run(self, *words: str, passwords: Sequence[str] = ()) -> Said:
+        """Runs `det WORDS`. passwords: what a user types when asked for them."""
         assert self._driver.stdin is not None
         assert self._driver.stdout is not None
-        self._driver.stdin.write(json.dumps(words) + "\n")
+        self._driver.stdin.write(json.dumps([words, passwords]) + "\n")
         self._driver.stdin.flush()
         line = self._driver.stdout.readline()
         assert line, f"det {' '.join(words)} ended the process"
         return Said(*json.loads(line))
 
-    def works(self, *words: str) -> Said:
+    def works(self, *words: str, passwords: Sequence[str] = ()) -> Said:
         """Runs a command that has to succeed."""
-        said = self.run(*words)
+        said = self.run(*words, passwords=passwords)
         assert said.code == 0, f"det {' '.join(words)}: {said.text}"
         return said
 

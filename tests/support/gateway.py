@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 import httpx
 
-from gangline.domain.resource import User
+from gangline.domain.user import User
 from gangline.local.port import find_free_ports
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
@@ -35,8 +35,10 @@ USER_TOKEN = "token-of-alice-in-the-tests"
 CONFIG = {"name": "digits", "entrypoint": "model_def:Digits", "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 10}}, "hyperparameters": {"global_batch_size": 8}}  # fmt: skip # noqa: E501  read as one
 
 
-async def add_user(etcd: EtcdClient, name: str = "alice", token: str = USER_TOKEN, *, is_admin: bool = False) -> None:
-    user = User(name, hash_token(token), is_admin, login_sha256=hash_token(as_password(token)))
+async def add_user(
+    etcd: EtcdClient, name: str = "alice", token: str = USER_TOKEN, *, is_admin: bool = False, number: int = 0
+) -> None:
+    user = User(name, hash_token(token), is_admin, login_sha256=hash_token(as_password(token)), id=number)
     await etcd.commit([Put(keys.user(name), wire.encode(user))])
 
 

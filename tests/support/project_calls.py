@@ -1,5 +1,5 @@
-"""The calls about projects for the stand-ins: a leader serves none of them, and a gateway answers with what the test
-wrote down.
+"""The calls about projects for the stand-ins. A leader serves none of them, nor those about users. A gateway answers
+with what the test wrote down.
 
 The tests of these calls themselves run real schedulers and gateways.
 """
@@ -29,6 +29,11 @@ class UnservedByLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
     SetTemplate: Any = _refuse
     RemoveTemplate: Any = _refuse
     MoveExperiment: Any = _refuse
+    CreateUser: Any = _refuse
+    UpdateUser: Any = _refuse
+    EndSession: Any = _refuse
+    CreateToken: Any = _refuse
+    RevokeToken: Any = _refuse
 
 
 class StandInProjects(gateway_pb2_grpc.GatewayServiceServicer):
@@ -38,6 +43,7 @@ class StandInProjects(gateway_pb2_grpc.GatewayServiceServicer):
     _answer: Callable[[str, Any, Callable[[], Any]], Any]
 
     def __init__(self) -> None:
+        super().__init__()
         self.workspaces: list[project_pb2.WorkspaceView] = []
         self.projects: list[project_pb2.ProjectView] = []
         self.templates: list[project_pb2.Template] = []

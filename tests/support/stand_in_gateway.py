@@ -29,6 +29,7 @@ from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import gateway_pb2_grpc, types_pb2
 from tests.support.project_calls import StandInProjects
+from tests.support.user_calls import StandInUsers
 
 TOKEN = "token-of-the-tests"
 T = TypeVar("T")
@@ -41,7 +42,7 @@ _STATE_AFTER = {
 }
 
 
-class StandInGateway(StandInProjects):
+class StandInGateway(StandInProjects, StandInUsers):
     """failures: what the next calls fail with, first one first. before_answer: called before each answer that is no
     stream. calls: the names of all calls, in order. num_catch_ups: how many of them asked the gateway to catch up with
     etcd first.
@@ -515,7 +516,7 @@ class StandInGateway(StandInProjects):
     def _admit(self, name: str, context: Any) -> None:
         self.calls.append(name)
         self.num_catch_ups += rpc.asks_to_catch_up(context.invocation_metadata())
-        if rpc.find_token(context.invocation_metadata()) != TOKEN:
+        if rpc.find_token(context.invocation_metadata()) not in (TOKEN, self.session or TOKEN):
             raise unauthenticated("auth.wrong_token", "nobody holds this token; look into the admin.token file")
         if self.failures:
             raise self.failures.pop(0)

@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """caller: None for the few calls that need no session. path: the parts of the path by their names."""
+    """caller: None for the few calls that need no session. path: the parts of the path by their names. token: of
+    the caller. peer: the address of the caller."""
 
     principal: Principal | None
     cases: UseCases
@@ -29,6 +30,8 @@ class Call:
     path: Mapping[str, str]
     query: QueryParams
     body: Json
+    token: str = ""
+    peer: str = ""
 
     @property
     def caller(self) -> Principal:

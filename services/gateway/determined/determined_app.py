@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from gangline.errors import GanglineError, invalid
 from services.common.server import Principal
-from services.gateway.determined import agent, checkpoint, experiment, project, retention, task, trial, user
+from services.gateway.determined import agent, checkpoint, experiment, project, retention, task, token, trial, user
 from services.gateway.determined.call import Call, Handler, Lines, Routes
 from services.gateway.determined.lacking_call import lacking
 from services.gateway.determined.values import Json
@@ -31,6 +31,7 @@ _TABLES: tuple[Routes, ...] = (
     user.OPEN_ROUTES, user.ROUTES, experiment.ROUTES, trial.ROUTES, checkpoint.ROUTES, agent.ROUTES, project.ROUTES,
     retention.ROUTES,
     task.ROUTES,
+    token.ROUTES,
 )  # fmt: skip
 # A larger body is read in a thread, so that it holds up no other caller.
 _LARGE_BODY = 1 << 16
@@ -57,6 +58,8 @@ def _endpoint(handler: Handler, usecases: UseCases, authenticator: Authenticator
             request.path_params,
             request.query_params,
             await _body(request),
+            request.headers.get("authorization", "").partition(" ")[2].strip(),
+            request.client.host if request.client is not None else "",
         )
         given = handler(call)
         if isinstance(given, AsyncIterator):

@@ -1,7 +1,8 @@
 """Tells requests of Determined's client from our own, before anything else looks at them.
 
-Its client opens a session by Determined's login, and the token that it gets is of a kind of its own. So a request with
-such a token, and the few calls that come before one, belong to Determined's API; every other request is ours.
+Its client opens a session by Determined's login, or makes a token, and the tokens that it gets are of a kind of their
+own. So a request with such a token, and the few calls that come before one, belong to Determined's API; every other
+request is ours.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gangline.errors import GanglineError
-from services.common.security import is_session_token
+from services.common.security import is_of_determined
 from services.gateway.determined.determined_app import build_determined_app, error_response
 from services.gateway.determined.user import OPEN_ROUTES
 from services.gateway.http.admission import check_body
@@ -36,7 +37,7 @@ class Door:
             return
         headers = Headers(scope=scope)
         kind, _, token = headers.get("authorization", "").partition(" ")
-        is_session = kind.lower() == "bearer" and is_session_token(token.strip())
+        is_session = kind.lower() == "bearer" and is_of_determined(token.strip())
         place = scope["method"], scope["path"]
         if not is_session and place not in _OPEN and (token or place not in _EITHER):
             await self._app(scope, receive, send)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from gangline.errors import GanglineError, not_found
 
 _NO_TASKS = "give slots to a program with: gangline cmd run -- COMMAND, or det cmd run COMMAND"
-_NO_USERS = (
-    "the cluster has one user, admin, whose password is the admin token; the operator changes it: see docs/cluster.md"
-)
+_NO_GROUPS = "users act on their own work and administrators on all: see docs/cluster.md"
 _BY_PREFIX = {
     "/api/v1/models": "there is no registry of models; a checkpoint has metadata and an id, and gangline checkpoint "
     "download ID fetches it",
@@ -17,11 +15,11 @@ _BY_PREFIX = {
     "/api/v1/notebooks": f"there are no notebooks; {_NO_TASKS}",
     "/api/v1/shells": f"there are no shells; {_NO_TASKS}",
     "/api/v1/generic-tasks": f"there are no generic tasks; {_NO_TASKS}",
-    "/api/v1/users": _NO_USERS,
-    "/api/v1/tokens": _NO_USERS,
-    "/api/v1/groups": f"there are no groups; {_NO_USERS}",
-    "/api/v1/roles": f"there are no roles; {_NO_USERS}",
-    "/api/v1/permissions": f"there are no roles; {_NO_USERS}",
+    "/api/v1/users": "this cannot be done with a user here; see: gangline user --help",
+    "/api/v1/tokens": "this cannot be done with a token here; see: gangline token --help",
+    "/api/v1/groups": f"there are no groups; {_NO_GROUPS}",
+    "/api/v1/roles": f"there are no roles; {_NO_GROUPS}",
+    "/api/v1/permissions": f"there are no roles; {_NO_GROUPS}",
     "/api/v1/webhooks": "there are no webhooks; follow an experiment with: gangline experiment follow ID",
     "/api/v1/config-policies": "there are no configuration policies; give a workspace or a project its defaults: "
     "gangline workspace edit --help",
@@ -32,7 +30,8 @@ _BY_PREFIX = {
     "/api/v1/master/config": "each service has settings of its own; see docs/cluster.md",
     "/api/v1/master": "the services have settings of their own; see docs/cluster.md",
     "/resources/allocation": "usage is reported by: gangline usage --since TIME",
-    "/oauth2": _NO_USERS,
+    "/oauth2": "there is no single sign-on; log in with a password, or with a token: gangline login --help",
+    "/api/v1/auth": "there is no single sign-on; log in with a password, or with a token: gangline login --help",
     "/agents": "single machines are switched off with: gangline agent disable ID",
     "/api/v1/experiments": "this cannot be done with an experiment here; see: gangline experiment --help",
     "/api/v1/trials": "this cannot be done with a trial here; see: gangline trial --help",

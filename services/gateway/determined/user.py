@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
+
 import gangline
-from gangline.domain.resource import User
-from gangline.errors import not_found
+from gangline.domain.user import UserChange, UserView, check_new_password, hash_password
+from gangline.errors import GanglineError, invalid
 from services.gateway.determined.call import Call, Routes, page_of
 from services.gateway.determined.values import Json, to_number
 
@@ -19,51 +21,127 @@ async def info(call: Call) -> Json:
 
 
 async def log_in(call: Call) -> Json:
-    """Opens a session. username, password: a user of the cluster, and the user's token as the client hashes it."""
-    token = call.authenticator.log_in(call.text("username"), call.text("password"))
-    return {"token": token, "user": describe(call, call.authenticator.find_user(call.text("username")))}
+    """Opens a session. username, password: a user of the cluster, and the password, which the client hashes."""
+    password = call.text("password")
+    if call.body.get("isHashed") is False:
+        password = hash_password(password)
+    session = await call.cases.users.log_in(call.text("username"), password, call.peer, is_determined=True)
+    return {"token": session.token, "user": describe(call, session.user)}
 
 
 async def log_out(call: Call) -> Json:
-    """Changes nothing: a session is on no record, and ends by itself."""
+    """Ends the session."""
+    await call.cases.users.log_out(call.caller, new_id(), call.token)
     return {}
 
 
 async def me(call: Call) -> Json:
-    return {"user": describe(call, call.authenticator.find_user(call.caller.name))}
+    return {"user": describe(call, call.cases.users.me(call.caller))}
 
 
 async def list_users(call: Call) -> Json:
-    users = call.authenticator.list_users(call.caller)
+    """Lists users. active, admin: limit them to those, or to the others. name: a part of the name."""
+    is_active, is_admin, name = call.is_set("active"), call.is_set("admin"), call.query.get("name", "")
+    users = [
+        user
+        for user in call.cases.users.list_users(call.caller)
+        if is_active in (None, user.is_active) and is_admin in (None, user.is_admin) and name in user.name
+    ]
     shown, pagination = page_of(users, call)
     return {"users": [describe(call, user) for user in shown], "pagination": pagination}
 
 
 async def find_user(call: Call) -> Json:
     """Finds a user by number."""
-    number = to_number(call.path["id"], "id")
-    for user in call.authenticator.list_users(call.caller):
-        if call.authenticator.number_of_user(user.name) == number:
-            return {"user": describe(call, user)}
-    raise not_found("user.not_found", f"there is no user {number}; list them with: det user list")
+    return {"user": describe(call, _user_of(call))}
 
 
 async def find_user_by_name(call: Call) -> Json:
-    name = call.path["id"]
-    for user in call.authenticator.list_users(call.caller):
-        if user.name == name:
-            return {"user": describe(call, user)}
-    raise not_found("user.not_found", f"there is no user {name[:64]!r}; list them with: det user list")
+    return {"user": describe(call, await call.cases.users.find(call.caller, call.path["id"]))}
 
 
-def describe(call: Call, user: User) -> Json:
+async def create_user(call: Call) -> Json:
+    """user: v1User, of which the name, the displayed name, admin and active count. password: as for the login."""
+    new = call.body.get("user")
+    if not isinstance(new, dict):
+        raise invalid("request.invalid", "user is missing, and should be an object")
+    change = _change(new, _password(call) or "")
+    return {"user": describe(call, await call.cases.users.create(call.caller, new_id(), change))}
+
+
+async def change_user(call: Call) -> Json:
+    """Takes v1PatchUser."""
+    change = _change(call.body, _password(call))
+    user = await call.cases.users.update(call.caller, new_id(), _user_of(call).name, change)
+    return {"user": describe(call, user)}
+
+
+async def change_users(call: Call) -> Json:
+    """Activates or deactivates several users, and says of each why that failed."""
+    user_ids, is_active = call.body.get("userIds") or [], _flag(call.body, "activate")
+    if not isinstance(user_ids, list):
+        raise invalid("request.invalid", "userIds should be a list of ids")
+    results = []
+    for user_id in user_ids:
+        number, problem = to_number(user_id, "userIds"), ""
+        try:
+            name = call.cases.users.find_by_id(call.caller, number).name
+            await call.cases.users.update(call.caller, new_id(), name, UserChange(is_active=bool(is_active)))
+        except GanglineError as error:
+            problem = error.message
+        results.append({"id": number, "error": problem})
+    return {"results": results}
+
+
+def new_id() -> str:
+    """Returns the request id of a change. Determined's client has none, and does not repeat its changes."""
+    return str(uuid.uuid4())
+
+
+def _user_of(call: Call) -> UserView:
+    return call.cases.users.find_by_id(call.caller, call.number("id"))
+
+
+def _change(values: Json, password: str | None) -> UserChange:
+    """Raises GanglineError `request.*`."""
+    if values.get("remote"):
+        raise invalid("request.lacking", "there is no single sign-on; create the user with a password, or with a token")
+    if values.get("agentUserGroup"):
+        raise invalid(
+            "request.lacking", "trials run as the account of the agent, whoever owns them: see docs/from-determined.md"
+        )
+    name, display_name = values.get("username"), values.get("displayName")
+    if not isinstance(name, str | None) or not isinstance(display_name, str | None):
+        raise invalid("request.invalid", "username and displayName should be texts")
+    return UserChange(name, display_name, _flag(values, "admin"), _flag(values, "active"), password)
+
+
+def _flag(values: Json, name: str) -> bool | None:
+    value = values.get(name)
+    if not isinstance(value, bool | None):
+        raise invalid("request.invalid", f"{name} should be true or false")
+    return value
+
+
+def _password(call: Call) -> str | None:
+    """Returns the password as it is stored and compared: hashed by the client, or here."""
+    if call.body.get("password") is None:
+        return None
+    password = call.text("password")
+    if password and not call.body.get("isHashed"):
+        check_new_password(password)
+        return hash_password(password)
+    return password
+
+
+def describe(call: Call, user: UserView) -> Json:
     """Returns v1User."""
     return {
         "id": call.authenticator.number_of_user(user.name),
         "username": user.name,
-        "displayName": user.name,
+        "displayName": user.display_name or user.name,
         "admin": user.is_admin,
-        "active": True,
+        "active": user.is_active,
         "remote": False,
     }
 
@@ -96,14 +174,17 @@ async def describe_telemetry(call: Call) -> Json:
 OPEN_ROUTES: Routes = (
     ("GET", "/info", info),
     ("POST", "/api/v1/auth/login", log_in),
-    ("POST", "/api/v1/auth/logout", log_out),
     ("GET", "/api/v1/master/telemetry", describe_telemetry),
 )
 ROUTES: Routes = (
     ("GET", "/api/v1/master", describe_cluster),
+    ("POST", "/api/v1/auth/logout", log_out),
     ("GET", "/api/v1/me", me),
     ("GET", "/api/v1/auth/user", me),
     ("GET", "/api/v1/users", list_users),
+    ("POST", "/api/v1/users", create_user),
+    ("PATCH", "/api/v1/users", change_users),
     ("GET", "/api/v1/users/{id}", find_user),
+    ("PATCH", "/api/v1/users/{id}", change_user),
     ("GET", "/api/v1/users/{id}/by-username", find_user_by_name),
 )

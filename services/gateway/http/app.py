@@ -27,6 +27,7 @@ from services.gateway.http import (
     retention,
     trace,
     usage,
+    user,
 )
 from services.gateway.http.admission import Admission
 from services.gateway.http.description import complete
@@ -46,7 +47,7 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
     )  # fmt: skip
     app.state.usecases = usecases
     add_problem_handlers(app)
-    for part in (experiment, history, queue, agent, cluster, usage, fusion, operation, trace, project, retention):
+    for part in (experiment, history, queue, agent, cluster, usage, fusion, operation, trace, project, retention, user):
         app.include_router(part.router)
     app.add_middleware(Admission, authenticator=authenticator)
     app.add_middleware(Door, usecases=usecases, authenticator=authenticator)

@@ -29,6 +29,10 @@ BODY_EXAMPLES: dict[str, Any] = {
     "WorkspaceBody": {"name": "lab"},
     "ProjectBody": {"name": "vision"},
     "MoveBody": {"destinationProjectId": 2},
+    "NewUserBody": {"user": {"username": "ann"}, "password": "a-good-password"},
+    "UserBody": {"displayName": "Ann"},
+    "NewTokenBody": {"description": "nightly", "lifespan": "720h"},
+    "TokenBody": {"setRevoked": True},
     "TemplateBody": {"config": "resources: {slots_per_trial: 4}\n"},
 }
 # By the name of a parameter in a path.
@@ -43,6 +47,8 @@ PATH_EXAMPLES = {
     "path": "trainer.pth",
     "workspace_id": 1,
     "project_id": 1,
+    "user_id": 1,
+    "token_id": 1,
     "name": "four-slots",
     "key": "a" * 64,
 }

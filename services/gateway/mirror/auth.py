@@ -1,8 +1,9 @@
 """Maps a token to a principal, and decides what that principal may call.
 
 A token is one of four: a user's (its sha256 is in the mirror), the cluster's own (services and operators), one of an
-allocation (for its trial runners), or one of a session, which a client of Determined opens with a user's token as the
-password. Tokens are compared in constant time and never logged.
+allocation (for its trial runners), or one of a session, which a user opens with a password. Tokens are compared in
+constant time, or by their sha256, and never logged. Each call is judged by the mirror's present users and tokens, so
+whatever ends them holds from the moment at which the mirror has seen it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import time
 
 from gangline.domain.experiment import Experiment
 from gangline.domain.id import describe_allocation, parse_allocation_id
-from gangline.domain.resource import User
+from gangline.domain.user import CLUSTER_NAME, AccessToken, User, inactive_user
 from gangline.errors import Effect, ErrorKind, GanglineError, unauthenticated, unavailable
+from services.common import keys
 from services.common.security import (
     check_allocation_token,
     check_session_token,
@@ -20,6 +22,7 @@ from services.common.security import (
     is_allocation_token,
     is_same_token,
     is_session_token,
+    session_over,
     session_token,
     task_code,
     user_of_session,
@@ -29,7 +32,9 @@ from services.gateway.mirror.mirror import Watched
 
 # As long as Determined's.
 SESSION_SECONDS = 7 * 24 * 3600
-CLUSTER = Principal(kind="cluster", name="cluster", is_admin=True)
+CLUSTER = Principal(kind="cluster", name=CLUSTER_NAME, is_admin=True)
+# Calls that need no token.
+_OPEN_METHODS = frozenset({"/gangline.v1.GatewayService/LogIn"})
 
 
 class Authenticator:
@@ -37,8 +42,10 @@ class Authenticator:
         self._mirror = mirror
         self._cluster_token = cluster_token
 
-    async def authenticate(self, _: str, token: str | None) -> Principal:
+    async def authenticate(self, method: str, token: str | None) -> Principal:
         """Authenticates a call for the gRPC server, which calls this for every method."""
+        if method in _OPEN_METHODS:
+            return Principal(kind="anonymous", name="")
         return self.identify(token)
 
     def identify(self, token: str | None) -> Principal:
@@ -57,19 +64,19 @@ class Authenticator:
             return CLUSTER
         return self._identify_user(hash_token(token))
 
-    def log_in(self, name: str, password: str) -> str:
-        """Returns the token of a new session. password: as the client of Determined sends it. Raises GanglineError
-        `auth.wrong_password`."""
-        user = self._find_user(name)
-        is_right = is_same_token(user.login_sha256 if user else "", hash_token(password))
-        if user is None or not is_right:
-            raise GanglineError(
-                "auth.wrong_password",
-                f"{name[:64]!r} is no user of this cluster, or the password is not this user's token; an administrator "
-                "logs in as 'admin', with the content of the admin token file as the password",
-                ErrorKind.FORBIDDEN,
-            )
-        return session_token(self._cluster_token, name, user.login_sha256, int(time.time()) + SESSION_SECONDS)
+    def open_session(self, user: User, *, is_determined: bool) -> tuple[str, int]:
+        """Returns the token of a new session of a user who has given the right password, and when it ends in Unix
+        seconds."""
+        ends_at = int(time.time()) + SESSION_SECONDS
+        token = session_token(self._cluster_token, user.name, _login_hash(user), ends_at, is_determined=is_determined)
+        return token, ends_at
+
+    def read_session(self, token: str) -> tuple[str, int] | None:
+        """Returns the user of a session that is open, and when it ends in Unix seconds; None for other tokens. Raises
+        GanglineError `auth.*`."""
+        if not is_session_token(token):
+            return None
+        return self._check_session(token)[0].name, self._check_session(token)[1]
 
     def list_users(self, principal: Principal) -> list[User]:
         """Returns all users, the oldest first."""
@@ -81,8 +88,10 @@ class Authenticator:
         return self._find_user(name) or User(name, "", is_admin=name == CLUSTER.name)
 
     def number_of_user(self, name: str) -> int:
-        """Returns the id that Determined's client has for a user: its place among all users; 0 for none of them."""
-        return next((number for number, user in enumerate(self._users(), 1) if user.name == name), 0)
+        """Returns the id that Determined's client has for a user; 0 for none of them."""
+        user = self._find_user(name)
+        # A leader of an earlier version gives no ids, and has one user.
+        return (user.id or 1) if user is not None else 0
 
     def task_code(self, principal: Principal, experiment: Experiment) -> str:
         """Returns the code in the id of a task; empty for callers that are neither its owner nor administrators."""
@@ -90,26 +99,36 @@ class Authenticator:
         return task_code(self._cluster_token, experiment.id) if is_own else ""
 
     def _users(self) -> list[User]:
-        return sorted(self._mirror.state.users.all(), key=lambda user: (user.created_at, user.name))
+        return sorted(self._mirror.state.users.all(), key=lambda user: (user.id, user.created_at, user.name))
 
     def _identify_session(self, token: str) -> Principal:
+        return _principal_of(self._check_session(token)[0])
+
+    def _check_session(self, token: str) -> tuple[User, int]:
+        """Returns the user of a session that is open, and when it ends."""
         user = self._find_user(user_of_session(token))
-        check_session_token(self._cluster_token, token, user.login_sha256 if user else "", time.time())
+        ends_at = check_session_token(self._cluster_token, token, _login_hash(user) if user else "", time.time())
         assert user is not None, "a user that is not there has no valid session"
-        return Principal(kind="user", name=user.name, is_admin=user.is_admin)
+        is_ended = bool(user.ended_sessions) and hash_token(token) in (s.session_sha256 for s in user.ended_sessions)
+        if is_ended or ends_at - SESSION_SECONDS < user.sessions_since:
+            raise session_over()
+        return user, ends_at
 
     def _find_user(self, name: str) -> User | None:
-        return next((user for user in self._mirror.state.users.all() if user.name == name), None)
+        return self._mirror.state.users.find(keys.user(name))
 
     def _identify_user(self, token_sha256: str) -> Principal:
-        principal: Principal | None = None
-        users = self._mirror.state.users
+        state, found = self._mirror.state, None
+        # A token's sha256 reveals nothing of how much of it was right, so a look-up by it is safe.
+        for token in state.tokens.of(token_sha256):
+            found = self._owner_of(token)
         # The loop goes on after a match, so that its time does not depend on which user calls.
-        for user in users.all():
+        for user in state.users.all():
             if is_same_token(user.token_sha256, token_sha256):
-                principal = Principal(kind="user", name=user.name, is_admin=user.is_admin)
-        if principal is not None:
-            return principal
+                found = user
+        if found is not None:
+            return _principal_of(found)
+        users = state.users
         # The first leader creates the first users.
         if not len(users):
             raise unavailable(
@@ -119,10 +138,29 @@ class Authenticator:
             )
         raise unauthenticated("auth.wrong_token", "this token belongs to no user of this cluster; check GANGLINE_TOKEN")
 
+    def _owner_of(self, token: AccessToken) -> User | None:
+        """Returns the user of a token that holds; None where it is unknown. Raises GanglineError `auth.token_ended`."""
+        if token.ended_at(time.time()):
+            ending = "was revoked" if token.revoked_at else "has expired"
+            raise unauthenticated("auth.token_ended", f"this token {ending}; log in again, or make another token")
+        return next(iter(self._mirror.state.users.of(token.user_id)), None)
+
+
+def _principal_of(user: User) -> Principal:
+    """Raises GanglineError `auth.inactive`."""
+    if user.is_deactivated:
+        raise inactive_user(user.name)
+    return Principal(kind="user", name=user.name, is_admin=user.is_admin)
+
+
+def _login_hash(user: User) -> str:
+    """Returns the hash of all with which the user can log in. When it changes, all sessions of the user end."""
+    return hash_token(user.login_sha256 + user.password_hash) if user.password_hash else user.login_sha256
+
 
 def check_user(principal: Principal) -> None:
     """Admits calls of users and their tools. Raises GanglineError `auth.forbidden`."""
-    if principal.kind == "allocation":
+    if principal.kind not in ("user", "cluster"):
         raise GanglineError(
             "auth.forbidden", "the token of an allocation may only deliver its trial's records", ErrorKind.FORBIDDEN
         )

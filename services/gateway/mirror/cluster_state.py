@@ -15,9 +15,10 @@ from gangline.config.layer.secret import hide_default_secrets, hide_secrets
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
-from gangline.domain.resource import Agent, Cluster, Counter, ServiceInstance, User, count_deleted
+from gangline.domain.resource import Agent, Cluster, Counter, ServiceInstance, count_deleted
 from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, State
+from gangline.domain.user import AccessToken, User
 from gangline.protocol import wire
 from services.common import keys
 
@@ -100,7 +101,8 @@ class ClusterState:
         self.allocations = RecordTable(keys.ALLOCATIONS, Allocation, lambda allocation: allocation.trial_id)
         self.agents = RecordTable(keys.AGENTS, Agent)
         self.checkpoints = RecordTable(keys.CHECKPOINTS, Checkpoint, lambda checkpoint: checkpoint.experiment_id)
-        self.users = RecordTable(keys.USERS, User)
+        self.users = RecordTable(keys.USERS, User, lambda user: user.id)
+        self.tokens = RecordTable(keys.TOKENS, AccessToken, lambda token: token.token_sha256)
         self.fusion = RecordTable(keys.FUSION, FusionRecord)
         self.workspaces = RecordTable(keys.WORKSPACES, Workspace, keep=hide_default_secrets)
         self.projects = RecordTable(keys.PROJECTS, Project, keep=hide_default_secrets)
@@ -113,7 +115,7 @@ class ClusterState:
         self._next_experiment = RecordTable(keys.NEXT_EXPERIMENT, Counter)
         self._shelves: tuple[RecordTable[Any], ...] = (
             self.experiments, self.trials, self.searches, self.requests, self.allocations, self.agents,
-            self.checkpoints, self.users, self.fusion, self.workspaces, self.projects, self.templates,
+            self.checkpoints, self.users, self.tokens, self.fusion, self.workspaces, self.projects, self.templates,
             self.instances, self._leader, self._cluster, self._next_experiment,
         )  # fmt: skip
 

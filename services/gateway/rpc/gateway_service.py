@@ -18,12 +18,13 @@ from services.gateway.mirror.ingest_record import Scope
 from services.gateway.rpc import mapping
 from services.gateway.rpc.project_calls import ProjectCalls
 from services.gateway.rpc.removal_calls import RemovalCalls
+from services.gateway.rpc.user_calls import UserCalls
 from services.gateway.usecase.bundle import UseCases
 
 Context = Any
 
 
-class GatewayService(RemovalCalls, ProjectCalls):
+class GatewayService(RemovalCalls, ProjectCalls, UserCalls):
     """Serves the gateway's calls. services.common.server authenticates callers and maps errors to statuses."""
 
     def __init__(self, usecases: UseCases) -> None:

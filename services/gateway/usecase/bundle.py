@@ -30,6 +30,7 @@ from services.gateway.usecase.queue import Queue
 from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.tensorboard import Tensorboard
 from services.gateway.usecase.usage import Usage
+from services.gateway.usecase.user import Users
 from services.gateway.usecase.view import Views
 
 
@@ -61,6 +62,7 @@ class UseCases:
     code: Code
     ingest: Ingest
     usage: Usage
+    users: Users
 
 
 def assemble(
@@ -72,6 +74,7 @@ def assemble(
     storage: Storage,
     etcd: HealthWatch,
     deletion_problem: Callable[[int], str],
+    cluster_token: str,
 ) -> UseCases:
     """deletion_problem: returns why the deletion of an experiment waits; "" while it makes progress."""
     pending = Pending(leader)
@@ -92,4 +95,5 @@ def assemble(
         code=code,
         ingest=ingest,
         usage=Usage(mirror, history.reader, history.usage_recorder),
+        users=Users(mirror, leader, cluster_token),
     )

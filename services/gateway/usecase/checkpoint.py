@@ -15,7 +15,7 @@ from gangline.v1 import scheduler_pb2
 from services.common import keys
 from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader
-from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.auth import check_owner, check_user
 from services.gateway.mirror.mirror import Watched
 from services.gateway.storage.storage import Storage
 from services.gateway.usecase.following import in_thread
@@ -59,11 +59,18 @@ class Checkpoints:
     ) -> Sequence[Checkpoint]:
         """Deletes all of the checkpoints or none. Returns them as they are marked; their files are deleted soon after.
 
-        Raises GanglineError `checkpoint.none_named`, and the errors of the leader.
+        Raises GanglineError `checkpoint.none_named`, `auth.not_owner`, and the errors of the leader.
         """
         check_user(principal)
         if not checkpoint_ids:
             raise invalid("checkpoint.none_named", "name the checkpoints that are to be deleted")
+        for checkpoint_id in checkpoint_ids:
+            # The leader refuses one that is not there.
+            checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(checkpoint_id))
+            experiment_id = checkpoint.experiment_id if checkpoint is not None else 0
+            experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
+            if experiment is not None:
+                check_owner(principal, experiment.owner, f"delete checkpoint {checkpoint_id}")
         request = scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest(checkpoint_ids=checkpoint_ids)
         answer = await self._leader.change(
             principal, request_id, lambda scheduler: scheduler.DeleteCheckpoints, request

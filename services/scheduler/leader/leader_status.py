@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from services.common.leader_probe import not_leader
 from services.scheduler.leader.term import Term
 from services.scheduler.state.directory import Directory
+from services.scheduler.transition.account.user_change import check_active
 
 # Longest wait of a call while no leader is known. Shorter than the deadlines of all callers.
 HOLD_SECONDS = 2.0
@@ -56,13 +57,16 @@ class LeaderStatus:
         """Returns the addresses of all schedulers that are alive, oldest first."""
         return self._directory.addresses_of("scheduler")
 
-    def require(self) -> Term:
-        """Returns this process's term. Raises GanglineError `scheduler.not_leader`, naming the leader, where it has
-        none.
+    def require(self, user: str = "") -> Term:
+        """Returns this process's term. user: for whom the call is made; empty where a service calls for itself.
+
+        Raises GanglineError `scheduler.not_leader`, naming the leader, where it has none, and `auth.inactive` for a
+        user who has been deactivated. A gateway that is cut off from etcd does not know that yet.
         """
-        if self._term is not None:
-            return self._term
-        raise not_leader(self.leader.address)
+        if self._term is None:
+            raise not_leader(self.leader.address)
+        check_active(self._term.state, user)
+        return self._term
 
     async def reach(self) -> Term:
         """Returns this process's term, like `require`, but waits up to HOLD_SECONDS where no leader is known. A waiting

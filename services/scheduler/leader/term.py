@@ -17,7 +17,7 @@ import structlog
 from gangline.config.layer.lookup import DEFAULT_PROJECT, DEFAULT_WORKSPACE
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Experiment, Trial
-from gangline.domain.resource import Agent, Cluster, User
+from gangline.domain.resource import Agent, Cluster
 from gangline.domain.state import AgentState
 from gangline.errors import unavailable
 from gangline.v1 import runner_pb2
@@ -44,11 +44,11 @@ from services.scheduler.state.records import SINGLETON, Draft, Records, Schedule
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run_history import RunHistory, newest_ended
 from services.scheduler.state.state_store import STALLED_SECONDS, Store
+from services.scheduler.transition.account.user_change import found_users
 
 _log = structlog.get_logger(__name__)
 
 SCHEMA_VERSION = 1
-ADMIN = "admin"
 _STALL_CHECK_SECONDS = 0.25
 _METER_SECONDS = 1.0
 
@@ -200,11 +200,10 @@ class Term:
         for default in (DEFAULT_WORKSPACE, DEFAULT_PROJECT):
             if records.find(type(default), default.id) is None:
                 draft.put(replace(default, created_at=time.time()))
-        if self.context.admin_token is not None:
-            admin = records.find(User, ADMIN)
-            created_at = admin.created_at if admin else time.time()
-            token = self.context.admin_token
-            draft.put(User(ADMIN, hash_token(token), True, created_at, login_sha256=hash_token(as_password(token))))
+        token = self.context.admin_token
+        hashes = ("", "") if token is None else (hash_token(token), hash_token(as_password(token)))
+        for record in found_users(records, *hashes, time.time()).puts:
+            draft.put(record)
         return draft.change
 
     def _spec_source(self) -> SpecSource:

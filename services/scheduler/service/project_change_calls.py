@@ -44,7 +44,7 @@ class ProjectCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: project_pb2.SchedulerServiceUpdateWorkspaceRequest, _context: Any
     ) -> project_pb2.SchedulerServiceUpdateWorkspaceResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         action, caller = _action(request.action), Caller(request.user, request.is_admin, request.request_id)
         change, pools, now = wire.from_proto(ProjectChange, request.change), _pool_names(term.pools), time.time()
         if action is ProjectAction.CREATE:
@@ -68,7 +68,7 @@ class ProjectCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: project_pb2.SchedulerServiceUpdateProjectRequest, _context: Any
     ) -> project_pb2.SchedulerServiceUpdateProjectResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         action, caller = _action(request.action), Caller(request.user, request.is_admin, request.request_id)
         change, pools, now = wire.from_proto(ProjectChange, request.change), _pool_names(term.pools), time.time()
         if action is ProjectAction.CREATE:
@@ -90,7 +90,7 @@ class ProjectCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: project_pb2.SchedulerServiceSetTemplateRequest, _context: Any
     ) -> project_pb2.SchedulerServiceSetTemplateResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         check_template(request.config_json)
         caller, now = Caller(request.user, request.is_admin, request.request_id), time.time()
         await term.store.commit_asked(
@@ -106,7 +106,7 @@ class ProjectCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: project_pb2.SchedulerServiceRemoveTemplateRequest, _context: Any
     ) -> project_pb2.SchedulerServiceRemoveTemplateResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         caller = Caller(request.user, request.is_admin, request.request_id)
         await term.store.commit_asked(lambda records: remove_template(records, request.name, caller))
         _log.info("template is removed", name=request.name, user=request.user)
@@ -116,7 +116,7 @@ class ProjectCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: project_pb2.SchedulerServiceMoveExperimentRequest, _context: Any
     ) -> project_pb2.SchedulerServiceMoveExperimentResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         change = await term.store.commit_asked(
             lambda records: move_to_project(records, request.experiment_id, request.project_id)
         )

@@ -32,7 +32,7 @@ class RemovalCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.SchedulerServiceDeleteExperimentRequest, _context: Any
     ) -> scheduler_pb2.SchedulerServiceDeleteExperimentResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         change = await term.store.commit_asked(lambda records: delete_experiment(records, request.experiment_id))
         if change:
             _log.info("experiment is to be deleted", experiment_id=request.experiment_id, user=request.user)
@@ -56,7 +56,7 @@ class RemovalCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.SchedulerServiceArchiveExperimentRequest, _context: Any
     ) -> scheduler_pb2.SchedulerServiceArchiveExperimentResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         change = await term.store.commit_asked(lambda records: archive_experiment(records, request.experiment_id))
         if change:
             _log.info("experiment is archived", experiment_id=request.experiment_id, user=request.user)
@@ -69,7 +69,7 @@ class RemovalCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest, _context: Any
     ) -> scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         change = await term.store.commit_asked(lambda records: unarchive_experiment(records, request.experiment_id))
         if change:
             _log.info("experiment is unarchived", experiment_id=request.experiment_id, user=request.user)

@@ -35,7 +35,7 @@ class RestartCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.SchedulerServiceContinueExperimentRequest, _context: Any
     ) -> scheduler_pb2.SchedulerServiceContinueExperimentResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         stored = get(term.state, Experiment, request.experiment_id).config_json
         # Reading a large configuration takes a tenth of a second.
         config_json, warnings = await asyncio.to_thread(_override, stored, request.overrides_json)

@@ -34,6 +34,7 @@ from services.scheduler.service.removal_calls import RemovalCalls
 from services.scheduler.service.restart_calls import RestartCalls
 from services.scheduler.service.search_calls import SearchCalls
 from services.scheduler.service.submitting import submit_group, submit_one
+from services.scheduler.service.user_calls import UserCalls
 from services.scheduler.state.records import StateChange, get
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import Transition
@@ -55,7 +56,7 @@ from services.scheduler.transition.submit_check import find_pool, preview
 _log = structlog.get_logger(__name__)
 
 
-class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, ProjectCalls):
+class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, ProjectCalls, UserCalls):
     def __init__(self, leader_status: LeaderStatus) -> None:
         self._leader_status = leader_status
         self._random = random.SystemRandom()
@@ -89,7 +90,7 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
         self, request: scheduler_pb2.SchedulerServiceKillExperimentRequest, _context: Any
     ) -> scheduler_pb2.SchedulerServiceKillExperimentResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         reason = f"killed by {request.user or 'a user'}"
         rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(
@@ -106,7 +107,7 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
         self, request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, _context: Any
     ) -> scheduler_pb2.SchedulerServiceUpdateExperimentResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         change = await term.store.commit_asked(_change_of(request, term, time.time()))
         experiment = get(term.state, Experiment, request.experiment_id)
         if change:
@@ -118,7 +119,7 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
         self, request: scheduler_pb2.SchedulerServiceKillTrialRequest, _context: Any
     ) -> scheduler_pb2.SchedulerServiceKillTrialResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         reason = f"killed by {request.user or 'a user'}"
         rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(
@@ -133,7 +134,7 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
         self, request: scheduler_pb2.ProfileTrialRequest, _context: Any
     ) -> scheduler_pb2.ProfileTrialResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         order = term.traces.place(term.state, request.trial_id, request.batches, request.request_id)
         _log.info("a trace is ordered", trial_id=order.trial_id, batches=order.batches, user=request.user)
         return scheduler_pb2.ProfileTrialResponse(order=wire.to_proto(order))
@@ -142,7 +143,7 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
         self, request: scheduler_pb2.SchedulerServiceUpdateAgentRequest, _context: Any
     ) -> scheduler_pb2.SchedulerServiceUpdateAgentResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         availability = wire.enum_member(Availability, request.availability)
         if availability is None:
             raise invalid("request.availability", f"{request.availability} is no availability that this version knows")
@@ -181,7 +182,7 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
         self, request: scheduler_pb2.ForgetFusionRequest, _context: Any
     ) -> scheduler_pb2.ForgetFusionResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         check_fusion_key(request.key)
         change = await term.store.commit_asked(lambda records: fusion_forgotten(records, request.key))
         if change:
@@ -192,7 +193,7 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
         self, request: scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest, _context: Any
     ) -> scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         checkpoint_ids = list(request.checkpoint_ids)
         change = await term.store.commit_asked(
             lambda records: delete_checkpoints(records, checkpoint_ids, request.request_id)

@@ -47,7 +47,7 @@ class SearchCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.SchedulerServicePostSearchOperationsRequest, _context: Any
     ) -> scheduler_pb2.SchedulerServicePostSearchOperationsResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         operations = [wire.from_proto(SearchOperation, operation) for operation in request.operations]
         rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(

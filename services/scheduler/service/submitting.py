@@ -27,6 +27,7 @@ from services.common.leader_probe import NOT_LEADER_CODE
 from services.scheduler.leader.continuation import warm_up_if_drawn
 from services.scheduler.leader.term import Term
 from services.scheduler.state.records import Records
+from services.scheduler.transition.account.user_change import check_active
 from services.scheduler.transition.submit_check import admit, check_repeated, submit
 
 _log = structlog.get_logger(__name__)
@@ -39,6 +40,7 @@ async def submit_one(
     term: Term, request: scheduler_pb2.SubmitExperimentRequest, rng: Random
 ) -> scheduler_pb2.SubmitExperimentResponse:
     """Returns once the experiment is durable. Raises GanglineError."""
+    check_active(term.state, request.owner)
     earlier_experiment = term.state.experiment_of_request(request.request_id) if request.request_id else None
     submitted = {
         "request_id": request.request_id,

@@ -8,8 +8,9 @@ from typing import Any
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
-from gangline.domain.resource import Agent, Cluster, Counter, User
+from gangline.domain.resource import Agent, Cluster, Counter
 from gangline.domain.search import Search, SearchLog
+from gangline.domain.user import AccessToken, User, UserCounter
 from gangline.protocol import wire
 from services.common import keys
 from services.common.etcd import Delete, KeyValue, Put, WatchBatch
@@ -25,12 +26,14 @@ _KEY_OF: dict[type[Any], Callable[[Any], str]] = {
     Agent: keys.agent,
     Checkpoint: keys.checkpoint,
     User: keys.user,
+    AccessToken: keys.token,
     FusionRecord: keys.fusion,
     Workspace: keys.workspace,
     Project: keys.project,
     Template: keys.template,
     Counter: lambda _: keys.NEXT_EXPERIMENT,
     ProjectCounter: lambda _: keys.NEXT_PROJECT,
+    UserCounter: lambda _: keys.NEXT_USER,
     Cluster: lambda _: keys.CLUSTER,
 }
 _KIND_OF_PREFIX: dict[str, type[Any]] = {
@@ -43,12 +46,14 @@ _KIND_OF_PREFIX: dict[str, type[Any]] = {
     keys.AGENTS: Agent,
     keys.CHECKPOINTS: Checkpoint,
     keys.USERS: User,
+    keys.TOKENS: AccessToken,
     keys.FUSION: FusionRecord,
     keys.WORKSPACES: Workspace,
     keys.PROJECTS: Project,
     keys.TEMPLATES: Template,
     keys.NEXT_EXPERIMENT: Counter,
     keys.NEXT_PROJECT: ProjectCounter,
+    keys.NEXT_USER: UserCounter,
     keys.CLUSTER: Cluster,
 }
 # Converts the rest of a key into the record's id. For all other kinds the rest of the key is the id.
@@ -57,8 +62,10 @@ _ID_OF_SUFFIX: dict[type[Any], Callable[[str], Id]] = {
     Search: int,
     Workspace: int,
     Project: int,
+    AccessToken: int,
     Counter: lambda _: SINGLETON,
     ProjectCounter: lambda _: SINGLETON,
+    UserCounter: lambda _: SINGLETON,
     Cluster: lambda _: SINGLETON,
 }
 

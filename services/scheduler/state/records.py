@@ -16,9 +16,10 @@ from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import absent, allocation_id
-from gangline.domain.resource import Agent, Cluster, Counter, User, count_deleted
+from gangline.domain.resource import Agent, Cluster, Counter, count_deleted
 from gangline.domain.search import Search, SearchLog
 from gangline.domain.state import State
+from gangline.domain.user import AccessToken, User, UserCounter
 
 Record = (
     Experiment
@@ -37,6 +38,8 @@ Record = (
     | Project
     | Template
     | ProjectCounter
+    | AccessToken
+    | UserCounter
 )
 Id = str | int
 Reference = tuple[type[Any], Id]
@@ -47,8 +50,8 @@ SINGLETON = "-"
 
 
 def id_of(record: Record) -> Id:
-    """Returns the id that is unique among records of its kind. Counter, Cluster and ProjectCounter exist
-    once."""
+    """Returns the id that is unique among records of its kind. Counter, Cluster, ProjectCounter and
+    UserCounter exist once."""
     match record:
         case Request():
             return record.trial_id
@@ -58,7 +61,7 @@ def id_of(record: Record) -> Id:
             return record.name
         case FusionRecord():
             return record.key
-        case Counter() | Cluster() | ProjectCounter():
+        case Counter() | Cluster() | ProjectCounter() | UserCounter():
             return SINGLETON
         case _:
             return record.id

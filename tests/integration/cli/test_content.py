@@ -24,7 +24,17 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u20
 # Ids that the scheduler makes, by which commands find what they change.
 _IDS = {"id", "trial_id", "allocation_id", "request_id", "slot_ids", "latest_checkpoint_id"}
 # Nothing in what they print comes from other users.
-_OWN = {"up", "down", "login", "simulate", "experiment schema", "tensorboard", "migrate check"}
+_OWN = {
+    "up",
+    "down",
+    "login",
+    "simulate",
+    "experiment schema",
+    "tensorboard",
+    "migrate check",
+    "user create",
+    "user change-password",
+}
 # A stored configuration has none of these texts, and a fork refuses them.
 _FORKED = (
     "--config", "entrypoint=model_def:T", "--config", "name=x", "--config", "labels=[]", "--config", "hyperparameters=",
@@ -60,6 +70,9 @@ _COMMANDS = {
     "project delete": ("lab", "vision", "--yes"),
     "template set": ("base", "const.yaml"), "template list": (), "template describe": ("base",),
     "template remove": ("base",),
+    "user list": (), "user whoami": (), "user activate": ("ann",), "user deactivate": ("ann",),
+    "user edit": ("ann", "--display-name", "x"), "user rename": ("ann", "anne"), "user logout": (),
+    "token create": (), "token list": (), "token revoke": ("3",),
 }  # fmt: skip
 
 
@@ -157,6 +170,7 @@ def _fill(gateway: StandInGateway) -> None:
     lists: list[list[Any]] = [
         gateway.views[1], gateway.tasks, gateway.logs, gateway.metrics, gateway.agents, gateway.fusion,
         gateway.workspaces, gateway.projects, gateway.templates, [gateway.inheritance],
+        [gateway.user, gateway.token],
     ]  # fmt: skip
     for messages in lists:
         for message in messages:

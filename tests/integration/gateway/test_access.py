@@ -16,10 +16,11 @@ from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.state import State
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1 import ingest_pb2, project_pb2, types_pb2
+from gangline.v1 import ingest_pb2, project_pb2, types_pb2, user_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
-from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client
+from services.common.security import as_password
+from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client, add_user
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until_async, within
 
@@ -60,7 +61,31 @@ UNARY_CALLS = {
     "SetTemplate": project_pb2.SetTemplateRequest(),
     "RemoveTemplate": project_pb2.RemoveTemplateRequest(),
     "MoveExperiment": project_pb2.MoveExperimentRequest(),
+    "LogOut": user_pb2.LogOutRequest(),
+    "GetMe": user_pb2.GetMeRequest(),
+    "ListUsers": user_pb2.ListUsersRequest(),
+    "CreateUser": user_pb2.CreateUserRequest(),
+    "UpdateUser": user_pb2.UpdateUserRequest(),
+    "ListTokens": user_pb2.ListTokensRequest(),
+    "CreateToken": user_pb2.CreateTokenRequest(),
+    "RevokeToken": user_pb2.RevokeTokenRequest(),
 }
+# It opens a session, and so it takes callers without a token.
+OPEN_CALLS = {"LogIn"}
+# Calls for administrators, as a user who is none would make them.
+ADMIN_CALLS = {
+    "UpdateAgent": pb.UpdateAgentRequest(request_id="r", agent_id="a1"),
+    "CreateUser": user_pb2.CreateUserRequest(request_id="r", change=user_pb2.UserChange(name="eve")),
+    "UpdateUser": user_pb2.UpdateUserRequest(request_id="r", name="bob", change=user_pb2.UserChange(password="")),
+    "ListTokens": user_pb2.ListTokensRequest(user_name="bob"),
+    "CreateToken": user_pb2.CreateTokenRequest(request_id="r", user_name="bob"),
+}
+ADMIN_ROUTES: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("POST", "/api/v1/users", {"user": {"username": "eve"}}),
+    ("PATCH", "/api/v1/users/2", {"displayName": "x"}),
+    ("GET", "/api/v1/tokens?username=bob", None),
+    ("POST", "/api/v1/tokens", {"userId": 2}),
+]
 STREAMING_CALLS = {
     "WatchExperiment": pb.WatchExperimentRequest(),
     "StreamLogs": pb.StreamLogsRequest(),
@@ -80,7 +105,7 @@ async def call(client: Client, name: str, metadata: Any) -> Any:
 
 def test_every_call_is_covered_here() -> None:
     service = pb.DESCRIPTOR.services_by_name["GatewayService"]
-    assert {method.name for method in service.methods} == {*UNARY_CALLS, *STREAMING_CALLS, "UploadCode"}
+    assert {method.name for method in service.methods} == {*UNARY_CALLS, *STREAMING_CALLS, *OPEN_CALLS, "UploadCode"}
 
 
 @pytest.mark.parametrize("name", [*UNARY_CALLS, *STREAMING_CALLS, "UploadCode"])
@@ -94,6 +119,45 @@ async def test_every_call_refuses_a_wrong_token_a_missing_one_and_a_runners(clie
             await call(client, name, metadata)
         assert failure.value.code() is code
         assert message in str(failure.value.details())
+
+
+async def add_bob(client: Client, etcd: EtcdClient) -> None:
+    """Adds a second user, and waits until the gateway has seen both."""
+    await add_user(etcd, number=1)
+    await add_user(etcd, "bob", "token-of-bob-in-the-tests", number=2)
+
+    async def is_seen() -> bool:
+        return (await client.http.get("/api/v1/users/2")).status_code == 200
+
+    await until_async(is_seen, "the gateway knowing both users")
+
+
+@pytest.mark.parametrize("name", ADMIN_CALLS)
+async def test_calls_for_administrators_refuse_other_users(client: Client, etcd: EtcdClient, name: str) -> None:
+    await add_bob(client, etcd)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await getattr(client.gateway, name)(ADMIN_CALLS[name], metadata=client.metadata)
+    assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "alice is no administrator" in str(failure.value.details())
+
+
+async def test_routes_for_administrators_refuse_other_users(client: Client, etcd: EtcdClient) -> None:
+    await add_bob(client, etcd)
+    for method, path, body in ADMIN_ROUTES:
+        answer = await client.http.request(method, path, json=body)
+        assert (answer.status_code, answer.json()["code"]) == (403, "auth.not_admin"), path
+
+
+async def test_a_login_needs_no_token_but_the_password(client: Client) -> None:
+    request = user_pb2.LogInRequest(name="alice", password=as_password(USER_TOKEN))
+    answer = await client.gateway.LogIn(request)
+    me = await client.gateway.GetMe(user_pb2.GetMeRequest(), metadata=rpc.token_metadata(answer.token))
+    assert (me.user.name, answer.user.name) == ("alice", "alice")
+    for name, password in (("alice", as_password("x")), ("nobody", as_password(USER_TOKEN)), ("alice", ""), ("", "")):
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await client.gateway.LogIn(user_pb2.LogInRequest(name=name, password=password))
+        assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert "the password is wrong" in str(failure.value.details())
 
 
 async def test_users_may_not_deliver_or_fetch_as_runners_do(client: Client) -> None:

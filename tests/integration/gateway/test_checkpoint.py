@@ -122,6 +122,19 @@ async def test_a_policy_is_previewed_and_changed_by_its_owner(
     await until_async(is_refused, "the gateway knowing the new owner", SECONDS)
 
 
+async def test_a_checkpoint_of_another_user_is_not_deleted(
+    client: Client, etcd: EtcdClient, leader: StandInLeader, tmp_path: Path
+) -> None:
+    await _save(etcd, tmp_path / "storage", "c1")
+    await add_user(etcd, "bob", "token-of-bob-in-the-tests")
+    await _seen(client, "c1")
+    bob = {"Authorization": "Bearer token-of-bob-in-the-tests"}
+    for path, body in (("", {"checkpointUuids": ["c1"]}), ("/c1", None)):
+        answer = await client.http.request("DELETE", f"/api/v1/checkpoints{path}", json=body, headers=bob)
+        assert (answer.status_code, answer.json()["code"]) == (403, "auth.not_owner")
+    assert leader.checkpoint_deletions == []
+
+
 @pytest.mark.parametrize(
     ("path", "body", "code"),
     [

@@ -19,6 +19,7 @@ from services.common import keys
 from services.common.etcd import EtcdClient, Put
 from services.common.security import as_password, hash_token, session_token
 from services.gateway.determined import agent, checkpoint, experiment, project, retention, trial, user
+from services.gateway.determined import token as access_token
 from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client, add_user
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until_async
@@ -27,7 +28,7 @@ LOGIN = "/api/v1/auth/login"
 LOGIN_SHA256 = hash_token(as_password(USER_TOKEN))
 CONFIG = "name: lab\nentrypoint: python3 train.py\nsearcher: {name: single, metric: loss, max_length: {batches: 5}}\n"
 TABLES = (user.ROUTES, experiment.ROUTES, trial.ROUTES, checkpoint.ROUTES, agent.ROUTES, project.ROUTES,
-          retention.ROUTES)  # fmt: skip
+          retention.ROUTES, access_token.ROUTES)  # fmt: skip
 
 
 def credentials(name: str = "alice", token: str = USER_TOKEN) -> dict[str, str]:
@@ -92,7 +93,7 @@ async def test_a_login_opens_a_session_that_is_of_its_user(
 async def test_a_wrong_password_opens_none(nobody: httpx.AsyncClient, body: Any) -> None:
     answer = await nobody.post(LOGIN, json=body)
     assert answer.status_code == 403, "Determined's client takes 403 for a wrong password"
-    assert "the password is not this user's token" in sentence(answer)
+    assert "the password is wrong" in sentence(answer)
 
 
 async def test_a_session_that_has_ended_or_is_forged_is_refused(

@@ -10,8 +10,9 @@ from services.common.etcd import Event, Put, WatchBatch
 from services.scheduler.state.codec import change_of, key_of, operations_of
 from services.scheduler.state.records import KINDS, SINGLETON, Id, StateChange
 
-SINGLETONS: dict[str, Id] = dict.fromkeys(("Counter", "Cluster", "ProjectCounter"), SINGLETON)
-IDS: dict[str, Id] = {"Experiment": 7, "Search": 7, "SearchLog": "7/1", "Workspace": 7, "Project": 7, **SINGLETONS}
+SINGLETONS: dict[str, Id] = dict.fromkeys(("Counter", "Cluster", "ProjectCounter", "UserCounter"), SINGLETON)
+IDS: dict[str, Id] = {"Experiment": 7, "Search": 7, "SearchLog": "7/1", "Workspace": 7, "Project": 7, "AccessToken": 7}
+IDS |= SINGLETONS
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -1,0 +1,195 @@
+"""Routes and JSON of users and tokens. Paths and names are those of Determined's REST API."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated
+
+from fastapi import APIRouter, Header
+from pydantic import Field
+
+from gangline.domain.user import UserChange, check_new_password, hash_password
+from gangline.errors import GanglineError, invalid
+from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.model import Answer, Body, Instant, Int64
+from services.gateway.http.route import Route
+from services.gateway.usecase.lifespan import parse_lifespan
+
+router = APIRouter(prefix="/api/v1", tags=["users"], route_class=Route)
+
+Key = Annotated[str | None, Header(alias="Idempotency-Key")]
+
+
+class User(Answer):
+    """id: 0 for the cluster itself. has_password: without one, the user has tokens only."""
+
+    id: int
+    username: str = Field(validation_alias="name")
+    display_name: str
+    admin: bool = Field(validation_alias="is_admin")
+    active: bool = Field(validation_alias="is_active")
+    has_password: bool
+    created_at: Instant
+
+
+class Token(Answer):
+    """Describes a token; its text is shown once, when it is made. expiry: null for a token without end."""
+
+    id: int
+    user_id: int
+    username: str = Field(validation_alias="user_name")
+    description: str = Field(validation_alias="name")
+    created_at: Instant
+    expiry: Instant = Field(validation_alias="expires_at")
+    revoked_at: Instant
+
+
+class UserAnswer(Answer):
+    user: User
+
+
+class UserList(Answer):
+    users: list[User]
+
+
+class TokenAnswer(Answer):
+    token: Token
+
+
+class TokenList(Answer):
+    tokens: list[Token]
+
+
+class NewTokenAnswer(Answer):
+    """token: the token itself, which no other call returns."""
+
+    token: str
+    token_id: int
+
+
+class NewUser(Body):
+    username: str
+    admin: bool = False
+    active: bool = True
+    display_name: str = ""
+
+
+class NewUserBody(Body):
+    """is_hashed: whether the password is hashed as Determined's client hashes it. No password: the user has tokens
+    only."""
+
+    user: NewUser
+    password: str = ""
+    is_hashed: bool = False
+
+
+class UserBody(Body):
+    """Absent fields stay as they are. is_hashed: as above."""
+
+    username: str | None = None
+    display_name: str | None = None
+    admin: bool | None = None
+    active: bool | None = None
+    password: str | None = None
+    is_hashed: bool = False
+
+
+class NewTokenBody(Body):
+    """user_id: absent for the caller. lifespan: as "720h", the default, or "-1" for a token without end."""
+
+    user_id: Int64 | None = None
+    description: str = ""
+    lifespan: str = ""
+
+
+class TokenBody(Body):
+    set_revoked: bool
+
+
+@router.get("/me")
+async def get_me(caller: Caller, cases: Cases) -> UserAnswer:
+    """Shows the user whose token the request has."""
+    return UserAnswer(user=User.model_validate(cases.users.me(caller)))
+
+
+@router.get("/users")
+async def list_users(
+    caller: Caller, cases: Cases, *, name: str = "", active: bool | None = None, admin: bool | None = None
+) -> UserList:
+    """Lists users, the oldest first. name: a part of the name. active, admin: limit them to those, or to the others."""
+    views = [
+        view
+        for view in cases.users.list_users(caller)
+        if name in view.name and active in (None, view.is_active) and admin in (None, view.is_admin)
+    ]
+    return UserList.model_validate({"users": views})
+
+
+@router.get("/users/{user_id}")
+async def get_user(user_id: Int64, caller: Caller, cases: Cases) -> UserAnswer:
+    return UserAnswer(user=User.model_validate(cases.users.find_by_id(caller, user_id)))
+
+
+@router.get("/users/{name}/by-username")
+async def get_user_by_name(name: str, caller: Caller, cases: Cases) -> UserAnswer:
+    return UserAnswer(user=User.model_validate(await cases.users.find(caller, name)))
+
+
+@router.post("/users")
+async def post_user(body: NewUserBody, caller: Caller, cases: Cases, key: Key = None) -> UserAnswer:
+    """Creates a user; for administrators. The same Idempotency-Key creates nothing twice."""
+    new = body.user
+    change = UserChange(
+        new.username, new.display_name, new.admin, new.active, _hashed(body.password, is_hashed=body.is_hashed)
+    )
+    return UserAnswer(user=User.model_validate(await cases.users.create(caller, _id(key), change)))
+
+
+@router.patch("/users/{user_id}")
+async def patch_user(user_id: Int64, body: UserBody, caller: Caller, cases: Cases, key: Key = None) -> UserAnswer:
+    """Changes a user. Users change their own password and displayed name; all else is for administrators."""
+    name = cases.users.find_by_id(caller, user_id).name
+    password = None if body.password is None else _hashed(body.password, is_hashed=body.is_hashed)
+    change = UserChange(body.username, body.display_name, body.admin, body.active, password)
+    return UserAnswer(user=User.model_validate(await cases.users.update(caller, _id(key), name, change)))
+
+
+@router.get("/tokens")
+async def list_tokens(caller: Caller, cases: Cases, *, username: str = "", show_inactive: bool = False) -> TokenList:
+    """Lists the caller's tokens, and for administrators those of all users. show_inactive: also ended ones."""
+    views = cases.users.list_tokens(caller, username, with_ended=show_inactive)
+    return TokenList.model_validate({"tokens": views})
+
+
+@router.post("/tokens")
+async def post_token(body: NewTokenBody, caller: Caller, cases: Cases, key: Key = None) -> NewTokenAnswer:
+    """Makes a token. The same Idempotency-Key makes no other one, and gets the same answer."""
+    name = "" if body.user_id is None else cases.users.find_by_id(caller, body.user_id).name
+    view, secret = await cases.users.create_token(
+        caller, _id(key), name, body.description, parse_lifespan(body.lifespan)
+    )
+    return NewTokenAnswer(token=secret, token_id=view.id)
+
+
+@router.patch("/tokens/{token_id}")
+async def patch_token(token_id: Int64, body: TokenBody, caller: Caller, cases: Cases, key: Key = None) -> TokenAnswer:
+    """Revokes a token."""
+    if not body.set_revoked:
+        raise _cannot_unrevoke()
+    return TokenAnswer(token=Token.model_validate(await cases.users.revoke_token(caller, _id(key), token_id)))
+
+
+def _hashed(password: str, *, is_hashed: bool) -> str:
+    if not password or is_hashed:
+        return password
+    check_new_password(password)
+    return hash_password(password)
+
+
+def _cannot_unrevoke() -> GanglineError:
+    return invalid("token.revoked", "a token is revoked for good; set setRevoked to true, or make another token")
+
+
+def _id(key: str | None) -> str:
+    """Returns the request id of the header, or a new one."""
+    return key or str(uuid.uuid4())

@@ -1,0 +1,1 @@
+"""Changes of users and of their tokens."""

@@ -1,0 +1,65 @@
+"""The calls about users for the stand-in gateway: it knows one user with one password, and changes nothing."""
+
+# ruff: noqa: N802 - the names of the calls are those of the protos
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gangline.domain.user import hash_password
+from gangline.errors import ErrorKind, GanglineError
+from gangline.protocol import rpc
+from gangline.v1 import gateway_pb2_grpc, user_pb2
+
+PASSWORD = "Password-of-ann-1"
+
+
+class StandInUsers(gateway_pb2_grpc.GatewayServiceServicer):
+    """session: what a login with the right password gets. user_changes: those that came in. The stand-in gateway
+    provides the other members."""
+
+    _answer: Callable[[str, Any, Callable[[], Any]], Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session = ""
+        self.user = user_pb2.UserView(id=2, name="ann", is_active=True, has_password=True, created_at=1.0)
+        self.token = user_pb2.AccessTokenView(id=3, user_id=2, user_name="ann", name="ci", created_at=1.0)
+        self.user_changes: list[user_pb2.UserChange] = []
+
+    def LogIn(self, request: Any, context: Any) -> Any:
+        # The only call that needs no token, so it does not pass through `_answer`.
+        if (request.name, request.password) == (self.user.name, hash_password(PASSWORD)):
+            return user_pb2.LogInResponse(token=self.session, ends_at=2.0, user=self.user)
+        error = GanglineError("auth.wrong_password", "the password is wrong", ErrorKind.FORBIDDEN)
+        status, message, trailing = rpc.status_of(error)
+        context.set_trailing_metadata(trailing)
+        return context.abort(status, message)
+
+    def LogOut(self, request: Any, context: Any) -> Any:
+        return self._answer("LogOut", context, user_pb2.LogOutResponse)
+
+    def GetMe(self, request: Any, context: Any) -> Any:
+        return self._answer("GetMe", context, lambda: user_pb2.GetMeResponse(user=self.user))
+
+    def ListUsers(self, request: Any, context: Any) -> Any:
+        return self._answer("ListUsers", context, lambda: user_pb2.ListUsersResponse(users=[self.user]))
+
+    def CreateUser(self, request: Any, context: Any) -> Any:
+        self.user_changes.append(request.change)
+        return self._answer("CreateUser", context, lambda: user_pb2.CreateUserResponse(user=self.user))
+
+    def UpdateUser(self, request: Any, context: Any) -> Any:
+        self.user_changes.append(request.change)
+        return self._answer("UpdateUser", context, lambda: user_pb2.UpdateUserResponse(user=self.user))
+
+    def ListTokens(self, request: Any, context: Any) -> Any:
+        return self._answer("ListTokens", context, lambda: user_pb2.ListTokensResponse(tokens=[self.token]))
+
+    def CreateToken(self, request: Any, context: Any) -> Any:
+        answer = user_pb2.CreateTokenResponse(token=self.token, secret="gangline_secret")
+        return self._answer("CreateToken", context, lambda: answer)
+
+    def RevokeToken(self, request: Any, context: Any) -> Any:
+        return self._answer("RevokeToken", context, lambda: user_pb2.RevokeTokenResponse(token=self.token))
