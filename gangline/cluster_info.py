@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 ENVIRONMENT_KEY = "GANGLINE_CLUSTER_INFO"
+# The port on the machine of rank 0 for a DistributedContext with chief_ip.
+CHIEF_PORT_KEY = "GANGLINE_CHIEF_PORT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class ClusterInfo:
     addresses: of the machines, by node rank, in the network that links the gang.
     rank, world_size: those of the slot in which this process runs. A launcher of the script's own may number its
     workers differently.
+    runs_once: whether the entrypoint runs once on each machine, with all slots of the machine. rank is then that of the
+    machine's first slot, and world_size still counts slots.
     full_world_size: slots_per_trial in an attempt on fewer slots; 0 in an attempt of full size.
     """
 
@@ -65,6 +69,7 @@ class ClusterInfo:
     rank: int = 0
     world_size: int = 1
     full_world_size: int = 0
+    runs_once: bool = False
 
     @property
     def rounds(self) -> int:

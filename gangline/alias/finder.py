@@ -76,7 +76,16 @@ class DeterminedFinder(MetaPathFinder):
             # Not a ModuleNotFoundError, because `from determined import x` would replace its message with one of its
             # own.
             raise ImportError(explain(fullname), name=fullname)
-        return ModuleSpec(fullname, _ProxyLoader(), is_package=fullname not in PROGRAMS)
+        if fullname in PROGRAMS:
+            # `python -m` makes the origin sys.argv[0].
+            return ModuleSpec(fullname, _ProxyLoader(), origin=_target_spec(fullname).origin)
+        return ModuleSpec(fullname, _ProxyLoader(), is_package=True)
+
+
+def _target_spec(fullname: str) -> ModuleSpec:
+    spec = importlib.util.find_spec(TARGET_BY_MODULE[fullname])
+    assert spec is not None
+    return spec
 
 
 class _ProxyLoader(Loader):
@@ -88,8 +97,7 @@ class _ProxyLoader(Loader):
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Returns the counterpart's code, for `python -m determined.launch.torch_distributed`."""
-        spec = importlib.util.find_spec(TARGET_BY_MODULE[fullname])
-        assert spec is not None
+        spec = _target_spec(fullname)
         loader: Any = spec.loader
         code: CodeType | None = loader.get_code(spec.name)
         return code

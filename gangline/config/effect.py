@@ -18,6 +18,7 @@ from gangline.config.experiment import ExperimentConfig
 from gangline.config.failure import find_bad_pattern
 from gangline.config.hyperparameter import find_undrawable
 from gangline.config.resource import Resources
+from gangline.domain.entrypoint import launcher_options, refused_launcher
 from gangline.printable import find_unprintable
 
 _CONTAINER = "Gangline runs trials as processes, not in containers"
@@ -56,23 +57,40 @@ NO_EFFECT: dict[str, str] = {
 def find_ineffective(config: ExperimentConfig) -> list[str]:
     """Returns a warning for each key without effect that has another value than its default."""
     return [
-        f"{path}: accepted, but has no effect here ({why})"
-        for path, why in NO_EFFECT.items()
-        if _is_changed(config, path)
+        *_ignored_options(config),
+        *(
+            f"{path}: accepted, but has no effect here ({why})"
+            for path, why in NO_EFFECT.items()
+            if _is_changed(config, path)
+        ),
     ]
+
+
+def _ignored_options(config: ExperimentConfig) -> list[str]:
+    options = launcher_options(config.entrypoint)
+    if not options:
+        return []
+    why = "the trial runner starts one rank in each slot and connects them"
+    return [f"entrypoint: {', '.join(options)}: accepted, but without effect here ({why})"]
 
 
 def find_unsupported(config: ExperimentConfig) -> Complaint | None:
     """Returns a complaint about the first setting that must be refused, because ignoring it would run another
     experiment than the described one."""
     return (
-        find_bad_batch_size(config.hyperparameters)
+        _find_refused_launcher(config)
+        or find_bad_batch_size(config.hyperparameters)
         or _find_undrawable(config)
         or find_spread_conflict(config)
         or find_size_conflict(config)
         or _find_impossible(config.resources)
         or find_bad_pattern(config.log_policies)
     )
+
+
+def _find_refused_launcher(config: ExperimentConfig) -> Complaint | None:
+    text = refused_launcher(config.entrypoint)
+    return None if text is None else Complaint("invalid_value", ("entrypoint",), text)
 
 
 def _find_undrawable(config: ExperimentConfig) -> Complaint | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gangline.cluster_info import ClusterInfo
+from gangline.core import worker
 from gangline.core.distributed import count_collectives
 from gangline.domain.beat import BREAK, UNKNOWN, Collectives, Phase, Where
 from gangline.domain.failure import hang_rule_of
@@ -30,6 +31,7 @@ from gangline.launch.beat_file import (
     WHERE,
     WORLD,
     map_cells,
+    path_of_rank,
     stack_signal,
     stacks_path_of,
 )
@@ -284,7 +286,26 @@ def open_beat(cluster: ClusterInfo | None = None, *, batches: int = UNKNOWN) -> 
     """Returns the beat of this process. The first call opens it; without a file from a runner it is the twin."""
     global _current  # noqa: PLW0603  a process has one trial runner
     if _current is None:
-        path = os.environ.get(BEAT_KEY)
+        path = _find_path(cluster)
         watches_scripts = cluster is not None and hang_rule_of(cluster.trial.config).watches_scripts
         _current = FileBeat(path, batches=batches, watches_scripts=watches_scripts) if path else NoBeat()
     return _current
+
+
+def _find_path(cluster: ClusterInfo | None) -> str | None:
+    """Returns the path of this process's file. A worker of a script that runs once on its machine has the file of its
+    slot, and none where the script has started more workers than it has slots."""
+    path = os.environ.get(BEAT_KEY)
+    if path is None or cluster is None or not cluster.runs_once:
+        return path
+    own = path_of_rank(Path(path), cluster.rank + worker.find_place(cluster).local_rank)
+    return str(own) if own.is_file() else None
+
+
+def _forget() -> None:
+    """Forgets the parent's file in a fork, which may be the rank of another slot."""
+    global _current  # noqa: PLW0603  a process has one trial runner
+    _current = None
+
+
+os.register_at_fork(after_in_child=_forget)

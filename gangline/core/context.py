@@ -80,6 +80,7 @@ class Context(Lacking):
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+        self.distributed.close(waits=error is None)
 
     def alert(self, title: str = "", description: str = "", level: str = "info") -> None:
         """Writes a line about something that people should see into the trial's log, where `experiment logs --level`
@@ -118,6 +119,8 @@ def init(
     cluster, link = get_cluster_info(), connect()
     # Before the checks below, so that their refusals are printed as one line.
     refusal.install(link)
+    distributed = distributed or DistributedContext.from_environment()
+    _note_other_slots(cluster, distributed)
     chosen_url = _url_of(checkpoint_storage)
     if chosen_url:
         check_storage_url(chosen_url, cluster.storage_url if cluster else "")
@@ -125,13 +128,23 @@ def init(
         cluster=cluster,
         link=link,
         beat=open_beat(cluster),
-        distributed=distributed or DistributedContext.from_environment(),
+        distributed=distributed,
         storage_url=chosen_url or (cluster.storage_url if cluster else str(Path.cwd())),
         preempt_mode=preempt_mode,
         tensorboard_mode=tensorboard_mode,
     )
     context.tensorboard.become_current()
     return context
+
+
+def _note_other_slots(cluster: ClusterInfo | None, distributed: DistributedContext) -> None:
+    if cluster is not None and cluster.runs_once and distributed.size < cluster.world_size:
+        _log.info(
+            "the script runs once on each machine: %d process(es) of the trial have %d slots; `python3 -m "
+            "gangline.launch.torch_distributed` in front of it runs it in every slot",
+            distributed.size,
+            cluster.world_size,
+        )
 
 
 def alone() -> Context:

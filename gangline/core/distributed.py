@@ -12,20 +12,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NoReturn
 
-from gangline.cluster_info import get_cluster_info
+from gangline.cluster_info import CHIEF_PORT_KEY, get_cluster_info
 from gangline.core import refusal
-from gangline.core.link import connect
+from gangline.core.link import connect, take_place
 from gangline.core.transport import AloneTransport, StoreTransport, TorchTransport, Transport
 from gangline.domain.beat import Collectives
 from gangline.errors import invalid
 from gangline.lacking import Lacking
 from gangline.launch import store_host
 
-# The port at which rank 0 listens for a launcher of a script's own that names no other.
+# The port at which rank 0 listens off the cluster for a launcher of a script's own that names no other. In a trial the
+# runner finds a free one.
 CHIEF_PORT = 12360
+# Limit for the other ranks to leave, before rank 0 ends and its store with it.
+LEAVE_SECONDS = 30.0
 _WORLD = "gangline/world"
+_LEAVING = "gangline/leaving"
 _MACHINE = "gangline/local/{}"
 
 
@@ -37,8 +43,9 @@ class DistributedContext(Lacking):
     rank counts the ranks of the trial, local_rank those of this machine, cross_rank the machines.
     A context for more than one rank gets its transports from one of the class methods, or from chief_ip for a launcher
     of a script's own. With chief_ip, rank 0 listens at that address on port pub_port + port_offset for the others. It
-    does not listen where the ranks were started with a store, as by a trial runner. pull_port, force_tcp: accepted, no
-    effect, because one port serves all exchanges.
+    does not listen where the ranks were started with a store, as by a trial runner or torchrun. pub_port: by default
+    the port that the trial runner has found, or CHIEF_PORT off the cluster and with a port_offset. pull_port, force_tcp:
+    accepted, no effect, because one port serves all exchanges.
     """
 
     lacks = ("from_horovod", "from_deepspeed")
@@ -53,16 +60,18 @@ class DistributedContext(Lacking):
         cross_rank: int = 0,
         cross_size: int = 1,
         chief_ip: str | None = None,
-        pub_port: int = CHIEF_PORT,
+        pub_port: int | None = None,
         pull_port: int | None = None,
         port_offset: int = 0,
         force_tcp: bool = False,
         transport: Transport | None = None,
         make_local_transport: Callable[[], Transport] | None = None,
     ) -> None:
-        _check_place(rank, size)
+        _check_place(rank, size, local_rank)
+        self._leaves: Callable[[bool], None] | None = None
         if size > 1 and transport is None and chief_ip is not None:
-            open_store = _stores_for(rank, size, chief_ip, pub_port + port_offset)
+            open_store = _stores_for(rank, size, chief_ip, _port_of(pub_port, port_offset))
+            self._leaves = _make_leave(open_store(_LEAVING), rank, size)
             transport = StoreTransport(open_store(_WORLD), rank, size)
             make_local_transport = lambda: StoreTransport(  # noqa: E731  as below
                 open_store(_MACHINE.format(cross_rank)), local_rank, local_size
@@ -110,8 +119,10 @@ class DistributedContext(Lacking):
         """Makes a context from RANK, WORLD_SIZE and the related variables, over the store at MASTER_ADDR and
         MASTER_PORT. Without them the context has one rank.
 
-        It needs no process group and leaves the script free to make one. Every rank calls it.
+        It needs no process group and leaves the script free to make one. Every rank calls it. Raises GanglineError
+        `core.no_context` where the script runs once on each of several machines.
         """
+        _check_lone()
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
         place = _place_from(os.environ, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
@@ -124,8 +135,16 @@ class DistributedContext(Lacking):
             ),
         )
 
-    def close(self) -> None:
-        """Does nothing: its resources belong to the process group, or end with the process. It may be called twice."""
+    def close(self, *, waits: bool = True) -> None:
+        """Leaves the other ranks. It may be called twice, and core.init() calls it at the end of its block.
+
+        With chief_ip, rank 0 hosts the exchange and waits for the other ranks to leave, for at most LEAVE_SECONDS.
+        waits: False after an exception, when they may never come. Other resources belong to the process group, or end
+        with the process.
+        """
+        leaves, self._leaves = self._leaves, None
+        if leaves is not None:
+            leaves(waits)
 
     @property
     def is_chief(self) -> bool:
@@ -190,26 +209,56 @@ class DistributedContext(Lacking):
         return self._known_local_transport
 
 
-def _check_place(rank: int, size: int) -> None:
-    """Raises where a worker takes the place of another slot's rank. Two workers that act as one rank would save and
-    report over each other."""
+def _check_place(rank: int, size: int, local_rank: int) -> None:
+    """Raises where two workers would act as one rank, because they would save and report over each other. Takes the
+    place where the script starts its workers itself."""
     cluster = get_cluster_info()
-    if cluster is None or size != cluster.world_size or rank == cluster.rank:
+    if cluster is None or size == 1:
         return
+    if cluster.runs_once:
+        if rank == 0 and cluster.node_rank > 0:
+            _refuse(
+                "core.rank",
+                f"DistributedContext(rank=0) is made on {cluster.agent_id}, machine {cluster.node_rank} of "
+                f"{cluster.num_nodes}, each of which runs the script: there would be a rank 0 on each; number the "
+                f"workers over all machines, with torchrun by {_TORCHRUN}",
+            )
+        take_place(rank, local_rank)
+    elif size == cluster.world_size and rank != cluster.rank:
+        _refuse(
+            "core.rank",
+            f"DistributedContext(rank={rank}) is made in the slot of rank {cluster.rank}: the experiment's launcher "
+            "has started a rank in each slot already; start no workers, or take the launcher out of the entrypoint",
+        )
+
+
+_TORCHRUN = "--nnodes=$NNODES --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT"
+
+
+def _check_lone() -> None:
+    """Raises where a process would take itself for the only one although the other machines run the script too."""
+    cluster = get_cluster_info()
+    if cluster is None or not cluster.runs_once or cluster.num_nodes == 1 or "RANK" in os.environ:
+        return
+    _refuse(
+        "core.no_context",
+        f"the script runs once on each of {cluster.num_nodes} machines, and core.init() does not know which of its "
+        "processes is rank 0; pass distributed=, or put `python3 -m gangline.launch.torch_distributed` in front of the "
+        "script",
+    )
+
+
+def _refuse(code: str, text: str) -> NoReturn:
     # This code may run in a worker before core.init has installed the hook that reports refusals.
     refusal.install(connect())
-    raise invalid(
-        "core.rank",
-        f"DistributedContext(rank={rank}) is made in the slot of rank {cluster.rank}: each slot runs the entrypoint, "
-        "so a launcher that starts all workers starts them in each; start them with "
-        "`python3 -m gangline.launch.wrap_rank RANK -- ...`, or call core.init() without distributed",
-    )
+    raise invalid(code, text)
 
 
 def _place_from(environment: Mapping[str, str], rank: int, size: int) -> dict[str, Any]:
     """Reads the place of a rank. torchrun and the trial runner set all of these variables; a bare env:// start sets
-    only RANK and WORLD_SIZE."""
-    local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
+    only RANK and WORLD_SIZE. In a script that runs once on each machine the slots of the machine are known then."""
+    own_size = min(size, int(environment.get("NPROC_PER_NODE", size)))
+    local_size = int(environment.get("LOCAL_WORLD_SIZE", own_size))
     local_rank = int(environment.get("LOCAL_RANK", rank % local_size))
     return {
         "rank": rank,
@@ -238,6 +287,26 @@ def _stores_for(rank: int, size: int, address: str, port: int) -> Callable[[str]
             "rank 0 and a free pub_port",
         ) from error
     return lambda name: PrefixStore(name, store)
+
+
+def _port_of(port: int | None, offset: int) -> int:
+    if port is None and not offset and CHIEF_PORT_KEY in os.environ:
+        return int(os.environ[CHIEF_PORT_KEY])
+    return (CHIEF_PORT if port is None else port) + offset
+
+
+def _make_leave(store: Any, rank: int, size: int) -> Callable[[bool], None]:
+    """Returns the end of a rank's exchange: rank 0 waits for all others, if it shall."""
+
+    def leave(waits: bool) -> None:
+        # It fails where the process that hosts the store has ended, or where a rank never leaves.
+        with suppress(RuntimeError):
+            if store.add("left", 1) == size:
+                store.set("all", "left")
+            elif rank == 0 and waits:
+                store.wait(["all"], timedelta(seconds=LEAVE_SECONDS))
+
+    return leave
 
 
 def _cpu_group() -> Any:

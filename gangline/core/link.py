@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from gangline import frame, unix_socket
 from gangline.cluster_info import get_cluster_info
+from gangline.core import worker
 from gangline.domain.state import ExitKind
 from gangline.protocol.wire import enum_number
 from gangline.v1 import rank_pb2
@@ -209,6 +210,10 @@ class RunnerLink:
     @property
     def preemption(self) -> str | None:
         return self._preemption
+
+    def send_rank(self, rank: int) -> None:
+        """Reports the rank of this process, where it became known only after the connection was made."""
+        self._send(hello=rank_pb2.RankHello(rank=rank, pid=os.getpid()))
 
     def take_trace(self) -> int:
         with self._lock:
@@ -406,8 +411,24 @@ def connect() -> Link:
     global _current  # noqa: PLW0603  a process has one trial runner
     if _current is None:
         path, cluster = os.environ.get(SOCKET_KEY), get_cluster_info()
-        _current = RunnerLink(path, cluster.rank) if path and cluster else LocalLink()
+        _current = RunnerLink(path, worker.find_place(cluster).rank) if path and cluster else LocalLink()
     return _current
+
+
+def take_place(rank: int, local_rank: int) -> None:
+    """Takes the place that a script names for this process, also on a connection that exists already."""
+    worker.name_place(rank, local_rank)
+    if isinstance(_current, RunnerLink):
+        _current.send_rank(rank)
+
+
+def _forget() -> None:
+    """Forgets the parent's connection in a fork: frames of two processes must not mix."""
+    global _current  # noqa: PLW0603  a process has one trial runner
+    _current = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def temporary_folder(purpose: str) -> TemporaryDirectory[str]:

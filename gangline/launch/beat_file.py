@@ -34,6 +34,15 @@ def stacks_path_of(path: Path) -> Path:
     return path.with_name(path.name + _STACKS_SUFFIX)
 
 
+def path_of_rank(path: Path, rank: int) -> Path:
+    """Returns the path of another rank's file on the same machine."""
+    return path.with_name(file_name(rank))
+
+
+def file_name(rank: int) -> str:
+    return f"rank{rank}.beat"
+
+
 def stack_signal() -> int:
     """Returns the signal at which a rank dumps its stacks: a real-time signal, which no common library and hardly any
     script uses."""

@@ -1,50 +1,39 @@
-"""`python -m gangline.launch.torch_distributed [--trial module:Class | file.py ... | -m module ... | command ...]`.
+"""`python -m gangline.launch.torch_distributed [torchrun options] [--trial module:Class | file.py ... | -m module ... |
+command ...]`.
 
-In the cluster every slot has its rank already, and the trial runner drops this prefix from an entrypoint. The command
-exists so that the same line works elsewhere. There it starts one rank for each GPU of this machine (or
---nproc-per-node) under torchrun. It ends with the exit code of the first rank that fails. In a rank that a shell script
-started it runs just the command.
+As the entrypoint of an experiment it starts one rank in each slot. The trial runner does this, so it drops the command
+with its options. The command itself runs in two other places. Off the cluster it starts one rank for each GPU of this
+machine (or --nproc-per-node) under torchrun, with the given options. In a trial, below a script or shell line that runs
+once on each machine, it starts one rank for each slot of the machine, connected with those of the other machines. It
+ends with the exit code of the first rank that fails. In a rank it runs just the command.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gangline import alias
-from gangline.domain.entrypoint import Command, Module, Script, TrialClass, parse_launched
+from gangline.cluster_info import get_cluster_info
+from gangline.domain.entrypoint import Command, Module, Script, TrialClass, parse_launched, split_options
 from gangline.errors import GanglineError, invalid
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    launch = split_options(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(launch.options):
+        sys.stdout.write(f"{__doc__}\nThe options of torchrun are those of `torchrun --help`.\n")
+        return 0
     alias.install()
-    words = _words_of(options)
+    words = list(launch.program)
     try:
-        return _run_here(words) if "RANK" in os.environ else _run_torchrun(words, options.nproc_per_node)
+        return _run_here(words) if "RANK" in os.environ else _run_torchrun(words, launch.options)
     except GanglineError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 2
-
-
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m gangline.launch.torch_distributed")
-    parser.add_argument("--trial", help="module:Class, instead of a command")
-    parser.add_argument("--nproc-per-node", type=int, help="ranks to start off the cluster; default one for each GPU")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module with its arguments")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="a Python file or any program, with its arguments")
-    return parser.parse_args(arguments)
-
-
-def _words_of(options: argparse.Namespace) -> list[str]:
-    if options.trial:
-        return [options.trial]
-    if options.module is not None:
-        return ["-m", *options.module]
-    return list(options.command[1:] if options.command[:1] == ["--"] else options.command)
 
 
 def _run_here(words: list[str]) -> int:
@@ -58,17 +47,39 @@ def _run_here(words: list[str]) -> int:
     os.execvp(words[0], words)  # noqa: S606  a list, and the user's own command
 
 
-def _run_torchrun(words: list[str], num_ranks: int | None) -> int:
+def _run_torchrun(words: list[str], options: Sequence[str]) -> int:
     from torch.distributed import run  # noqa: PLC0415  only off the cluster
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415  as above
 
     script_words = _torchrun_words(words)
     try:
-        run.main(["--standalone", f"--nproc-per-node={num_ranks or _count_gpus()}", *script_words])
+        run.main([*_place_options(options), *script_words])
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return _tell_end(rank, failure.exitcode)
     return 0
+
+
+def _place_options(options: Sequence[str]) -> list[str]:
+    """Returns torchrun's options. The trial has fixed machines and slots; elsewhere the user's options come first."""
+    cluster = get_cluster_info()
+    if cluster is not None:
+        kept = [each for each in options if _name_of(each) not in (*_OF_PLACE, *_OF_RENDEZVOUS)]
+        place = [f"--nnodes={cluster.num_nodes}", f"--node-rank={cluster.node_rank}"]
+        store = [f"--master-addr={os.environ['MASTER_ADDR']}", f"--master-port={os.environ['MASTER_PORT']}"]
+        return [*place, f"--nproc-per-node={len(cluster.slot_ids) or 1}", *store, *kept]
+    names = {_name_of(each) for each in options}
+    own = [] if "nproc-per-node" in names else [f"--nproc-per-node={_count_gpus()}"]
+    return [*([] if names & _OF_RENDEZVOUS else ["--standalone"]), *own, *options]
+
+
+# Options of torchrun by which the machines of a trial find one another, and those that count its ranks.
+_OF_RENDEZVOUS = {"standalone", "nnodes", "node-rank", "master-addr", "master-port", "rdzv-endpoint", "rdzv-backend"}
+_OF_PLACE = {"nproc-per-node", "rdzv-id"}
+
+
+def _name_of(option: str) -> str:
+    return option.lstrip("-").partition("=")[0].replace("_", "-")
 
 
 def _torchrun_words(words: list[str]) -> list[str]:

@@ -1,9 +1,11 @@
 """`python -m gangline.launch.wrap_rank [--no-redirect-stdio] RANK [--] command ...`: a worker of a script's launcher.
 
-Off the cluster every line that the command prints is prefixed with the worker's number. In the cluster every slot runs
-the launcher, so a launcher that starts a worker for each slot starts each of them several times over. A worker goes on
-in the slot whose rank it has. In the other slots it ends at once with exit code 0, as if its work were done. RANK is a
-number or the name of an environment variable that holds it.
+Every line that the command prints is prefixed with the worker's number. In a trial the prefix becomes the rank of the
+line in the log. RANK is a number or the name of an environment variable that holds it.
+
+If the experiment's own launcher has started a rank in every slot, a launcher in the script starts each worker several
+times over. A worker goes on in the slot whose rank it has. In the other slots it ends at once with exit code 0, as if
+its work were done.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def _rank_of(word: str) -> int:
 
 def _run_in_its_slot(rank: int, command: list[str], *, is_plain: bool) -> int:
     cluster = get_cluster_info()
-    if cluster is None or cluster.world_size == 1:
+    if cluster is None or cluster.runs_once or cluster.world_size == 1:
         return _run(command) if is_plain else _run_marked(rank, command)
     if rank >= cluster.world_size:
         raise invalid(

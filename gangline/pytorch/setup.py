@@ -50,6 +50,8 @@ def init(
     beat.prepare(GROUP)
     device = group.choose_device()
     timeout = timeout_of(cluster)
+    if distributed is None:
+        _check_slots(cluster)
     # Checked before the ranks connect: a rank that fails at once breaks the connections that others still make.
     setting = make_setting(cluster, hparams or {}, exp_conf or {}, aggregation_frequency)
     check_choice(setting.parallelism, distributed.size if distributed else group.num_ranks(), setting.optimizations)
@@ -71,6 +73,17 @@ def init(
     # itself leaves the group after it has reported its end.
     if is_group_ours and core.info is None:
         group.close_group_at_exit()
+
+
+def _check_slots(cluster: ClusterInfo | None) -> None:
+    """Raises GanglineError `pytorch.one_process` where one process would train for several slots."""
+    if cluster is not None and cluster.runs_once and cluster.world_size > group.num_ranks():
+        raise invalid(
+            "pytorch.one_process",
+            f"the script runs once on each machine, and the trial has {cluster.world_size} slots for "
+            f"{group.num_ranks()} process(es); put `python3 -m gangline.launch.torch_distributed` in front of it, "
+            "which runs it in every slot",
+        )
 
 
 def timeout_of(cluster: ClusterInfo | None) -> timedelta | None:

@@ -52,7 +52,7 @@ def _prepare(cluster: ClusterInfo) -> None:
     alias.install()
     if cluster.code_directory not in sys.path:
         child.put_code_first(cluster.code_directory)
-    if os.environ.get("RANK", "0") == "0":
+    if cluster.rank == 0:
         for warning in cluster.warnings:
             logging.getLogger("gangline").warning("%s", warning)
 

@@ -46,6 +46,7 @@ class RunnerSpec(google.protobuf.message.Message):
     LEASE_SECONDS_FIELD_NUMBER: builtins.int
     COMMITTEE_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
+    GATEWAY_HTTP_ADDRESS_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     """This runner's place in allocation.members."""
     config_json: builtins.str
@@ -65,6 +66,8 @@ class RunnerSpec(google.protobuf.message.Message):
     """The first lease of the attempt, until RenewAttempt has answered; 0 from a scheduler of an older version: no lease."""
     owner: builtins.str
     """The user who owns the experiment; the agent may run the ranks as a user of that name. Empty from an older scheduler."""
+    gateway_http_address: builtins.str
+    """The HTTP address of a gateway, for programs of the trial; empty from a scheduler of an older version."""
     @property
     def allocation(self) -> gangline.v1.types_pb2.Allocation: ...
     @property
@@ -106,9 +109,10 @@ class RunnerSpec(google.protobuf.message.Message):
         lease_seconds: builtins.float = ...,
         committee: collections.abc.Iterable[Global___Witness] | None = ...,
         owner: builtins.str = ...,
+        gateway_http_address: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocation", b"allocation", "latest_checkpoint", b"latest_checkpoint", "trial", b"trial"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "committee", b"committee", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "latest_checkpoint", b"latest_checkpoint", "lease_seconds", b"lease_seconds", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "owner", b"owner", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_url", b"storage_url", "token", b"token", "trial", b"trial"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "committee", b"committee", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "gateway_http_address", b"gateway_http_address", "latest_checkpoint", b"latest_checkpoint", "lease_seconds", b"lease_seconds", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "owner", b"owner", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_url", b"storage_url", "token", b"token", "trial", b"trial"]) -> None: ...
 
 Global___RunnerSpec: typing_extensions.TypeAlias = RunnerSpec
 

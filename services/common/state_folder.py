@@ -44,6 +44,7 @@ import structlog
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from gangline.launch import beat_file
 from gangline.v1 import agent_pb2, runner_pb2
 from services.common.disk import sync_folder, write_atomic
 from services.common.disk_fault import has_spare, read_spare, write_spare
@@ -164,7 +165,7 @@ class SharedFolder:
         return self.path / "lock"
 
     def beat_path(self, rank: int) -> Path:
-        return self.path / f"rank{rank}.beat"
+        return self.path / beat_file.file_name(rank)
 
     def write_spec(self, spec: runner_pb2.RunnerSpec) -> None:
         """Writes spec.json; called by the agent. A power cut may lose it."""

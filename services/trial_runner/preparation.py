@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gangline.launch.chief_port import find_ports
 from gangline.v1 import runner_pb2
 from services.common.code_cache import CodeCache
 from services.common.concurrency import cancel
@@ -91,10 +92,12 @@ class Preparation:
 
     async def _host_store(self, nursery: Nursery, address: str) -> int | None:
         """Returns the store's port on node rank 0, and None on any other. The port is 0 for a single rank, which has no
-        store."""
+        store. For a script it is a free one, at which its own launcher may host a store."""
         if not self.place.is_head:
             return None
-        if self.place.is_alone:
+        if self.place.runs_once:
+            return find_ports(address)
+        if not self.place.needs_store:
             return 0
         nursery.ask_store(address)
         return await nursery.wait_store()

@@ -53,6 +53,7 @@ from services.trial_runner.ranks.nursery_client import NurseryProcess
 from services.trial_runner.ranks.rank_group import RankGroup
 from services.trial_runner.ranks.rank_link import RankLinkServer
 from services.trial_runner.ranks.startup_hook import HOOK_NAME, HOOK_RANK, HookFailed
+from services.trial_runner.ranks.worker_line import split_by_worker
 from services.trial_runner.start_error import is_agents_fault, kind_of
 from services.trial_runner.stop_signal import StopRequest
 from services.trial_runner.watchdog.hang_rule import describe_place
@@ -304,7 +305,7 @@ class TrialRunner:
         report = judge(ends, around)
         if report.rank is None:
             return report
-        batches = self._watchdog.files[report.rank].read().place
+        batches = self._watchdog.batches_of(report.rank)
         return replace(report, batches_completed=batches, signature=signature_of(report))
 
     def _is_disk_fault(self, message: str) -> bool:
@@ -400,8 +401,9 @@ class TrialRunner:
     def _on_lines(self, rank: int, stream: str, lines: Sequence[str]) -> None:
         # The log has ranks only, so the startup hook's lines are those of the machine's first rank.
         rank = self._place.first_rank if rank == HOOK_RANK else rank
-        self._delivery.recorder.record_lines(rank, stream, lines)
-        self._log_policy.search(rank, lines)
+        for worker, part in split_by_worker(lines, rank) if self._place.runs_once else [(rank, lines)]:
+            self._delivery.recorder.record_lines(worker, stream, part)
+            self._log_policy.search(worker, part)
 
     def _note_left_out(self) -> None:
         """Writes the log policies that are not applied to the trial's log, once for the gang."""
@@ -418,11 +420,11 @@ class TrialRunner:
         recorder = self._delivery.recorder
         recorder.note(f"the gang hangs: {describe_failure(failure)}", LogLevel.ERROR)
         assert self._preparation.nursery is not None
-        files = {rank: self._watchdog.files[rank] for rank in rank_group.living}
+        files = self._watchdog.living_files(rank_group.living)
         stacks_by_rank = await dump_stacks(files, descendants(self._preparation.nursery.pid))
         for rank, stacks in stacks_by_rank.items():
             recorder.record_stacks(rank, describe_place(files[rank].read()), stacks.problem, stacks.lines)
-        if failure.rank not in self._place.ranks:
+        if failure.rank not in self._place.slot_ranks:
             self._on_peer_failure(failure)
             return
         lines = stacks_by_rank[failure.rank].main_thread[-LAST_LINES:] if failure.rank in stacks_by_rank else ()

@@ -12,6 +12,7 @@ _AGENTS_CODES = {
     "environment.cgroup",
     "forkserver.none",
     "runner.no_nursery",
+    "runner.no_port",
     "runner.no_rank",
     "runner.no_store",
 }

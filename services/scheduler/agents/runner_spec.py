@@ -46,6 +46,7 @@ class SpecSource:
             storage_url=self.storage_url,
             scheduler_addresses=self.directory.schedulers_after(self.own_address),
             gateway_addresses=self.directory.addresses_of("gateway"),
+            gateway_http_address=self.directory.http_address_of("gateway"),
             token=allocation_token(self.cluster_token, allocation.id),
             rendezvous_seconds=self.rendezvous_seconds,
             slots=[wire.to_proto(slot_by_id[slot_id]) for slot_id in member.slot_ids if slot_id in slot_by_id],

@@ -43,6 +43,12 @@ class Directory:
             for instance in sorted(instances, key=lambda instance: (instance.started_at, instance.id))
         ]
 
+    def http_address_of(self, service_kind: str) -> str:
+        """Returns the HTTP address of the oldest service of one kind; empty if there is none."""
+        instances = [each for each in self._instances.values() if each.kind == service_kind and each.http_address]
+        oldest = min(instances, key=lambda instance: (instance.started_at, instance.id), default=None)
+        return oldest.http_address if oldest is not None else ""
+
     def schedulers_after(self, leader_address: str) -> list[str]:
         """Returns the gRPC addresses of all schedulers, the leader's first."""
         return list(dict.fromkeys([leader_address, *self.addresses_of("scheduler")]))

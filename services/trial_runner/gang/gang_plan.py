@@ -1,4 +1,5 @@
-"""PURE: this runner's place in its gang, and the environment of each of its ranks.
+"""PURE: this runner's place in its gang, and the environment of each of its processes: its ranks, or the one process
+that runs the entrypoint once on this machine.
 
 Owns the names of the variables that torch.distributed, NCCL, gloo and Gangline's library read. The runner calls it with
 the network that the rendezvous chose.
@@ -13,18 +14,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gangline.cluster_info import ENVIRONMENT_KEY, CheckpointInfo, ClusterInfo, TrialInfo
-from gangline.domain.entrypoint import program_of
+from gangline.cluster_info import CHIEF_PORT_KEY, ENVIRONMENT_KEY, CheckpointInfo, ClusterInfo, TrialInfo
+from gangline.domain.entrypoint import program_of, runs_in_every_slot
 from gangline.domain.id import number_of
 from gangline.launch.beat_file import BEAT_KEY
 from gangline.v1 import runner_pb2, types_pb2
 
 LOOPBACK_INTERFACE = "lo"
+# A higher number at the end of a slot's name is part of a device's serial number.
+_MOST_SLOTS = 64
 # Linux starts no program with a longer variable.
 MAX_VARIABLE_LENGTH = 128 << 10
 # Variables of the agent's and the runner's own environment that a rank must not inherit: their settings, and the place
 # of another torch process.
-_FOREIGN = re.compile(r"^(GANGLINE_|DET_|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|TORCHELASTIC_)")
+_FOREIGN = re.compile(
+    r"^(GANGLINE_|DET_|TORCHELASTIC_|MASTER_|PET_)|"
+    r"^(RANK|LOCAL_RANK|GROUP_RANK|NODE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE|NNODES|NPROC_PER_NODE)$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,12 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """This machine's part of the gang. first_rank: the global rank of this machine's local rank 0."""
+    """This machine's part of the gang.
+
+    first_rank: the global rank of this machine's local rank 0. local_world_size, world_size: the slots of this machine
+    and of the gang. runs_once: whether one process runs the entrypoint on each machine. It counts as the rank of the
+    machine's first slot, and the processes that it starts are its own.
+    """
 
     agent_id: str
     node_rank: int
@@ -54,6 +65,7 @@ class Place:
     first_rank: int
     local_world_size: int
     world_size: int
+    runs_once: bool = False
 
     @property
     def num_nodes(self) -> int:
@@ -65,13 +77,23 @@ class Place:
         return self.node_rank == 0
 
     @property
-    def is_alone(self) -> bool:
-        """Whether the gang has one rank only, which needs no store for a rendezvous."""
-        return self.world_size == 1
+    def needs_store(self) -> bool:
+        """Whether the ranks meet in a store of ours. A single rank needs none. A script starts its workers itself."""
+        return self.world_size > 1 and not self.runs_once
 
     @property
     def ranks(self) -> range:
+        """The ranks whose processes this machine's runner starts."""
+        return self.slot_ranks[:1] if self.runs_once else self.slot_ranks
+
+    @property
+    def slot_ranks(self) -> range:
+        """The ranks of all slots of this machine. Workers that a script starts may have any of them."""
         return range(self.first_rank, self.first_rank + self.local_world_size)
+
+    def process_of(self, rank: int) -> int:
+        """Returns the rank whose process has started the worker of this rank."""
+        return self.first_rank if self.runs_once else rank
 
 
 def find_place(spec: runner_pb2.RunnerSpec) -> Place:
@@ -85,6 +107,7 @@ def find_place(spec: runner_pb2.RunnerSpec) -> Place:
         first_rank=sum(sizes[: spec.node_rank]),
         local_world_size=sizes[spec.node_rank],
         world_size=sum(sizes),
+        runs_once=not runs_in_every_slot(load_config(spec).get("entrypoint") or ""),
     )
 
 
@@ -159,7 +182,7 @@ def needs_no_warmth(spec: runner_pb2.RunnerSpec) -> bool:
     """Whether this member starts no process that uses Gangline's libraries: neither its ranks nor a store beside
     them."""
     place = find_place(spec)
-    return bool(find_program(spec)) and (place.is_alone or not place.is_head)
+    return bool(find_program(spec)) and not (place.needs_store and place.is_head)
 
 
 def _with_directory(path: str, directory: str) -> str:
@@ -168,8 +191,20 @@ def _with_directory(path: str, directory: str) -> str:
 
 
 def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network, rank: int) -> dict[str, str]:
+    sockets = {"GLOO_SOCKET_IFNAME": network.interface, "NCCL_SOCKET_IFNAME": network.interface}
+    if place.runs_once:
+        # No rank is set: the script's own launcher numbers its workers, and a script without one is a world of its own.
+        return {
+            "NODE_RANK": str(place.node_rank),
+            "NNODES": str(place.num_nodes),
+            "NPROC_PER_NODE": str(place.local_world_size),
+            "MASTER_ADDR": network.store_address,
+            "MASTER_PORT": str(network.store_port),
+            CHIEF_PORT_KEY: str(network.store_port + 1),
+            **sockets,
+        }
     # A single rank that needs a store hosts it itself, on a port that the kernel picks.
-    store = {"MASTER_PORT": "0"} if place.is_alone else {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    store = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if place.needs_store else {"MASTER_PORT": "0"}
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - place.first_rank),
@@ -181,16 +216,20 @@ def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network
         "MASTER_PORT": str(network.store_port),
         "TORCHELASTIC_RESTART_COUNT": str(spec.allocation.attempt),
         "TORCHELASTIC_RUN_ID": spec.allocation.id,
-        "GLOO_SOCKET_IFNAME": network.interface,
-        "NCCL_SOCKET_IFNAME": network.interface,
+        **sockets,
         **store,
     }
 
 
 def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network) -> dict[str, str]:
-    """Returns the variables that Determined documents for the processes of a trial, for scripts that read them, in the
-    form of `determined.get_cluster_info()`."""
+    """Returns the variables that Determined sets in the processes of a trial, for scripts that read them. Their form is
+    that of `determined.get_cluster_info()`.
+
+    DET_SESSION_TOKEN is not among them: a process of a trial holds no credentials of the cluster. DET_MASTER alone
+    serves programs that log in by themselves.
+    """
     num_slots = len(spec.allocation.members[spec.node_rank].slot_ids)
+    steps = spec.latest_checkpoint.batches_completed if spec.HasField("latest_checkpoint") else 0
     variables = {
         "DET_CLUSTER_ID": spec.cluster_id,
         "DET_AGENT_ID": place.agent_id,
@@ -205,16 +244,32 @@ def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Ne
         "DET_SLOT_IDS": json.dumps(list(range(num_slots))),
         "DET_CHIEF_IP": network.store_address,
         "DET_INTER_NODE_NETWORK_INTERFACE": network.interface,
-        "DET_UNIQUE_PORT_OFFSET": "0",
+        "DET_UNIQUE_PORT_OFFSET": str(_first_slot_number(spec)),
+        "DET_CONTAINER_ID": f"{spec.allocation.id}.{place.node_rank}",
+        "DET_RESOURCES_ID": f"{spec.allocation.id}.{place.node_rank}",
+        "DET_TRIAL_RUN_ID": str(spec.allocation.attempt),
+        "DET_STEPS_COMPLETED": str(steps),
+        "DET_USE_GPU": str(int(_is_gpu(spec))),
+        "DET_SLOT_TYPE": "cuda" if _is_gpu(spec) else "cpu",
     }
+    if spec.gateway_http_address:
+        variables["DET_MASTER"] = f"http://{spec.gateway_http_address}"
     if spec.HasField("latest_checkpoint"):
         variables["DET_LATEST_CHECKPOINT"] = spec.latest_checkpoint.id
     return {name: value for name, value in variables.items() if len(value) < MAX_VARIABLE_LENGTH}
 
 
+def _first_slot_number(spec: runner_pb2.RunnerSpec) -> int:
+    """Returns the number of the gang's first slot on its machine, which differs between the trials of a machine. All
+    machines of a gang return the same."""
+    head = min(spec.allocation.members, key=lambda member: member.node_rank)
+    numbers = [int(digits[-1]) for slot in head.slot_ids if (digits := re.findall(r"\d+", slot.rpartition("/")[2]))]
+    return min((number for number in numbers if number < _MOST_SLOTS), default=0)
+
+
 def _device_variables(spec: runner_pb2.RunnerSpec) -> dict[str, str]:
-    """Returns CUDA_VISIBLE_DEVICES. Every rank of a machine sees all devices that its allocation has there, and uses
-    the one of its local rank."""
+    """Returns CUDA_VISIBLE_DEVICES. Every process of a machine sees all devices that its allocation has there. A rank
+    uses the one of its local rank."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(_device_name(slot) for slot in spec.slots if _is_device(slot))}
 
 
@@ -260,6 +315,7 @@ def _cluster_info(
         rank=rank,
         world_size=place.world_size,
         full_world_size=spec.allocation.full_slots,
+        runs_once=place.runs_once,
         warnings=_warnings_of(spec),
     )
 

@@ -35,9 +35,11 @@ _CONSEQUENCE = re.compile(
 _PEER_HAS_GONE = re.compile(
     r"connection closed by peer|connection reset by peer|broken pipe|remote process exited", re.IGNORECASE
 )
-# The last line of an exception, or of a tool's error. SystemExit only passes on a number, so it does not count.
+# The last line of an exception, or of a tool's error. SystemExit only passes on a number, and torchrun's
+# ChildFailedError the end of a worker, so they do not count.
 _ERROR_LINE = re.compile(
-    r"^(?!SystemExit)(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"
+    r"^(?!SystemExit|\S*ChildFailedError)"
+    r"(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"
 )
 # The output of the C++ runtime for an uncaught exception, before it aborts.
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']+)'")
@@ -103,7 +105,7 @@ class RankEnd:
     is_finished: the rank had reported that its training was over.
     was_out_of_memory: the kernel counted a kill for lack of memory while the rank ran.
     exceeded_memory: the kernel counted a kill in the rank's own control group.
-    worker_failure: the newest failure reported by a process that the rank had started.
+    worker_failure: the newest failure reported by a process that the rank had started, with the rank of that worker.
     last_lines: of its output, as they were printed. report_lines: the same for a user, with tracebacks folded.
     uncaught_lines: the output of the C++ runtime for an uncaught exception.
     """
@@ -212,7 +214,8 @@ def failure_of(end: RankEnd) -> FailureRecord | None:
     if end.is_success:
         return None
     if end.failure is not None:
-        return replace(_find_reason(end, end.failure), rank=end.rank)
+        reason = _find_reason(end, end.failure)
+        return reason if reason.rank is not None and end.worker_failure is not None else replace(reason, rank=end.rank)
     if end.was_killed or (end.signal is None and end.exit_code is None):
         return None
     if end.signal is not None:
@@ -311,7 +314,8 @@ def _judge_success(report: ExitReport, ends: Sequence[RankEnd], context: Outcome
 def _with_cause(
     report: ExitReport, cause: FailureRecord, ends: Sequence[RankEnd], context: OutcomeContext
 ) -> ExitReport:
-    end = next(end for end in ends if end.rank == cause.rank)
+    # A worker of a script that runs once on its machine has no process of its own among the ends.
+    end = next((end for end in ends if end.rank == cause.rank), ends[0])
     is_disk_fault = cause.kind in _MAY_BE_DISK and context.is_disk_fault(cause.message)
     kind, message = ExitKind.AGENT_DISK, cause.message
     if not is_disk_fault:

@@ -158,8 +158,9 @@ class RankGroup:
         return tuple(fold_tracebacks(self.pump.trace_lines(rank), folders)[-LAST_LINES:])
 
     def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
-        """Takes the messages in which a rank reports its own end; ignores all others."""
-        state = self._ranks.get(rank)
+        """Takes the messages in which a rank, or a worker that it has started, reports its own end; ignores all
+        others."""
+        state = self._ranks.get(self.place.process_of(rank))
         if state is None:
             return
         match message.WhichOneof("message"):
@@ -172,7 +173,10 @@ class RankGroup:
                 state.finished_at = time.time()
             case "worker_failure":
                 told = _to_failure(rank, self.place.agent_id, message.worker_failure)
-                state.end = replace(state.end, worker_failure=told)
+                earlier = state.end.worker_failure
+                # A worker that only notices the end of another one is not the cause.
+                is_new = earlier is None or earlier.is_consequence or not told.is_consequence
+                state.end = replace(state.end, worker_failure=told if is_new else earlier)
             case "stopping":
                 state.end = replace(state.end, is_preempted=True)
             case _:
@@ -195,7 +199,8 @@ class RankGroup:
         self._orders = replace(self._orders, stop_at=min(deadline_at, self._orders.stop_at or deadline_at))
         if deadline_at <= time.time():
             self._begin_end()
-        deaf = [rank for rank, state in self._ranks.items() if state.is_alive and rank not in has_link]
+        asked = set(map(self.place.process_of, has_link))
+        deaf = [rank for rank, state in self._ranks.items() if state.is_alive and rank not in asked]
         if deaf and deadline_at > time.time():
             for rank in deaf:
                 self._ranks[rank].was_asked = True
@@ -223,7 +228,7 @@ class RankGroup:
 
     def _finish_start(self) -> None:
         assert self._up is not None
-        if len(self._ranks) == self.place.local_world_size:
+        if len(self._ranks) == len(self.place.ranks):
             self._up.set_result(time.time())
 
     def _on_exit(self, state: _Rank, event: dict[str, Any]) -> None:

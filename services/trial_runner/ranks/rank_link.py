@@ -92,7 +92,12 @@ class RankLinkServer:
             if self._preempt is not None:
                 self._send_preempt(writer)
             while True:
-                self._on_message(rank, await _read(reader))
+                message = await _read(reader)
+                if message.HasField("hello"):
+                    # A worker of a script learns its rank after it has connected.
+                    rank = self._writers[writer] = message.hello.rank
+                else:
+                    self._on_message(rank, message)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         except (DecodeError, ValueError) as error:

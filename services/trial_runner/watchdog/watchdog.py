@@ -18,6 +18,7 @@ from gangline.domain.beat import Collectives, Phase, Reading
 from gangline.domain.failure import HangRule
 from gangline.domain.state import ExitKind
 from gangline.launch.beat_file import BeatFile, phase_of, where_of
+from gangline.launch.child import is_exiting
 from services.common.concurrency import cancel
 from services.common.state_folder import SharedFolder
 from services.trial_runner.gang.gang_links import GangLinks
@@ -45,7 +46,7 @@ class Watchdog:
         gang: GangLinks,
         on_hang: Callable[[FailureRecord], None],
     ) -> None:
-        self.files = {rank: BeatFile(folder.beat_path(rank)) for rank in place.ranks}
+        self.files = {rank: BeatFile(folder.beat_path(rank)) for rank in place.slot_ranks}
         self._place = place
         self._rule = rule
         self._gang = gang
@@ -61,6 +62,25 @@ class Watchdog:
             self._watching = asyncio.create_task(self._watch(living))
             self._watching.add_done_callback(_log_failure)
 
+    def living_files(self, living: Iterable[int]) -> dict[int, BeatFile]:
+        """Returns the files of the ranks that train. living: the ranks whose processes have not ended.
+
+        A script that runs once on its machine may start a worker for each slot. Its workers count while they live.
+        Before the first one, the script itself counts as the machine's first rank.
+        """
+        if not self._place.runs_once:
+            return {rank: self.files[rank] for rank in living}
+        if not list(living):
+            return {}
+        opened = {rank: file for rank, file in self.files.items() if _lives(file.read().pid)}
+        return opened or {rank: self.files[rank] for rank in self._place.ranks}
+
+    def batches_of(self, rank: int) -> int | None:
+        """Returns how many batches a rank has reported; None if it never did. The rank of a script's worker may be one
+        that no slot has."""
+        file = self.files.get(rank)
+        return file.read().place if file is not None else None
+
     async def close(self) -> None:
         if self._watching is not None:
             await cancel(self._watching)
@@ -72,7 +92,7 @@ class Watchdog:
         while True:
             # About four readings within the shortest limit, so a hang is found soon after its limit.
             await asyncio.sleep(max(MIN_LOOK_SECONDS, min(LOOK_SECONDS, shortest / 4)))
-            own = {rank: self._read(rank) for rank in living()}
+            own = {rank: self._read(rank) for rank in self.living_files(living())}
             if not self._place.is_head:
                 if own != told:
                     self._gang.tell_beats(_to_message(own), _to_details(own))
@@ -117,6 +137,10 @@ class Watchdog:
                     is_stopped=bool(stopped),
                 )
         self._elsewhere[node_rank] = plain
+
+
+def _lives(pid: int) -> bool:
+    return pid > 0 and not is_exiting(pid)
 
 
 def _log_failure(watching: asyncio.Task[None]) -> None:

@@ -56,7 +56,7 @@ class World:
         files: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
         rendezvous_seconds: float = 10.0,
-        entrypoint: str = "python3 train.py",
+        entrypoint: str = "python3 -m gangline.launch.torch_distributed train.py",
         hparams: Mapping[str, Any] | None = None,
     ) -> None:
         """Servers, archive and specs, but no runner yet. script: the content of train.py. sizes: slots by node rank."""

@@ -20,8 +20,15 @@ MEMBERS = [("a1", 4), ("a2", 2), ("a3", 1)]
 NETWORK = Network(("10.0.0.1", "10.0.0.2", "10.0.0.3"), 4000, "eth1")
 
 
-def environment(node_rank: int, rank: int, base: dict[str, str] | None = None, config: object = None) -> dict[str, str]:
-    spec = make_spec(MEMBERS, node_rank, "model:Trial", config={"environment": config} if config else None)
+def environment(
+    node_rank: int,
+    rank: int,
+    base: dict[str, str] | None = None,
+    config: object = None,
+    entrypoint: str = "model:Trial",
+) -> dict[str, str]:
+    spec = make_spec(MEMBERS, node_rank, entrypoint, config={"environment": config} if config else None)
+    spec.gateway_http_address = "10.0.0.9:8080"
     place = find_place(spec)
     return rank_environment(
         spec,
@@ -38,7 +45,7 @@ def environment(node_rank: int, rank: int, base: dict[str, str] | None = None, c
 
 
 def test_ranks_are_numbered_through_the_members() -> None:
-    places = [find_place(make_spec(MEMBERS, node_rank, "x")) for node_rank in range(3)]
+    places = [find_place(make_spec(MEMBERS, node_rank, "x:Y")) for node_rank in range(3)]
     assert [list(place.ranks) for place in places] == [[0, 1, 2, 3], [4, 5], [6]]
     assert {place.world_size for place in places} == {7}
     assert [place.is_head for place in places] == [True, False, False]
@@ -77,7 +84,46 @@ def test_a_script_finds_determineds_variables() -> None:
         "DET_CHIEF_IP": "10.0.0.1",
         "DET_INTER_NODE_NETWORK_INTERFACE": "eth1",
         "DET_UNIQUE_PORT_OFFSET": "0",
+        "DET_MASTER": "http://10.0.0.9:8080",
+        "DET_CONTAINER_ID": "7.1.1.1",
+        "DET_RESOURCES_ID": "7.1.1.1",
+        "DET_TRIAL_RUN_ID": "1",
+        "DET_STEPS_COMPLETED": "0",
+        "DET_USE_GPU": "0",
+        "DET_SLOT_TYPE": "cpu",
     }
+
+
+def test_the_port_offset_is_the_first_slot_of_the_head() -> None:
+    spec = make_spec([("a1", 2), ("a2", 2)], 1, "model:Trial")
+    spec.allocation.members[0].slot_ids[:] = ["a1/cpu-5", "a1/cpu-3"]
+    variables = rank_environment(
+        spec,
+        find_place(spec),
+        NETWORK,
+        2,
+        base={},
+        code_directory="/code",
+        programs_directory="/bin",
+        beat_path="/beats",
+        socket_path="/tmp/s/rank.sock",
+        num_threads=1,
+    )
+    assert variables["DET_UNIQUE_PORT_OFFSET"] == "3"
+
+
+def test_a_script_runs_once_on_each_machine_with_all_of_its_slots() -> None:
+    places = [find_place(make_spec(MEMBERS, node_rank, "bash run.sh")) for node_rank in range(3)]
+    assert [list(place.ranks) for place in places] == [[0], [4], [6]]
+    assert [list(place.slot_ranks) for place in places] == [[0, 1, 2, 3], [4, 5], [6]]
+    assert [place.process_of(5) for place in places] == [0, 4, 6]
+    assert not any(place.needs_store for place in places)
+    variables = environment(1, 4, {"WORLD_SIZE": "9", "NNODES": "9"}, entrypoint="bash run.sh")
+    names = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "DET_SLOT_IDS", "DET_CHIEF_IP")
+    assert [variables[name] for name in names] == ["3", "1", "2", "10.0.0.1", "4000", "[0, 1]", "10.0.0.1"]
+    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"} & {*variables}
+    info = ClusterInfo.parse(variables[ENVIRONMENT_KEY])
+    assert (info.runs_once, info.rank, info.world_size, info.node_rank) == (True, 4, 7, 1)
 
 
 def test_a_rank_that_is_alone_hosts_its_own_store() -> None:
@@ -102,8 +148,10 @@ def test_only_other_programs_need_nothing_warm() -> None:
     alone, pair = [("a1", 1)], [("a1", 1), ("a2", 1)]
     assert needs_no_warmth(make_spec(alone, 0, "bash run.sh"))
     assert not needs_no_warmth(make_spec(alone, 0, "python3 train.py"))
-    assert not needs_no_warmth(make_spec(pair, 0, "bash run.sh")), "node rank 0 hosts the store"
-    assert needs_no_warmth(make_spec(pair, 1, "bash run.sh"))
+    assert needs_no_warmth(make_spec(pair, 0, "bash run.sh")), "it runs once, so it has no store"
+    in_every_slot = "python3 -m gangline.launch.torch_distributed bash run.sh"
+    assert not needs_no_warmth(make_spec(pair, 0, in_every_slot)), "node rank 0 hosts the store"
+    assert needs_no_warmth(make_spec(pair, 1, in_every_slot))
     assert find_program(make_spec(alone, 0, "echo $RANK")) == ["/bin/sh", "-c", "echo $RANK"]
 
 

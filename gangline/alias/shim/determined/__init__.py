@@ -2,9 +2,11 @@
 
 This folder is on such a process's PYTHONPATH, which comes before installed packages. So it steps aside at once, for an
 installed Determined or for Gangline's proxy. An interpreter without Gangline, which a command may start, has no proxy.
+In a trial that is an error: an installed Determined would train without this cluster, and no metric would arrive.
 """
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +15,12 @@ try:
 except ModuleNotFoundError as missing:
     if missing.name not in ("gangline", "gangline.alias"):
         raise
+    if "GANGLINE_CLUSTER_INFO" in os.environ:
+        raise ImportError(
+            f"in a trial, `import determined` gives Gangline, and {sys.executable} has none; install it there: "
+            f"{sys.executable} -m pip install gangline",
+            name="determined",
+        ) from None
     _shim = str(Path(__file__).parents[1])
     sys.path[:] = [entry for entry in sys.path if entry != _shim]
     importlib.invalidate_caches()
