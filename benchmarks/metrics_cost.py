@@ -36,7 +36,7 @@ BLOCK_DEADLINE_SECONDS = 120.0
 LOOK_SECONDS = 0.2
 CONFIG = """
 name: benchmark-metrics-cost
-entrypoint: python3 reporting.py
+entrypoint: python3 -m gangline.launch.torch_distributed reporting.py
 hyperparameters:
   global_batch_size: 64
   turnstile: ""

@@ -17,6 +17,7 @@ from pathlib import Path
 from gangline.alias.surface import TARGET_BY_MODULE
 from gangline.config import parse_config
 from gangline.config.yaml_document import parse_document
+from gangline.domain.entrypoint import refused_launcher
 from gangline.errors import GanglineError, invalid
 from gangline.lacking import explain
 from gangline.migrate.used_names import LACKING_METHODS, find_names, find_programs
@@ -79,7 +80,8 @@ def check_experiment(name: str, text: str) -> Finding | None:
     entrypoint = values.get("entrypoint")
     words = entrypoint if isinstance(entrypoint, list) else [entrypoint]
     for program in find_programs(" ".join(map(str, words))):
-        if program not in TARGET_BY_MODULE:
+        # The configuration's own error names launchers that Gangline does not have.
+        if program not in TARGET_BY_MODULE and refused_launcher(f"-m {program}") is None:
             notes.append(f"entrypoint: {explain(program)}")
     try:
         _, warnings = parse_config(text)

@@ -221,6 +221,23 @@ def test_an_interpreter_without_gangline_finds_an_installed_one_behind_the_shim(
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'determined'"
 
 
+def test_in_a_trial_an_interpreter_without_gangline_is_an_error(tmp_path: Path) -> None:
+    """An installed Determined would train without this cluster, and no metric would arrive."""
+    environment = {"PYTHONPATH": os.pathsep.join([SHIM, _installed(tmp_path)]), ENVIRONMENT_KEY: "{}"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import determined"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: in a trial, `import determined` gives Gangline, and {sys.executable} has none; install it "
+        f"there: {sys.executable} -m pip install gangline"
+    )
+
+
 def test_launchers_run_under_the_old_name(tmp_path: Path) -> None:
     words = ("-m", "determined.launch.wrap_rank", "3", "--", sys.executable, "-c", "import determined; print('hello')")
     done = _python("", tmp_path, SHIM, arguments=words)

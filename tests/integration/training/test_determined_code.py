@@ -153,7 +153,7 @@ def test_launcher_that_starts_all_workers_in_each_slot_is_told(tmp_path: Path) -
     config = {"entrypoint": _OWN_LAUNCHER, "searcher": {"name": "single", "metric": "x"}}
     running, codes = run_trial(tmp_path, Trial({"4_distributed.py": source}, config, {"increment_by": 3}, 2))
     assert codes[1] == 1
-    told = "error: DistributedContext(rank=0) is made in the slot of rank 1: each slot runs the entrypoint"
+    told = "error: DistributedContext(rank=0) is made in the slot of rank 1: the experiment's launcher has started"
     assert told in running.output(1)
     [failure] = running.runner.of(1, "worker_failure")
     assert enum_member(ExitKind, failure.kind) is ExitKind.CONFIGURATION_ERROR

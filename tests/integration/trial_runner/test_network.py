@@ -95,7 +95,7 @@ async def run_gang(
             spec = make_spec(
                 MEMBERS,
                 node_rank,
-                "python3 train.py",
+                "python3 -m gangline.launch.torch_distributed train.py",
                 code_sha256=sha256,
                 scheduler=[f"{host.server_host}:{scheduler.port}"],
                 gateway=[f"{host.server_host}:{gateway.port}"],

@@ -1,4 +1,4 @@
-"""Programs that take the ranks' places: started as from a shell, and gone with whatever held them."""
+"""Programs that run once on each machine: started as from a shell, and gone with whatever held them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.integration.trial_runner.conftest import World
 from tests.support.runner_process import living
 from tests.support.wait import until
 
-ABOUT = "echo pid $$; ps -o pgid=,sid= -p $$; pwd; cat; echo rank $RANK of $WORLD_SIZE >&2; exit 3"
-SLEEP = "echo pid $$; exec sleep 600"
+ABOUT = "echo pid $$; ps -o pgid=,sid= -p $$; pwd; cat; echo machine $NODE_RANK of $NNODES >&2; exit 3"
+SLEEP = "echo pid $$; sleep 600 & echo pid $!; wait"
 OBEDIENT = """
 import time
 from gangline import core
@@ -32,7 +32,7 @@ async def test_a_program_starts_as_from_a_shell(world: World) -> None:
     assert out[1].split() == [pid, pid], "it leads a group and a session of its own"
     assert out[2] == str(runner.directory / "code")
     assert len(out) == 3, "its standard input is empty"
-    assert world.gateway.lines("stderr") == ["rank 0 of 1"]
+    assert world.gateway.lines("stderr") == ["machine 0 of 1"]
     assert (report.kind, report.rank) == (ExitKind.USER_ERROR, 0), report
     assert report.exit_code == 3
 
@@ -73,7 +73,7 @@ async def test_python_in_a_shell_line_finds_determineds_names(world: World) -> N
 @pytest.mark.parametrize("sizes", [(2,), (1, 1)], ids=["one agent", "two agents"])
 async def test_a_program_does_not_outlive_what_holds_it(world: World, sizes: tuple[int, ...]) -> None:
     runner, *_ = await world.start("", sizes, config={"entrypoint": SLEEP})
-    pids = await world.wait_pids(2)
+    pids = await world.wait_pids(2 * len(sizes))
     os.kill(runner.nursery_pid(), signal.SIGKILL)
     for report in await world.wait():
         assert report.kind is not ExitKind.COMPLETED, report

@@ -15,7 +15,8 @@ from tests.support.wait import until
 
 TELL = """
 import os
-print("rank", os.environ["RANK"], "sees", os.environ.get("FROM_HOOK"), os.environ.get("GONE", "nothing"), flush=True)
+rank, own = os.environ.get("RANK", "none"), os.environ.get("FROM_HOOK")
+print("rank", rank, "sees", own, os.environ.get("GONE", "nothing"), flush=True)
 """
 HOOK = "echo hook in $PWD\nexport FROM_HOOK='two\nlines'\nunset GONE\nexport RANK=7\n"
 GONE = {"environment": {"environment_variables": ["GONE=still here"]}}
@@ -32,8 +33,17 @@ print(sortedcontainers.VERSION, sys.argv, __name__, flush=True)
 STAND = "echo pid $$\nsleep 600 & echo pid $!\nwait\n"
 
 
-@pytest.mark.parametrize("entrypoint", ["python3 train.py", "python3 train.py; echo $FROM_HOOK"])
-async def test_it_runs_once_on_each_machine_and_sets_variables_of_all_ranks(world: World, entrypoint: str) -> None:
+@pytest.mark.parametrize(
+    ("entrypoint", "ranks"),
+    [
+        ("python3 -m gangline.launch.torch_distributed train.py", ["0", "1", "2"]),
+        ("python3 train.py; echo $FROM_HOOK", ["none", "none"]),
+    ],
+    ids=["in every slot", "once on each machine"],
+)
+async def test_it_runs_once_on_each_machine_and_sets_variables_of_all_processes(
+    world: World, entrypoint: str, ranks: list[str]
+) -> None:
     await world.start(
         TELL, (2, 1), files={"startup-hook.sh": HOOK}, config={"entrypoint": entrypoint, **GONE}, entrypoint=entrypoint
     )
@@ -42,7 +52,7 @@ async def test_it_runs_once_on_each_machine_and_sets_variables_of_all_ranks(worl
     out = world.gateway.lines("stdout")
     folders = sorted(line for line in out if line.startswith("hook in "))
     assert folders == sorted(f"hook in {runner.directory / 'code'}" for runner in world.runners)
-    assert sorted(line for line in out if line.startswith("rank ")) == [f"rank {rank} sees two" for rank in range(3)]
+    assert sorted(line for line in out if line.startswith("rank ")) == [f"rank {rank} sees two" for rank in ranks]
     assert "lines nothing" in out
 
 

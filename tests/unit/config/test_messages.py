@@ -450,3 +450,21 @@ def test_empty_text_names_the_least_keys(text: str) -> None:
     with pytest.raises(GanglineError) as caught:
         parse_config(text)
     assert caught.value.message == "the configuration is empty; it needs at least entrypoint and searcher"
+
+
+def test_options_of_a_launcher_without_effect_are_named() -> None:
+    line = "python3 -m determined.launch.torch_distributed --rdzv_conf timeout=60 --max-restarts=2 -- python3 train.py"
+    _, warnings = parse_config(GOOD.replace("model_def:DigitsTrial", line))
+    assert warnings == [
+        "entrypoint: --rdzv_conf=timeout=60, --max-restarts=2: accepted, but without effect here (the trial runner "
+        "starts one rank in each slot and connects them)"
+    ]
+
+
+def test_a_launcher_that_gangline_does_not_have_is_refused() -> None:
+    with pytest.raises(GanglineError) as caught:
+        parse_config(GOOD.replace("model_def:DigitsTrial", "python3 -m determined.launch.horovod --trial m:T"))
+    assert caught.value.message == (
+        "entrypoint (line 2): runs determined.launch.horovod: Horovod is not part of Gangline; use "
+        "determined.launch.torch_distributed with determined.pytorch, whose gradients are averaged by DDP"
+    )

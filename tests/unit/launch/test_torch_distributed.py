@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import cuda
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo, TrialInfo
 from gangline.launch import torch_distributed, wrap_rank
 
 _HINT = "name a Python file, -m and a module, or a program"
@@ -108,3 +110,42 @@ def test_wrap_rank_says_that_there_is_no_such_program(
 ) -> None:
     assert wrap_rank.main([*options, "0", "no-such-program"]) == 2
     assert capsys.readouterr().err == "error: wrap_rank 0: there is no program no-such-program\n"
+
+
+def _options(folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> list[str]:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(run, "main", calls.append)
+    assert torch_distributed.main(words) == 0
+    return calls[0]
+
+
+def test_off_the_cluster_torchrun_gets_its_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--rdzv_conf", "timeout=60", "--nproc_per_node=3", "--", "python3", "train.py", "--lr", "1"]
+    assert _options(folder, monkeypatch, words) == [
+        "--standalone",
+        "--rdzv_conf=timeout=60",
+        "--nproc_per_node=3",
+        "train.py",
+        "--lr",
+        "1",
+    ]
+    words = ["--nnodes=2", "--node_rank=1", "--master_addr=h", "train.py"]
+    assert _options(folder, monkeypatch, words)[:2] == [f"--nproc-per-node={max(1, cuda.device_count())}", "--nnodes=2"]
+
+
+def test_below_a_script_of_a_trial_its_machines_and_slots_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = TrialInfo("7.1", 7, 0, {}, {})
+    info = ClusterInfo("c", "7.1.1", 1, "a2", 1, 2, ["a2/0", "a2/1"], "/s", "/c", trial, runs_once=True)
+    monkeypatch.setenv(ENVIRONMENT_KEY, info.to_json())
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "12345")
+    words = ["--nproc_per_node=8", "--standalone", "--max_restarts=1", "train.py"]
+    assert _options(folder, monkeypatch, words) == [
+        "--nnodes=2",
+        "--node-rank=1",
+        "--nproc-per-node=2",
+        "--master-addr=10.0.0.1",
+        "--master-port=12345",
+        "--max_restarts=1",
+        "train.py",
+    ]

@@ -127,6 +127,21 @@ def test_what_a_worker_told_is_the_reason_of_an_exit_code_and_of_nothing_else() 
     assert judge([RankEnd(0, exit_code=0, worker_failure=told)], context()).kind is ExitKind.COMPLETED
 
 
+def test_the_worker_that_failed_is_named_by_its_own_rank() -> None:
+    """Of a script that runs once on its machine, whose process counts as rank 0."""
+    told = FailureRecord(ExitKind.USER_ERROR, "ValueError: odd", 1, "a1", 0.5)
+    report = judge([RankEnd(0, exit_code=1, ended_at=1.0, worker_failure=told)], context())
+    assert (report.rank, report.message, report.exit_code) == (1, "ValueError: odd", 1)
+    report = judge([raised(0, EXITED, 1.0, worker_failure=told)], context())
+    assert (report.rank, report.message) == (1, "ValueError: odd")
+
+
+def test_the_launcher_of_workers_is_not_the_cause() -> None:
+    lines = ("ValueError: odd", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "=====")
+    report = judge([RankEnd(0, exit_code=1, ended_at=1.0, last_lines=lines)], context())
+    assert report.message == "ValueError: odd"
+
+
 @pytest.mark.parametrize("code", [137, 247])
 def test_an_exit_code_may_pass_on_that_a_child_was_killed(code: int) -> None:
     told = "a process that it had started was ended by signal 9 (SIGKILL)"

@@ -53,3 +53,23 @@ async def test_all_that_speak_for_a_rank_are_asked_to_stop(tmp_path: Path) -> No
             assert (await process.read()).preempt.reason == "a pause"
     finally:
         await server.close()
+
+
+async def test_a_worker_may_name_its_rank_after_it_has_connected(tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    server = RankLinkServer(tmp_path / "ranks", lambda rank, message: heard.append((rank, message.first_step.at)))
+    await server.start()
+    try:
+        worker = await _Process.connect(server, 2)
+        for message in (
+            rank_pb2.RankMessage(first_step=rank_pb2.RankFirstStep(at=1)),
+            rank_pb2.RankMessage(hello=rank_pb2.RankHello(rank=3)),
+            rank_pb2.RankMessage(first_step=rank_pb2.RankFirstStep(at=2)),
+        ):
+            payload = message.SerializeToString()
+            worker._writer.write(struct.pack(">I", len(payload)) + payload)
+        await until(lambda: len(heard) == 2, "two messages", 10)
+        assert heard == [(2, 1), (3, 2)]
+        assert server.connected == {3}
+    finally:
+        await server.close()
