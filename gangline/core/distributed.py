@@ -44,7 +44,7 @@ class DistributedContext(Lacking):
     A context for more than one rank gets its transports from one of the class methods, or from chief_ip for a launcher
     of a script's own. With chief_ip, rank 0 listens at that address on port pub_port + port_offset for the others. It
     does not listen where the ranks were started with a store, as by a trial runner or torchrun. pub_port: by default
-    the port that the trial runner has found, or CHIEF_PORT off the cluster and with a port_offset. pull_port, force_tcp:
+    the port that the trial runner has found; CHIEF_PORT off the cluster and with a port_offset. pull_port, force_tcp:
     accepted, no effect, because one port serves all exchanges.
     """
 

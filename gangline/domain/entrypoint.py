@@ -27,8 +27,8 @@ _REFUSED = {
     "parallelism: zero1, zero2 or zero3",
     "determined.launch.tensorflow": f"TensorFlow is not part of Gangline; {_USE_OURS}",
 }
-_OWN_LAUNCH = ("determined.launch.", "gangline.launch.", "determined.exec.")
-_KNOWN_PROGRAMS = (*LAUNCHERS, "gangline.launch.wrap_rank", "determined.launch.wrap_rank")
+_OF_DETERMINED = ("determined.launch.", "determined.exec.")
+_KNOWN_PROGRAMS = ("determined.launch.torch_distributed", "determined.launch.wrap_rank")
 _OPERATOR = re.compile(r"[();<>|&]")
 _VARIABLE = re.compile(r"\$\w|\$[({]|`")
 _SINGLE_QUOTED = re.compile(r"'[^']*'")
@@ -103,7 +103,7 @@ def refused_launcher(text: str | Sequence[str]) -> str | None:
     for name in _RUN_MODULE.findall(line):
         if name in _REFUSED:
             return f"runs {name}: {_REFUSED[name]}"
-        if name.startswith(_OWN_LAUNCH) and name not in _KNOWN_PROGRAMS:
+        if name.startswith(_OF_DETERMINED) and name not in _KNOWN_PROGRAMS:
             return f"runs {name}, which Gangline does not have; {_USE_OURS}"
     return None
 

@@ -56,7 +56,7 @@ async def test_all_that_speak_for_a_rank_are_asked_to_stop(tmp_path: Path) -> No
 
 
 async def test_a_worker_may_name_its_rank_after_it_has_connected(tmp_path: Path) -> None:
-    heard: list[tuple[int, int]] = []
+    heard: list[tuple[int, float]] = []
     server = RankLinkServer(tmp_path / "ranks", lambda rank, message: heard.append((rank, message.first_step.at)))
     await server.start()
     try:
