@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import difflib
 from functools import lru_cache
+from typing import Any
 
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
-from gangline.config.parallelism import BUILT, STRATEGIES
+from gangline.config.hyperparameter import possible_values
+from gangline.config.batch import NAME as BATCH_SIZE
+from gangline.config.parallelism import BUILT, STRATEGIES, ranks_per_replica
+from gangline.config.pipeline import DEFAULT_SCHEDULE, batch_conflict, microbatch_conflict
 
 _PATH = ("resources", "min_slots_per_trial")
 # The largest number of replicas whose batches one replica trains. It bounds the search for sizes for any number that a
@@ -22,18 +26,20 @@ _MOST_ROUNDS = 1024
 
 
 @lru_cache(maxsize=256)
-def smaller_sizes(slots: int, fewest: int, strategy: str) -> tuple[int, ...]:
-    """Returns the possible sizes below `slots`, the largest first."""
+def smaller_sizes(slots: int, fewest: int, strategy: str, stages: int | None = None) -> tuple[int, ...]:
+    """Returns the possible sizes below `slots`, the largest first. stages: of a pipeline, as configured."""
     rounds = range(2, min(slots // fewest, _MOST_ROUNDS) + 1)
-    replicas = slots // STRATEGIES[strategy].ranks_per_replica
+    replicas = slots // ranks_per_replica(strategy, slots, stages)
     sizes = (slots // count for count in rounds if replicas % count == 0)
-    return tuple(size for size in sizes if slots_conflict(strategy, size, "") is None)
+    return tuple(size for size in sizes if slots_conflict(strategy, size, "", stages) is None)
 
 
 def sizes_of(config: ExperimentConfig) -> tuple[int, ...]:
     """Returns the smaller sizes of a valid configuration; empty when its trials have one size only."""
     fewest, slots = config.resources.min_slots_per_trial, config.resources.slots_per_trial
-    return () if fewest is None else smaller_sizes(slots, fewest, config.parallelism.strategy)
+    if fewest is None:
+        return ()
+    return smaller_sizes(slots, fewest, config.parallelism.strategy, config.parallelism.stages)
 
 
 def find_size_conflict(config: ExperimentConfig) -> Complaint | None:
@@ -44,10 +50,10 @@ def find_size_conflict(config: ExperimentConfig) -> Complaint | None:
     if fewest > slots:
         text = f"{fewest} is above the {slots} slots of slots_per_trial; use at most {slots}, or leave it out"
         return Complaint("invalid_value", _PATH, text)
-    strategy = config.parallelism.strategy
-    if smaller_sizes(slots, fewest, strategy):
+    strategy, stages = config.parallelism.strategy, config.parallelism.stages
+    if smaller_sizes(slots, fewest, strategy, stages):
         return None
-    possible = smaller_sizes(slots, 1, strategy)
+    possible = smaller_sizes(slots, 1, strategy, stages)
     advice = f"use at most {possible[0]}" if possible else "leave it out"
     text = (
         f"with {fewest} there is no smaller size for {slots} slots_per_trial and the strategy {strategy}: a smaller "
@@ -61,20 +67,37 @@ def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
     strategy, slots = config.parallelism.strategy, config.resources.slots_per_trial
     if not STRATEGIES[strategy].is_built:
         return Complaint("not_supported", ("parallelism",), unknown_strategy(strategy))
-    text = slots_conflict(strategy, slots, "resources.slots_per_trial is")
+    text = slots_conflict(strategy, slots, "resources.slots_per_trial is", config.parallelism.stages)
+    if text is None and STRATEGIES[strategy].family == "staged":
+        text = _microbatches_conflict(config)
     return None if text is None else Complaint("invalid_value", ("parallelism",), text)
 
 
-def slots_conflict(strategy: str, slots: int, what: str) -> str | None:
+def _microbatches_conflict(config: ExperimentConfig) -> str | None:
+    """Returns why the batches of a pipeline cannot be cut into its microbatches; None when all possible ones can."""
+    section, slots = config.parallelism, config.resources.slots_per_trial
+    stages, schedule = section.stages or slots, section.schedule or DEFAULT_SCHEDULE
+    if section.microbatches is not None:
+        text = microbatch_conflict(section.microbatches, stages, schedule)
+        if text is not None:
+            return text
+    sizes: Any = possible_values(config.hyperparameters.get(BATCH_SIZE)) or []
+    records = (int(size) * stages // slots for size in sizes)
+    texts = (batch_conflict(count, section.microbatches, stages, schedule) for count in records)
+    return next((text for text in texts if text is not None), None)
+
+
+def slots_conflict(strategy: str, slots: int, what: str, stages: int | None = None) -> str | None:
     """Returns why the strategy cannot use that many slots; None when it can. what: the words before their number, as in
-    "resources.slots_per_trial is"."""
+    "resources.slots_per_trial is". stages: of a pipeline, as configured."""
     row = STRATEGIES[strategy]
+    replica_ranks = ranks_per_replica(strategy, slots, stages)
     if row.family == "single" and slots > 1:
         return f"{strategy} trains on one slot, but {what} {slots}; use ddp"
-    if slots % row.ranks_per_replica != 0:
-        nearest = slots + row.ranks_per_replica - slots % row.ranks_per_replica
+    if slots % replica_ranks != 0:
+        nearest = slots + replica_ranks - slots % replica_ranks
         return (
-            f"{strategy} trains each replica on {row.ranks_per_replica} slots, but {what} {slots}, no multiple of "
+            f"{strategy} trains each replica on {replica_ranks} slots, but {what} {slots}, no multiple of "
             f"that; use {nearest} slots"
         )
     if slots >= row.fewest_slots and slots % row.slots_multiple == 0:

@@ -17,7 +17,7 @@ from gangline.config.environment import BindMount, Environment, RetentionPolicy
 from gangline.config.failure import HangDetection, LogPolicy
 from gangline.config.hyperparameter import Grid, check_hyperparameters, find_uncounted, possible_values
 from gangline.config.optimization import Optimizations, compression_conflict
-from gangline.config.parallelism import STRATEGIES, Parallelism
+from gangline.config.parallelism import Parallelism
 from gangline.config.resource import Profiling, Reproducibility, Resources
 from gangline.config.searcher import MAX_TRIALS, UNITS, Length, Searcher
 from gangline.config.section import Section, fault, wrong_type
@@ -133,8 +133,8 @@ class ExperimentConfig(Section):
     @model_validator(mode="after")
     def _batch_fills_slots(self) -> Self:
         sizes = possible_values(self.hyperparameters.get(BATCH_SIZE)) or []
-        row = STRATEGIES[self.parallelism.strategy]
-        text = too_small(min(sizes), self.resources.slots_per_trial, row.ranks_per_replica) if sizes else None
+        slots = self.resources.slots_per_trial
+        text = too_small(min(sizes), slots, self.parallelism.ranks_per_replica(slots)) if sizes else None
         if text is not None:
             raise fault("batch_too_small", text, "hyperparameters", BATCH_SIZE)
         return self

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from gangline.config.complaint import complaints_of, join_path
-from gangline.config.parallelism import is_sharded
+from gangline.config.parallelism import STRATEGIES, is_sharded
 from gangline.config.section import WRITTEN, Section, fault, wrong_type
 from gangline.errors import invalid
 
@@ -82,9 +82,11 @@ def parse_optimizations(values: Any) -> Optimizations:
 
 def compression_conflict(compression: Compression, strategy: str) -> str | None:
     """Returns why gradients cannot be compressed with this strategy; None when they can."""
-    if compression.hook is None or not is_sharded(strategy):
+    row = STRATEGIES.get(strategy)
+    if compression.hook is None or row is None or row.family not in ("sharded", "staged"):
         return None
+    how = "exchanges gradients in shards" if is_sharded(strategy) else "exchanges gradients after its last microbatch"
     return (
-        f"{compression.hook} works with ddp and zero1, but parallelism is {strategy}, which exchanges gradients in "
-        "shards; leave it out, or use ddp"
+        f"{compression.hook} works with ddp and zero1, but parallelism is {strategy}, which {how}; leave it out, or "
+        "use ddp"
     )

@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from gangline.config.section import Section, fault, wrong_type
+from gangline.config.complaint import complaints_of, join_path
+from gangline.config.pipeline import (
+    DEFAULT_SCHEDULE,
+    SCHEDULES,
+    SPLIT_WORDS,
+    find_schedule,
+    microbatch_conflict,
+    unknown_word,
+)
+from gangline.config.section import WRITTEN, Section, fault, wrong_type
+from gangline.errors import invalid
 
 StrategyName = Literal["auto", "none", "ddp", "zero1", "zero2", "zero3", "hsdp", "pipeline"]
 # How parameters lie on the slots: on one slot alone, whole on each, divided over all of them, or layer by layer. `auto`
@@ -20,7 +30,8 @@ class StrategyRow:
     """options: keys of the section `parallelism` that the strategy knows. script_options: further options of torch's
     class, for scripts that pass their configuration themselves. fewest_slots: the least number of slots of a trial.
     slots_multiple: the number of slots is a multiple of it. ranks_per_replica: how many ranks train on the same
-    records, as parts of one data replica; the class answers the same in `Strategy.replica_of`."""
+    records, as parts of one data replica; a staged strategy has as many as the option `stages` says, see
+    ranks_per_replica below. combines_with: strategies that it applies among its replicas."""
 
     name: StrategyName
     family: Family
@@ -29,6 +40,7 @@ class StrategyRow:
     fewest_slots: int = 1
     slots_multiple: int = 1
     ranks_per_replica: int = 1
+    combines_with: tuple[str, ...] = ()
     is_built: bool = True
 
 
@@ -46,10 +58,17 @@ STRATEGIES: dict[str, StrategyRow] = {
         # Equal copies of a divided trial: at least two copies of two slots.
         StrategyRow("hsdp", "sharded", ("blocks",), fewest_slots=4, slots_multiple=2),
         StrategyRow("auto", "any", (*_STAGE_OPTIONS, *_DDP_OPTIONS, "blocks"), is_built=False),
-        StrategyRow("pipeline", "staged", _STAGE_OPTIONS, is_built=False),
+        StrategyRow("pipeline", "staged", _STAGE_OPTIONS, fewest_slots=2, combines_with=("ddp",)),
     )
 }
 BUILT = tuple(row.name for row in STRATEGIES.values() if row.is_built)
+
+
+def ranks_per_replica(strategy: str, slots: int, stages: int | None = None) -> int:
+    """Returns how many ranks train on the same records. stages: the option of that name; a staged strategy without it
+    has one replica on all slots."""
+    row = STRATEGIES[strategy]
+    return (stages or max(1, slots)) if row.family == "staged" else row.ranks_per_replica
 
 
 def is_sharded(strategy: str) -> bool:
@@ -63,12 +82,24 @@ def owners_of(option: str) -> tuple[str, ...]:
     return tuple(row.name for row in STRATEGIES.values() if option in row.options and row.family != "any")
 
 
+def parse_parallelism(values: Any) -> Parallelism:
+    """Parses the section that a script passes. Raises GanglineError `config.*` with the key's path."""
+    try:
+        return Parallelism.model_validate(values, context=WRITTEN)
+    except ValidationError as failure:
+        first = complaints_of(failure, values)[0]
+        place = join_path(("parallelism", *first.path))
+        raise invalid(f"config.{first.code}", f"{place}: {first.text}") from failure
+
+
 # The keys that some strategies do not know, in the order in which they are checked.
 _OPTIONS = ("stages", "microbatches", "schedule", "split", "find_unused_parameters", "static_graph", "blocks")
 
 
 class Parallelism(Section):
-    """stages, microbatches, schedule and split belong to pipeline.
+    """stages: slots of one replica; None for all slots. microbatches: equal parts of a replica's batch; None chooses
+    their number. schedule: see gangline.config.pipeline. split: `parameters`, or the names of the modules with which
+    the second and each later part of the model begin. These four belong to pipeline.
 
     find_unused_parameters, static_graph: as in torch's DistributedDataParallel. blocks: names of module classes whose
     instances are gathered one at a time; None finds them automatically, an empty list gathers the whole model at once.
@@ -78,7 +109,7 @@ class Parallelism(Section):
     stages: int | None = Field(default=None, ge=1)
     microbatches: int | None = Field(default=None, ge=1)
     schedule: str | None = None
-    split: list[str] | None = None
+    split: str | list[str] | None = None
     find_unused_parameters: bool | None = None
     static_graph: bool | None = None
     blocks: list[str] | None = None
@@ -91,6 +122,48 @@ class Parallelism(Section):
         if not isinstance(value, dict):
             raise wrong_type("a strategy or a mapping with one", value)
         return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _is_schedule(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        known = find_schedule(value)
+        if known is None:
+            raise fault("invalid_value", unknown_word("schedule", value, tuple(SCHEDULES)))
+        return known
+
+    @field_validator("split")
+    @classmethod
+    def _is_split(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, str) and value not in SPLIT_WORDS:
+            more = ", or a list of modules, as in [blocks.4, blocks.8]"
+            raise fault("invalid_value", unknown_word("split", value, SPLIT_WORDS, more))
+        return value
+
+    def ranks_per_replica(self, slots: int) -> int:
+        """Returns how many of a trial's slots train on the same records."""
+        return ranks_per_replica(self.strategy, slots, self.stages)
+
+    @model_validator(mode="after")
+    def _is_pipeline(self) -> Self:
+        if self.stages is None:
+            return self
+        if self.stages < 2 and self.strategy == "pipeline":
+            raise fault("invalid_value", "a pipeline has at least 2 stages; use ddp for 1", "stages")
+        schedule = self.schedule or DEFAULT_SCHEDULE
+        if self.microbatches is not None:
+            text = microbatch_conflict(self.microbatches, self.stages, schedule)
+            if text is not None:
+                raise fault("invalid_value", text, "microbatches")
+        parts = self.stages * SCHEDULES[schedule].parts
+        if isinstance(self.split, list) and len(self.split) != parts - 1:
+            text = (
+                f"names {len(self.split)} modules, but {self.stages} stages with {schedule} are {parts} parts; name "
+                f"the {parts - 1} modules with which the second and each later part begin"
+            )
+            raise fault("invalid_value", text, "split")
+        return self
 
     @model_validator(mode="after")
     def _fits_strategy(self) -> Self:

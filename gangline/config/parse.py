@@ -21,7 +21,6 @@ from gangline.config.effect import find_ineffective, find_unprintable_name, find
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
 from gangline.config.merge import merge, with_overrides
-from gangline.config.parallelism import STRATEGIES
 from gangline.config.section import WRITTEN, describe
 from gangline.config.yaml_document import Document, parse_document
 from gangline.domain.experiment import DEFAULT_PROJECT_ID, ConfigLayer, Inheritance
@@ -177,6 +176,6 @@ def _batch_warnings(config: ExperimentConfig) -> list[str]:
     sizes: Any = possible_values(config.hyperparameters.get("global_batch_size"))
     if not sizes or len(set(sizes)) > 1:
         return []
-    row = STRATEGIES[config.parallelism.strategy]
-    warning = split_batch(sizes[0], config.resources.slots_per_trial, row.ranks_per_replica).warning
+    slots = config.resources.slots_per_trial
+    warning = split_batch(sizes[0], slots, config.parallelism.ranks_per_replica(slots)).warning
     return [warning] if warning else []

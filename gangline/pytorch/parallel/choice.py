@@ -16,10 +16,11 @@ from torch import nn
 
 from gangline.config.elastic import slots_conflict, unknown_strategy
 from gangline.config.optimization import Optimizations, compression_conflict
-from gangline.config.parallelism import BUILT, STRATEGIES
+from gangline.config.parallelism import BUILT, STRATEGIES, parse_parallelism
 from gangline.errors import invalid
 from gangline.pytorch.parallel.divided.fully_sharded import HsdpStrategy, Zero2Strategy, Zero3Strategy
 from gangline.pytorch.parallel.shared.strategy import Strategy
+from gangline.pytorch.parallel.staged.pipeline import PipelineStrategy
 from gangline.pytorch.parallel.whole.ddp import DdpStrategy
 from gangline.pytorch.parallel.whole.exchange import Exchange
 from gangline.pytorch.parallel.whole.zero1 import Zero1Strategy
@@ -68,6 +69,7 @@ def choose_strategy(
         "zero2": lambda: Zero2Strategy(device, timeout=timeout, **options),
         "zero3": lambda: Zero3Strategy(device, timeout=timeout, **options),
         "hsdp": lambda: HsdpStrategy(device, timeout=timeout, size=size, num_machines=num_machines, **options),
+        "pipeline": lambda: PipelineStrategy(device, timeout=timeout, size=size, **options),
     }
     return makers[name]()
 
@@ -80,7 +82,8 @@ def check_choice(
     conflict = compression_conflict(optimizations.gradient_compression, name)
     if conflict is not None:
         raise invalid("parallelism.compression", f"optimizations.gradient_compression: {conflict}")
-    text = slots_conflict(name, size, "the slots of this trial are") if size > 1 else None
+    stages = options.get("stages")
+    text = slots_conflict(name, size, "the slots of this trial are", stages) if size > 1 else None
     if text is not None:
         raise invalid("parallelism.slots", f"parallelism: {text}")
     return name, options
@@ -101,6 +104,9 @@ def _read(parallelism: str | Mapping[str, Any] | None) -> tuple[str, dict[str, A
         raise invalid("parallelism.unknown", f"parallelism: {unknown_strategy(str(name))}")
     option_names = (*STRATEGIES[name].options, *STRATEGIES[name].script_options)
     unknown = set(options) - set(option_names)
+    if name == "pipeline":
+        section = parse_parallelism(written)
+        options |= {"schedule": section.schedule} if section.schedule else {}
     if unknown:
         words = f"knows {', '.join(option_names)}" if option_names else "has no options"
         raise invalid("parallelism.option", f"parallelism.{min(unknown)}: {name} {words}")

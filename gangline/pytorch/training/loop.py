@@ -204,7 +204,7 @@ class TrainingLoop:
 
     def _update_model(self, batch: Any, weight: float, is_step: bool) -> Any:
         """Calls train_batch and returns its result. Raises a GanglineError with advice for a known error of torch."""
-        context, position = self._context, self._position
+        context = self._context
         self._beat.enter(FORWARD)
         context.update.begin_batch(is_step, weight)
         if context.experimental.moves_batches:
@@ -213,7 +213,7 @@ class TrainingLoop:
         try:
             exchange = _NOTHING if is_step else context.strategy.accumulate()
             with exchange, context.clock.phase("forward"), context.autocast():
-                result = self._call_train(batch, position.epoch, position.batches)
+                result = context.strategy.run_batch(self._train_part, batch)
         except (RuntimeError, ValueError) as error:
             meaning = explain(error, context.strategy.name)
             if meaning is None:
@@ -221,6 +221,11 @@ class TrainingLoop:
             raise meaning from error
         context.update.end_batch()
         return result
+
+    def _train_part(self, batch: Any, is_last: bool) -> Any:
+        """Calls train_batch with a batch, or with a part of one. is_last: of the calls for this batch."""
+        with _NOTHING if is_last else self._context.update.without_step():
+            return self._call_train(batch, self._position.epoch, self._position.batches)
 
     def _after_batch(self) -> None:
         position = self._position

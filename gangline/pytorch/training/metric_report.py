@@ -45,6 +45,7 @@ class TrainingReports:
         self._drift = DriftCheck(context)
         self._sums = metric.MetricSums()
         self._averaging = Averaging(context.distributed, context.replica.is_counted)
+        self._is_counted_alone = context.replica.count == context.distributed.size
         self._is_profiled = context.profile_setting.is_enabled
         self._keeps_batch_metrics = any(_wants_batch_metrics(callback) for callback in callbacks.values())
         self._batch_metrics: list[dict[str, Any]] = []
@@ -89,7 +90,8 @@ class TrainingReports:
         assert self._average is None
         self.newest = batches
         own = self._sums.take()
-        is_joint = self._context.setting.optimizations.average_training_metrics
+        # The chief of a pipeline has no metrics of its own where another rank computes the loss.
+        is_joint = self._context.setting.optimizations.average_training_metrics or not self._is_counted_alone
         self._average = self._averaging.average_later(own) if is_joint else lambda: metric.average([own])
         self._drift.begin(batches)
         if self._ends_at_once or not may_wait:

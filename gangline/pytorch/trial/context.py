@@ -180,8 +180,9 @@ class PyTorchTrialContext(Lacking):
                 f"wrap_model got a {type(model).__name__} on the meta device, whose parameters have no values; build "
                 "it on the CPU",
             )
-        wrapped = self.strategy.prepare_model(model.to(self.device))
-        watch_gradients(wrapped, self._on_gradient)
+        wrapped = self.strategy.prepare_model(model if self.strategy.places_models else model.to(self.device))
+        if not self.strategy.runs_batch:
+            watch_gradients(wrapped, self._on_gradient)
         self.models.append(wrapped)
         return wrapped
 

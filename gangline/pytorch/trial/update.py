@@ -8,8 +8,8 @@ Owns mixed precision: the type in which forward passes run, and the scaler that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -126,7 +126,7 @@ class ParameterUpdate:
                 self._is_first_backward = False
             self._is_in_backward = True
             try:
-                loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                self._strategy.run_backward(loss, gradient, retain_graph, create_graph)
                 if self.is_step_batch:
                     # after_backward may reduce gradients that the pass has left, which still belongs to the pass.
                     self._strategy.after_backward()
@@ -163,17 +163,33 @@ class ParameterUpdate:
         with self._clock.phase("optimizer"), self._precision.without_autocast():
             self._strategy.before_step(optimizer)
             scaler = scaler if scaler is not None else self.own_scaler
+            if scaler is not None and (clip_grads is not None or self._strategy.divides_gradients):
+                self._unscale(scaler, optimizer)
             if clip_grads is not None:
-                if scaler is not None:
-                    scaler.unscale_(optimizer)
                 # A list, because a function that iterates twice would find a generator empty the second time.
-                clip_grads([parameter for group in optimizer.param_groups for parameter in group["params"]])
+                parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+                with self._strategy.clipping():
+                    clip_grads(parameters)
             if scaler is not None:
                 scaler.step(optimizer)
             else:
                 optimizer.step(closure) if closure is not None else optimizer.step()
             if auto_zero_grads:
                 optimizer.zero_grad()
+
+    def _unscale(self, scaler: Any, optimizer: Optimizer) -> None:
+        scaler.unscale_(optimizer)
+        if self._strategy.divides_gradients and scaler.is_enabled():
+            self._strategy.agree_on_overflow(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+
+    @contextmanager
+    def without_step(self) -> Iterator[None]:
+        """Returns a context for a call of train_batch that is not the last one for its batch."""
+        is_step_batch, self.is_step_batch = self.is_step_batch, False
+        try:
+            yield
+        finally:
+            self.is_step_batch = is_step_batch
 
     def end_batch(self) -> None:
         """Updates each scaler that has stepped an optimizer, once for all its optimizers. Skips a scaler that the trial

@@ -18,14 +18,15 @@ def broadcast_tensors(
     tensors: Iterable[torch.Tensor],
     source: int = 0,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Fills these tensors on all ranks with their values on the rank `source`. All ranks call it in step with tensors
-    of the same shapes and types. around: returns a context for each message."""
+    """Fills these tensors on all ranks of the group with their values on the rank `source`. These ranks call it in step
+    with tensors of the same shapes and types. around: returns a context for each message. group: None for all ranks."""
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         # Sent as bytes, because backends support fewer types than torch.
         with around():
-            dist.broadcast(flat.view(torch.uint8), src=source)
+            dist.broadcast(flat.view(torch.uint8), src=source, group=group)
         if dist.get_rank() == source:
             continue
         parts = torch.split(flat, [tensor.numel() for tensor in bucket])
@@ -33,13 +34,22 @@ def broadcast_tensors(
             tensor.copy_(part.view_as(tensor))
 
 
+def average_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Replaces each tensor by its mean over the ranks of the group, None for all ranks. These ranks call it in step
+    with tensors of the same shapes and types."""
+    _reduce(tensors, dist.get_world_size(group), group)
+
+
+def sum_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Replaces each tensor by its sum, otherwise as average_tensors."""
+    _reduce(tensors, 1, group)
+
+
 @torch.no_grad()
-def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
-    """Replaces each tensor by its mean over all ranks. All ranks call it in step with tensors of the same shapes and
-    types."""
+def _reduce(tensors: Iterable[torch.Tensor], divisor: int, group: dist.ProcessGroup | None) -> None:
     for bucket in _buckets(tensors):
-        flat = torch.cat([tensor.reshape(-1) for tensor in bucket]) / dist.get_world_size()
-        dist.all_reduce(flat)
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket]) / divisor
+        dist.all_reduce(flat, group=group)
         parts = torch.split(flat, [tensor.numel() for tensor in bucket])
         for tensor, part in zip(bucket, parts, strict=True):
             tensor.copy_(part.view_as(tensor))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -50,21 +50,33 @@ class Replica:
     is_counted: bool = True
 
 
+Train = Callable[[Any, bool], Any]
+"""Calls train_batch with a batch or a part of one. The second argument tells whether this is the last call for the
+batch, which steps optimizers."""
+
+
 class Strategy(ABC):
     """Spreads one trial over its ranks. All ranks call all methods in step, those with models and optimizers in the
     order of wrapping.
 
     name: as in the configuration's `parallelism`. needs_all_ranks: whether a forward pass happens on all ranks at the
     same time or not at all, also where no gradients are recorded. has_peers: whether the trial has several ranks.
+
+    runs_batch: whether the strategy makes the backward passes of a batch itself, and notices a trial that makes its
+    own. places_models: whether prepare_model moves the model to the device. divides_gradients: whether ranks with
+    parts of the model have to agree on gradients that overflow.
     """
 
     name: ClassVar[str]
     needs_all_ranks: ClassVar[bool] = False
     has_peers: ClassVar[bool] = True
+    runs_batch: ClassVar[bool] = False
+    places_models: ClassVar[bool] = False
+    divides_gradients: ClassVar[bool] = False
 
     @abstractmethod
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        """Takes a model on its device; returns the module that user code keeps and calls."""
+        """Takes a model on its device, or anywhere with places_models; returns the module that user code keeps and calls."""
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Takes an optimizer over parameters of prepared models; returns the one that user code steps."""
@@ -83,6 +95,15 @@ class Strategy(ABC):
         strategy in which several ranks train on the same records overrides it, as its row in
         gangline.config.parallelism says."""
         return Replica(rank, world_size)
+
+    def run_batch(self, train: Train, batch: Any) -> Any:
+        """Trains one batch and returns the result of train_batch. A strategy may call `train` with parts of the batch,
+        and joins the results then."""
+        return train(batch, True)
+
+    def run_backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
+        """Makes the backward pass of context.backward."""
+        loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     @abstractmethod
     def accumulate(self) -> AbstractContextManager[None]:
@@ -113,11 +134,23 @@ class Strategy(ABC):
         scaling, over all parts."""
         return clip_to_norm(list(parameters), max_norm, norm_type)
 
+    def clipping(self) -> AbstractContextManager[None]:
+        """Returns a context for a trial's own clipping, in which torch's clip_grad_norm_ works on all parts."""
+        return nullcontext()
+
+    def agree_on_overflow(self, found: Iterable[torch.Tensor]) -> None:  # noqa: B027  needed with parts only
+        """Gives all ranks the same answer to whether a scaler has found infinite gradients. found: its numbers of this
+        rank, which are changed in place."""
+
     # Content of a checkpoint. Tensors may be DTensors, of which this rank has a part.
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Returns this rank's part of the model's state, under the names of the model given to prepare_model."""
         return model.state_dict()
+
+    def absent_names(self, model: nn.Module) -> set[str]:
+        """Returns the names in the model's state that other ranks keep, and this rank does not."""
+        return set()
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:
         """Loads a state as model_state returned it."""

@@ -1,0 +1,107 @@
+"""PURE: the schedules of a pipeline, and the rules by which stages, microbatches and slots fit together.
+
+Called at submit and by ranks. `stages` counts the slots of one replica. A schedule with two parts in each slot divides
+the model into twice as many parts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+ScheduleName = Literal["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
+# Microbatches for each stage where the configuration names no number: the bubble is then below 20 %.
+_MICROBATCHES_PER_STAGE = 4
+SPLIT_WORDS = ("parameters",)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """parts: parts of the model in each slot. is_v: a slot has part i and the i-th from the end, instead of parts i and
+    i + stages. needs_full: at least as many microbatches as parts of one round are needed, so that every stage has
+    work in the steady state. can_compile: whether torch runs it with compiled modules."""
+
+    name: str
+    parts: int = 1
+    is_v: bool = False
+    needs_full: bool = True
+    can_compile: bool = True
+
+
+SCHEDULES: dict[str, ScheduleRow] = {
+    row.name: row
+    for row in (
+        ScheduleRow("GPipe", needs_full=False),
+        ScheduleRow("1F1B"),
+        ScheduleRow("Interleaved1F1B", parts=2),
+        ScheduleRow("ZBVZeroBubble", parts=2, is_v=True, can_compile=False),
+    )
+}
+DEFAULT_SCHEDULE = "1F1B"
+
+
+def find_schedule(name: str) -> str | None:
+    """Returns a schedule's name as the table has it, whatever the case of its letters; None for an unknown one."""
+    return {known.lower(): known for known in SCHEDULES}.get(name.lower())
+
+
+def unknown_word(what: str, word: str, known: tuple[str, ...], more: str = "") -> str:
+    """Returns the message about an unknown word, with the nearest ones."""
+    by_lower = {name.lower(): name for name in known}
+    nearest = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=2, cutoff=0.4)]
+    advice = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    return f"there is no {what} {word!r}; {advice}use {', '.join(known)}{more}"
+
+
+def slot_of_part(part: int, stages: int, schedule: str) -> int:
+    """Returns the slot of a replica, from 0 on, that has this part of the model."""
+    if SCHEDULES[schedule].is_v and part >= stages:
+        return 2 * stages - 1 - part
+    return part % stages
+
+
+def bubble_ratio(stages: int, microbatches: int, schedule: str = DEFAULT_SCHEDULE) -> float:
+    """Returns the ratio of a step's time in which a slot waits: (P - 1) / (n + P - 1); with several parts in each slot
+    the wait is divided by their number. Megatron-LM's formula (arXiv 2104.04473)."""
+    wait = (stages - 1) / SCHEDULES[schedule].parts
+    return wait / (microbatches + wait)
+
+
+def choose_microbatches(records: int, stages: int, schedule: str = DEFAULT_SCHEDULE) -> int:
+    """Returns the number of microbatches for a replica's batch of so many records: the smallest divisor of it that is
+    at least four for each stage, or else the largest one that the schedule can run; 1 where it can run none."""
+    possible = [count for count in range(1, records + 1) if records % count == 0]
+    possible = [count for count in possible if microbatch_conflict(count, stages, schedule) is None]
+    enough = [count for count in possible if count >= _MICROBATCHES_PER_STAGE * stages]
+    return enough[0] if enough else max(possible, default=1)
+
+
+def microbatch_conflict(microbatches: int, stages: int, schedule: str) -> str | None:
+    """Returns why a schedule cannot run so many microbatches; None when it can."""
+    row = SCHEDULES[schedule]
+    if row.needs_full and microbatches < stages:
+        return (
+            f"{schedule} needs at least as many microbatches as stages, but there are {microbatches} for {stages} "
+            f"stages; use at least {stages}, or schedule: GPipe"
+        )
+    if schedule == "Interleaved1F1B" and microbatches % stages != 0:
+        nearest = microbatches + stages - microbatches % stages
+        return (
+            f"Interleaved1F1B needs a multiple of its {stages} stages, but there are {microbatches} microbatches; use "
+            f"{nearest}, or schedule: 1F1B"
+        )
+    return None
+
+
+def batch_conflict(records: int, microbatches: int | None, stages: int, schedule: str) -> str | None:
+    """Returns why a replica's batch of so many records cannot be cut into microbatches; None when it can."""
+    if microbatches is not None:
+        if records % microbatches == 0:
+            return None
+        best = max(count for count in range(1, min(records, microbatches) + 1) if records % count == 0)
+        return (
+            f"a replica's batch of {records} records cannot be cut into {microbatches} equal microbatches; use "
+            f"{best}, or another global_batch_size"
+        )
+    return microbatch_conflict(choose_microbatches(records, stages, schedule), stages, schedule)

@@ -1,0 +1,1 @@
+"""Divides a model into consecutive parts, one or two for each rank, and sends microbatches through them."""

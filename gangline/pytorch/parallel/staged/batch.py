@@ -1,0 +1,197 @@
+"""Trains one batch as a pipeline: calls the user's train_batch once for each microbatch, and runs the schedule while
+these calls wait in the model.
+
+The calls are nested. The call for the last microbatch begins first; its call of the model begins the call for the
+microbatch before, and so on. Once all of them have passed their inputs to the model, the schedule runs. On the rank of
+the last part each call gets its output in the schedule's order and hands back a loss with context.backward. On the
+other ranks all calls but the last one end in the model; the last one gets the real output, so that it takes the same
+steps everywhere. Only the last call steps optimizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from gangline.errors import GanglineError, invalid
+from gangline.pytorch.parallel.shared.strategy import Train
+from gangline.pytorch.parallel.staged.layout import tensors_of
+from gangline.pytorch.parallel.staged.microbatch import join_results
+from gangline.pytorch.parallel.staged.part import Layout, Parts
+from gangline.pytorch.parallel.staged.schedule import ScheduleThread
+
+class _CallEnd(BaseException):
+    """Ends the call of train_batch for a microbatch on a rank without the last part. No Exception, so that handlers of
+    the trial let it pass."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of train_batch that has not returned."""
+
+    number: int
+    has_called_model: bool = False
+    has_backward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Inputs of the model for one microbatch, and the autocast in which it was called."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    is_autocast: bool
+    autocast_type: torch.dtype
+
+
+class BatchRun:
+    """One batch. microbatches: in the order of its records. begin: returns a function that runs the schedule for a
+    layout; it calls `run_part` and `loss_of`."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        device: torch.device,
+        microbatches: Sequence[Any],
+        train: Train,
+        thread: ScheduleThread,
+        begin: Callable[[Layout, Any], Callable[[], None]],
+    ) -> None:
+        self._parts = parts
+        self._device = device
+        self._microbatches = microbatches
+        self._train = train
+        self._thread = thread
+        self._begin = begin
+        self._calls: list[_Call] = []
+        self._inputs: dict[int, _Inputs] = {}
+        self._outputs: dict[int, Any] = {}
+        self._results: dict[int, Any] = {}
+        self._layout: Layout | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self._microbatches)
+
+    def run(self) -> Any:
+        """Returns the joined results of train_batch on the rank of the last part, elsewhere that of the last call."""
+        try:
+            self._start(self.count - 1)
+        except BaseException:
+            self._thread.abandon()
+            raise
+        return join_results([self._results[number] for number in sorted(self._results)])
+
+    def on_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Takes the place of the model's forward inside train_batch."""
+        call = self._calls[-1]
+        if not torch.is_grad_enabled():
+            raise _unfit("calls the model without gradients; evaluate it in evaluate_batch")
+        if call.has_called_model:
+            raise _unfit("calls the model twice; call it once with all records, and split its output")
+        call.has_called_model = True
+        kind = self._device.type
+        self._inputs[call.number] = _Inputs(
+            args, kwargs, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        )
+        if call.number > 0:
+            self._start(call.number - 1)
+        else:
+            self._run_schedule()
+        if self._parts.has_last:
+            self._thread.wait_for(call.number)
+            return self._outputs.pop(call.number)
+        if call.number < self.count - 1:
+            raise _CallEnd
+        return self._last_output()
+
+    def on_backward(self, loss: torch.Tensor) -> None:
+        """Takes the place of loss.backward inside train_batch."""
+        call = self._calls[-1] if self._calls else None
+        if call is None or not call.has_called_model:
+            raise _unfit("calls context.backward before the model; make the loss from the wrapped model's output")
+        if call.has_backward:
+            raise _unfit("calls context.backward twice; add the losses up for one call")
+        call.has_backward = True
+        if not self._parts.has_last:
+            return
+        self._thread.give(loss / self.count)
+        if call.number == self.count - 1:
+            last_output = self._last
+            self._thread.finish()
+            assert self._layout is not None
+            self._parts.share_output(last_output, self._layout)
+
+    def run_part(self, part: int, number: int, received: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Runs a part's forward pass for a microbatch; called by the schedule. An error gets a note with the stage."""
+        inputs, layout = self._inputs[number], self._layout
+        assert layout is not None
+        try:
+            with torch.autocast(self._device.type, dtype=inputs.autocast_type, enabled=inputs.is_autocast):
+                output = self._parts.run(part, received, layout, inputs.args, inputs.kwargs)
+        except Exception as error:
+            error.add_note(
+                f"in {self._parts.name_of(part)}, rank {torch.distributed.get_rank()}, microbatch {number} of "
+                f"{self.count}"
+            )
+            raise
+        if part == self._parts.count - 1:
+            self._outputs[number] = output
+            if number == self.count - 1:
+                self._last = tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output)
+        return tuple(tensors_of(output))
+
+    def loss_of(self, number: int) -> torch.Tensor:
+        """Returns the loss of a microbatch; called by the schedule on the rank of the last part."""
+        return self._thread.loss_of(number)
+
+    def _start(self, number: int) -> None:
+        call = _Call(number)
+        self._calls.append(call)
+        try:
+            result = self._train(self._microbatches[number], number == self.count - 1)
+        except _CallEnd:
+            if self._calls[-1] is not call or number == self.count - 1:
+                raise
+            return
+        finally:
+            self._calls.pop()
+        if not call.has_called_model:
+            raise _unfit("returns without a call of the wrapped model; call what context.wrap_model returned")
+        if not call.has_backward:
+            raise _unfit("returns without context.backward(loss); call it once for each batch")
+        self._results[number] = result
+
+    def _run_schedule(self) -> None:
+        """Begins the schedule on the rank of the last part, elsewhere runs it to its end."""
+        first = self._inputs[0]
+        key = self._parts.key_of(first.args, first.kwargs)
+        if any(self._parts.key_of(inputs.args, inputs.kwargs) != key for inputs in self._inputs.values()):
+            raise _unfit("calls the model with other shapes for one microbatch than for another one; pad the batch")
+        self._layout = self._parts.layout_for(first.args, first.kwargs)
+        run = partial(self._run_without_autocast, self._begin(self._layout, key))
+        if self._parts.has_last:
+            self._thread.start(run)
+        else:
+            run()
+
+    def _run_without_autocast(self, run: Callable[[], None]) -> None:
+        # Backward passes belong outside of the autocast in which train_batch runs.
+        with torch.autocast(self._device.type, enabled=False), torch.enable_grad():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            run()
+
+    def _last_output(self) -> Any:
+        assert self._layout is not None
+        output = self._parts.share_output(None, self._layout)
+        return tree_map_only(
+            torch.Tensor, lambda tensor: tensor.requires_grad_(tensor.is_floating_point()), output
+        )
+
+
+def _unfit(what: str) -> GanglineError:
+    return invalid("parallelism.train_batch", f"pipeline cannot run this trial: its train_batch {what}, or use ddp")

@@ -1,0 +1,62 @@
+"""Joins the gradients of a pipeline's ranks before a step: sums those of shared parameters over the ranks that hold
+them, averages all over the replicas, and measures their norm over all parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import clip_grad
+
+from gangline.pytorch.parallel.shared.broadcast import average_tensors, sum_tensors
+
+
+@torch.no_grad()
+def join_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, is_mean: bool) -> None:
+    """Sums or averages gradients over a group, whose ranks call it in step with the same parameters. A parameter
+    without a gradient on this rank counts as zero where another rank has one."""
+    if not parameters:
+        return
+    marks = torch.tensor(
+        [parameter.grad is not None for parameter in parameters], dtype=torch.int32, device=parameters[0].device
+    )
+    dist.all_reduce(marks, op=dist.ReduceOp.MAX, group=group)
+    chosen = [parameter for parameter, is_wanted in zip(parameters, marks.tolist(), strict=True) if is_wanted]
+    for parameter in chosen:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in chosen if parameter.grad is not None]
+    (average_tensors if is_mean else sum_tensors)(gradients, group)
+
+
+def norm_over(norm: torch.Tensor, norm_type: float, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
+    """Returns the norm over all ranks of a group. norm: of this rank's part."""
+    is_maximum = norm_type == float("inf")
+    total = norm.detach().to(device, torch.float64)
+    total = total if is_maximum else total**norm_type
+    dist.all_reduce(total, op=dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM, group=group)
+    return (total if is_maximum else total ** (1.0 / norm_type)).to(norm.dtype)
+
+
+@contextmanager
+def torch_norm_over(
+    group: dist.ProcessGroup, device: torch.device, is_counted: Callable[[torch.Tensor], bool]
+) -> Iterator[None]:
+    """Lets torch's clip_grad_norm_ measure the norm over all parts for the time of the block. Otherwise each rank would
+    clip by the norm of its own part. is_counted: whether a gradient counts here; shared ones count on one rank."""
+    original = clip_grad._get_total_norm  # type: ignore[attr-defined]  # a private name of torch
+
+    def total_norm(tensors: Any, norm_type: float = 2.0, *arguments: Any, **options: Any) -> torch.Tensor:
+        counted = [tensor for tensor in tensors if is_counted(tensor)]
+        own: torch.Tensor = original(counted, norm_type, *arguments, **options)
+        return norm_over(own, float(norm_type), group, device)
+
+    clip_grad._get_total_norm = total_norm  # type: ignore[attr-defined]  # a private name of torch
+    try:
+        yield
+    finally:
+        clip_grad._get_total_norm = original  # type: ignore[attr-defined]  # a private name of torch

@@ -1,0 +1,90 @@
+"""Decides which ranks of a replica hold which tensors of a model, and gives up the values of the others.
+
+A parameter of several parts, as a tied weight, and a parameter of no unit are held by several ranks. Parameters keep
+their identity when their values go, so optimizers and names stay as they are. Used by the strategy `pipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from gangline.pytorch.parallel.staged.unit import Unit
+
+
+class Holding:
+    """Holders of one model's tensors. ranks_of_units: for each unit the rank inside the replica that has it. size: the
+    ranks of a replica."""
+
+    def __init__(self, model: nn.Module, units: Sequence[Unit], ranks_of_units: Sequence[int], size: int) -> None:
+        self._model = model
+        self._rank_by_path = {
+            path: rank for unit, rank in zip(units, ranks_of_units, strict=True) for path in unit.paths
+        }
+        self._everyone = tuple(range(size))
+        holders: dict[int, set[int]] = {}
+        self._parameters: dict[int, nn.Parameter] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            holders.setdefault(id(parameter), set()).update(self._ranks_of_name(name))
+            self._parameters[id(parameter)] = parameter
+        self._holders = {key: tuple(sorted(ranks)) for key, ranks in holders.items()}
+
+    def holders(self, parameter: torch.Tensor) -> tuple[int, ...]:
+        """Returns the ranks inside the replica that hold a parameter, in ascending order."""
+        return self._holders[id(parameter)]
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        return self._parameters.values()
+
+    def held_by(self, rank: int) -> list[nn.Parameter]:
+        return [parameter for parameter in self._parameters.values() if rank in self.holders(parameter)]
+
+    def names_of(self, rank: int) -> list[str]:
+        """Returns the names in the model's state that a rank holds."""
+        return [name for name in self._model.state_dict() if rank in self.holders_of_name(name)]
+
+    def holders_of_name(self, name: str) -> tuple[int, ...]:
+        """Returns the ranks that hold a value of the model's state."""
+        parameter = self._by_name().get(name)
+        return self.holders(parameter) if parameter is not None else self._ranks_of_name(name)
+
+    def _by_name(self) -> Mapping[str, nn.Parameter]:
+        return dict(self._model.named_parameters(remove_duplicate=False))
+
+    def give_up(self, rank: int) -> None:
+        """Frees the values of parameters that a rank does not hold."""
+        for parameter in self._parameters.values():
+            if rank not in self.holders(parameter):
+                empty_out(parameter)
+
+    @contextmanager
+    def lent(self, values: Mapping[int, torch.Tensor]) -> Iterator[None]:
+        """Gives parameters values for the time of the block. values: by the parameter's id."""
+        for key, value in values.items():
+            _exchange(self._parameters[key], value)
+        try:
+            yield
+        finally:
+            for key in values:
+                empty_out(self._parameters[key])
+
+    def _ranks_of_name(self, name: str) -> tuple[int, ...]:
+        parts = name.split(".")
+        for count in range(len(parts) - 1, 0, -1):
+            rank = self._rank_by_path.get(".".join(parts[:count]))
+            if rank is not None:
+                return (rank,)
+        return self._everyone
+
+
+def empty_out(parameter: nn.Parameter) -> None:
+    """Frees a parameter's value. The object stays, on the meta device."""
+    _exchange(parameter, torch.empty_like(parameter, device="meta"))
+
+
+def _exchange(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    other = nn.Parameter(value.detach(), requires_grad=parameter.requires_grad)
+    torch.utils.swap_tensors(parameter, other)

@@ -1,0 +1,112 @@
+"""Describes nested values by the shapes and types of their tensors, so that ranks can make room for values of another
+rank, and compare batches.
+
+A description travels between ranks as JSON. Used by the cut model and by the strategy `pipeline`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
+
+from gangline.errors import invalid
+
+_PLAIN = (int, float, bool, str, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """Shape and type of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def make(self, device: torch.device) -> torch.Tensor:
+        """Returns a tensor of zeros."""
+        return torch.zeros(self.shape, dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A nested value. leaves: a TensorShape for each tensor, plain values as they are."""
+
+    tree: TreeSpec
+    leaves: tuple[Any, ...]
+
+    @property
+    def shapes(self) -> list[TensorShape]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, TensorShape)]
+
+    def fill(self, tensors: list[torch.Tensor]) -> Any:
+        """Returns the nested value with these tensors, in the order of `shapes`."""
+        rest = iter(tensors)
+        return tree_unflatten([next(rest) if isinstance(leaf, TensorShape) else leaf for leaf in self.leaves], self.tree)
+
+
+def describe(value: Any, what: str) -> Described:
+    """Describes a value. what: its place, for the error. Raises GanglineError `parallelism.model` for a value with
+    something else than tensors and plain values in dictionaries, lists and tuples."""
+    leaves, tree = tree_flatten(value)
+    described: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            described.append(TensorShape(tuple(leaf.shape), leaf.dtype))
+        elif isinstance(leaf, _PLAIN):
+            described.append(leaf)
+        else:
+            raise invalid(
+                "parallelism.model",
+                f"{what} returns a {type(leaf).__name__}, which cannot go from stage to stage; return tensors and plain "
+                "values, alone or in dictionaries, lists and tuples",
+            )
+    return Described(tree, tuple(described))
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a nested value, in order."""
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def signature_of(value: Any) -> tuple[Any, ...]:
+    """Returns the shapes and plain values of a nested value in a form that can be compared and hashed."""
+    leaves, tree = tree_flatten(value)
+    marks = tuple(
+        (tuple(leaf.shape), leaf.dtype)
+        if isinstance(leaf, torch.Tensor)
+        else (type(leaf).__name__, leaf if isinstance(leaf, _PLAIN) else None)
+        for leaf in leaves
+    )
+    return (str(tree), marks)
+
+
+def encode(described_by_name: dict[str, Described]) -> bytes:
+    """Returns descriptions as JSON."""
+    entries = {
+        name: {
+            "tree": treespec_dumps(described.tree),
+            "leaves": [
+                {"shape": list(leaf.shape), "type": str(leaf.dtype).removeprefix("torch.")}
+                if isinstance(leaf, TensorShape)
+                else {"value": leaf}
+                for leaf in described.leaves
+            ],
+        }
+        for name, described in described_by_name.items()
+    }
+    return json.dumps(entries).encode()
+
+
+def decode(content: bytes) -> dict[str, Described]:
+    """Returns what `encode` has made bytes of."""
+    return {
+        name: Described(treespec_loads(entry["tree"]), tuple(_decode_leaf(leaf) for leaf in entry["leaves"]))
+        for name, entry in json.loads(content).items()
+    }
+
+
+def _decode_leaf(leaf: dict[str, Any]) -> Any:
+    return TensorShape(tuple(leaf["shape"]), getattr(torch, leaf["type"])) if "shape" in leaf else leaf["value"]

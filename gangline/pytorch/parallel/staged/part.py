@@ -1,0 +1,181 @@
+"""Runs this rank's parts of a model, and passes values from part to part outside of a schedule.
+
+Owns the layouts: descriptions of all values inside the model, one for each shape of its inputs. The first run with a
+shape makes it, and checks the model. Used by the strategy `pipeline` and by its training batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from gangline.config.pipeline import slot_of_part
+from gangline.pytorch.parallel.staged.cut import CutModel, PartRun
+from gangline.pytorch.parallel.staged.group import Replicas
+from gangline.pytorch.parallel.staged.layout import Described, decode, describe, encode, signature_of, tensors_of
+from gangline.pytorch.parallel.staged.unit import Unit
+
+# Name of a part's output among its modules' descriptions. No module has an empty name.
+_OUTPUT = ""
+
+
+@dataclass(slots=True)
+class Layout:
+    """Descriptions of the outputs of all units' modules, and of all parts."""
+
+    modules: dict[str, Described] = field(default_factory=dict)
+    crossing: list[Described] = field(default_factory=list)
+
+
+class Parts:
+    """The parts of one model. counts: number of units of each part. schedule: its name decides which rank has which
+    parts."""
+
+    def __init__(
+        self, model: nn.Module, units: Sequence[Unit], counts: Sequence[int], replicas: Replicas, schedule: str
+    ) -> None:
+        self._model = model
+        self._units = units
+        self._replicas = replicas
+        ends = list(accumulate(counts))
+        self._ranges = [(end - count, end - 1) for end, count in zip(ends, counts, strict=True)]
+        self.count = len(counts)
+        self.place_of = [slot_of_part(part, replicas.stages, schedule) for part in range(self.count)]
+        self.own = [part for part, place in enumerate(self.place_of) if place == replicas.place]
+        self.cut = CutModel(model, units, replicas.device)
+        self._layouts: dict[Any, Layout] = {}
+        # A part's input is a leaf that records gradients, which a module must not change in place.
+        self._changes_inputs = {part: self._has_inplace(part) for part in self.own}
+
+    @property
+    def has_last(self) -> bool:
+        return self.count - 1 in self.own
+
+    @property
+    def last_place(self) -> int:
+        return self.place_of[-1]
+
+    def places_of_units(self) -> list[int]:
+        """Returns the place of the rank of each unit."""
+        return [
+            place
+            for (first, last), place in zip(self._ranges, self.place_of, strict=True)
+            for _ in range(first, last + 1)
+        ]
+
+    def modules_of(self, part: int) -> list[nn.Module]:
+        first, last = self._ranges[part]
+        return [self._model.get_submodule(path) for unit in self._units[first : last + 1] for path in unit.paths]
+
+    def name_of(self, part: int) -> str:
+        """Returns a part's number and units, as in "stage 1 of 2 (blocks.2 to head)"."""
+        first, last = (self._units[place] for place in self._ranges[part])
+        units = first.paths[0] if first.paths[0] == last.paths[-1] else f"{first.paths[0]} to {last.paths[-1]}"
+        return f"stage {part} of {self.count} ({units})"
+
+    def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the shapes of a model's inputs, for which there is one layout."""
+        return self._model.training, signature_of((args, kwargs))
+
+    def layout_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layout:
+        """Returns the layout for inputs of these shapes. All ranks of the replica call it in step."""
+        key = self.key_of(args, kwargs)
+        if key not in self._layouts:
+            self.forward(args, kwargs)
+        return self._layouts[key]
+
+    def run(self, part: int, received: Sequence[torch.Tensor], layout: Layout, args: Any, kwargs: Any) -> Any:
+        """Returns the output of one of this rank's parts. received: the tensors of the part before."""
+        tensors = [tensor.clone() for tensor in received] if self._changes_inputs[part] else list(received)
+        value = layout.crossing[part - 1].fill(tensors) if part else None
+        first, last = self._ranges[part]
+        output = self.cut.run_part(PartRun(first, last, value, layout.modules), args, kwargs)
+        shapes = describe(output, self.name_of(part)).shapes
+        if shapes != layout.crossing[part].shapes:
+            raise self.cut.refuse(
+                f"returns other shapes from {self.name_of(part)} for inputs of the same shapes; make shapes depend on "
+                "the inputs' shapes alone"
+            )
+        return output
+
+    @torch.no_grad()
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the model's output on all ranks of the replica, without gradients. These ranks call it in step."""
+        key = self.key_of(args, kwargs)
+        layout = self._layouts.get(key)
+        is_new = layout is None
+        layout = layout or Layout()
+        value: Any = None
+        for part in range(self.count):
+            place = self.place_of[part]
+            described: dict[str, Described] = {}
+            if part in self.own:
+                value = self._check(part, value, layout, args, kwargs, described) if is_new else self._again(
+                    part, value, layout, args, kwargs
+                )
+            if is_new:
+                content = self._replicas.share_bytes(encode(described) if part in self.own else None, place)
+                decoded = decode(content)
+                layout.crossing.append(decoded.pop(_OUTPUT))
+                layout.modules |= decoded
+            if part + 1 < self.count:
+                value = self._pass_on(part, value, layout)
+        self._layouts[key] = layout
+        return self.share_output(value, layout)
+
+    def share_output(self, value: Any, layout: Layout) -> Any:
+        """Returns the model's output on all ranks of the replica. value: the output, on the rank of the last part."""
+        described = layout.crossing[-1]
+        tensors = (
+            [tensor.detach().contiguous() for tensor in tensors_of(value)]
+            if self.has_last
+            else [shape.make(self._replicas.device) for shape in described.shapes]
+        )
+        self._replicas.share(tensors, self.last_place)
+        return value if self.has_last else described.fill(tensors)
+
+    def _again(self, part: int, value: Any, layout: Layout, args: Any, kwargs: Any) -> Any:
+        return self.run(part, tensors_of(value) if part else (), layout, args, kwargs)
+
+    def _check(
+        self, part: int, value: Any, layout: Layout, args: Any, kwargs: Any, described: dict[str, Described]
+    ) -> Any:
+        """Runs a part with checks. Random numbers and buffers are as before, because training runs the part again."""
+        first, last = self._ranges[part]
+        received = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
+        run = PartRun(first, last, received, layout.modules, is_checked=True)
+        with self._unchanged(part), torch.enable_grad():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            output = self.cut.run_part(run, args, kwargs)
+        described |= run.described
+        described[_OUTPUT] = describe(output, self.name_of(part))
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output)
+
+    @contextmanager
+    def _unchanged(self, part: int) -> Iterator[None]:
+        buffers = [buffer for module in self.modules_of(part) for buffer in module.buffers()]
+        before = [buffer.clone() for buffer in buffers]
+        devices = [self._replicas.device] if self._replicas.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            yield
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+
+    def _pass_on(self, part: int, value: Any, layout: Layout) -> Any:
+        """Gives a part's output to the next part. Returns it on the rank of the next part."""
+        source, target, place = self.place_of[part], self.place_of[part + 1], self._replicas.place
+        if source == target or place not in (source, target):
+            return value
+        if place == source:
+            self._replicas.send(tensors_of(value), target)
+            return None
+        return layout.crossing[part].fill(self._replicas.receive(layout.crossing[part].shapes, source))
+
+    def _has_inplace(self, part: int) -> bool:
+        return any(getattr(inner, "inplace", False) for module in self.modules_of(part) for inner in module.modules())

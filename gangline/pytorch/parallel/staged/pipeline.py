@@ -1,0 +1,390 @@
+"""The strategy `pipeline`: each rank of a replica has one or two parts of the model, and microbatches pass through them.
+
+With more slots than stages there are several replicas, whose gradients are averaged before each step. Every rank keeps
+the module with all names; the values of other ranks' parameters are freed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, ClassVar, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.optim import Optimizer
+
+from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES, batch_conflict, choose_microbatches, slot_of_part
+from gangline.errors import GanglineError, invalid
+from gangline.pytorch.data import seed
+from gangline.pytorch.data.batch_data import count_records
+from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
+from gangline.pytorch.parallel.shared.norm import gradient_norm
+from gangline.pytorch.parallel.shared.ownership import WrappedModels, check_initialised, class_name
+from gangline.pytorch.parallel.shared.reach import check_reach
+from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy, Train, sparse_module
+from gangline.pytorch.parallel.staged.batch import BatchRun
+from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over, torch_norm_over
+from gangline.pytorch.parallel.staged.group import Replicas
+from gangline.pytorch.parallel.staged.holding import Holding
+from gangline.pytorch.parallel.staged.microbatch import cut_batch
+from gangline.pytorch.parallel.staged.part import Layout, Parts
+from gangline.pytorch.parallel.staged.report import log_parts
+from gangline.pytorch.parallel.staged.schedule import PartModule, PartSchedule, ScheduleThread
+from gangline.pytorch.parallel.staged.unit import divide_units, find_units
+
+# Schedules that are kept, each with room for the activations of one shape of inputs.
+_MOST_SCHEDULES = 4
+# Name of the state of the random numbers in a checkpoint.
+_RANDOM = "stage_random"
+
+
+class PipelineStrategy(Strategy):
+    """Trains one model as a pipeline. size: ranks of the trial. stages: ranks of a replica; None for all. microbatches:
+    of a replica's batch; None chooses. split: `parameters`, or the modules with which later parts begin."""
+
+    name = "pipeline"
+    runs_batch: ClassVar[bool] = True
+    places_models: ClassVar[bool] = True
+    divides_gradients: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        size: int,
+        stages: int | None = None,
+        microbatches: int | None = None,
+        schedule: str | None = None,
+        split: str | Sequence[str] | None = None,
+        timeout: timedelta | None = None,
+    ) -> None:
+        self._device = device
+        self._stages = stages or size
+        self._microbatches = microbatches
+        self._schedule = schedule or DEFAULT_SCHEDULE
+        self._split = None if split is None or isinstance(split, str) else list(split)
+        self._timeout = timeout
+        self._models = WrappedModels(self.name, replaces=False)
+        self._thread = ScheduleThread(device)
+        self._modules: dict[int, PartModule] = {}
+        self._schedules: OrderedDict[Any, PartSchedule] = OrderedDict()
+        self._batch: BatchRun | None = None
+        self._is_whole = False
+        # Id of the optimizer whose gradients are joined already.
+        self._joined: int | None = None
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._model: nn.Module | None = None
+
+    def replica_of(self, rank: int, world_size: int) -> Replica:
+        last = slot_of_part(self._stages * SCHEDULES[self._schedule].parts - 1, self._stages, self._schedule)
+        return Replica(rank // self._stages, world_size // self._stages, is_counted=rank % self._stages == last)
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        self._check_model(model)
+        # Ranks may have built different models where the trial draws its own random numbers.
+        broadcast_tensors((*model.parameters(), *model.buffers()))
+        units = find_units(model)
+        counts = divide_units(model, units, self._stages * SCHEDULES[self._schedule].parts, self._split)
+        self._replicas = Replicas(self._stages, self._device, self._timeout)
+        self._parts = Parts(model, units, counts, self._replicas, self._schedule)
+        self._holding = Holding(model, units, self._parts.places_of_units(), self._stages)
+        self._holding.give_up(self._replicas.place)
+        _move(model, self._device)
+        for places in sorted({self._holding.holders(parameter) for parameter in self._holding.parameters()}):
+            if len(places) > 1:
+                self._groups[places] = self._replicas.group_of(places)
+        self._modules = {part: self._module_of(part) for part in self._parts.own}
+        self._stream = seed.SharedStreams(seed.number_of(torch.initial_seed(), 1 + dist.get_rank()))
+        log_parts(class_name(model), units, counts, self._schedule)
+        model.forward = self._forward
+        model.__dict__["__deepcopy__"] = _refuse_copy
+        self._model = model
+        self._models.add(model)
+        return model
+
+    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        self._models.check(optimizer)
+        self._models.watch(optimizer)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise invalid(
+                "parallelism.optimizer",
+                "LBFGS joins all parameters in one row, which pipeline divides over ranks; use ddp",
+            )
+        check_reach(self.name, optimizer)
+        optimizer.register_step_pre_hook(lambda stepped, *_: self._before_any_step(stepped))
+        return optimizer
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        # Gradients are joined before a step only.
+        return nullcontext()
+
+    def run_batch(self, train: Train, batch: Any) -> Any:
+        if self._model is None:
+            return train(batch, True)
+        run = BatchRun(
+            self._parts,
+            self._device,
+            cut_batch(batch, self._count_for(count_records(batch))),
+            train,
+            self._thread,
+            self._begin,
+        )
+        self._batch = run
+        self._is_in_stream = False
+        try:
+            return run.run()
+        finally:
+            self._batch = None
+            if self._is_in_stream:
+                self._stream.__exit__(None, None, None)
+
+    def run_backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
+        if gradient is not None or retain_graph:
+            raise invalid(
+                "parallelism.train_batch",
+                "pipeline runs one backward pass for each microbatch; call context.backward(loss) without gradient and "
+                "retain_graph, or use ddp",
+            )
+        if self._batch is None:
+            raise self._outside("context.backward was called")
+        self._batch.on_backward(loss)
+
+    @contextmanager
+    def gather(self) -> Iterator[None]:
+        """Gives the first rank of each replica the whole model. The other ranks keep their parts."""
+        assert self._model is not None
+        values: dict[int, torch.Tensor] = {}
+        for parameter in self._holding.parameters():
+            places = self._holding.holders(parameter)
+            if 0 in places:
+                continue
+            is_first = self._replicas.place == 0
+            value = torch.empty_like(parameter, device=self._device) if parameter.is_meta else parameter.detach()
+            self._replicas.share([value], places[0])
+            if is_first:
+                values[id(parameter)] = value
+        for name, buffer in self._model.named_buffers():
+            self._replicas.share([buffer], self._holding.holders_of_name(name)[0])
+        with self._holding.lent(values):
+            self._is_whole = True
+            try:
+                yield
+            finally:
+                self._is_whole = False
+
+    def share_buffers(self, models: Iterable[nn.Module]) -> None:
+        if self._replicas.across is None:
+            return
+        for model in models:
+            own = set(self._holding.names_of(self._replicas.place))
+            buffers = (buffer for name, buffer in model.named_buffers() if name in own)
+            broadcast_tensors(buffers, source=self._replicas.place, group=self._replicas.across)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        self._join(optimizer)
+        self._joined = id(optimizer)
+
+    def clip_gradients(
+        self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+    ) -> torch.Tensor:
+        own = [parameter for parameter in parameters if self._is_own(parameter)]
+        counted = [parameter for parameter in own if self._holding.holders(parameter)[0] == self._replicas.place]
+        norm = norm_over(gradient_norm(counted, norm_type), norm_type, self._replicas.inside, self._device)
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for parameter in own:
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale.to(parameter.grad.device))
+        return norm
+
+    def clipping(self) -> AbstractContextManager[None]:
+        shared = {
+            id(parameter.grad)
+            for parameter in self._holding.held_by(self._replicas.place)
+            if parameter.grad is not None and self._holding.holders(parameter)[0] != self._replicas.place
+        }
+        return torch_norm_over(self._replicas.inside, self._device, lambda gradient: id(gradient) not in shared)
+
+    def agree_on_overflow(self, found: Iterable[torch.Tensor]) -> None:
+        own = list(found)
+        total = torch.stack([value.detach().float().to(self._device).reshape(()) for value in own]).max()
+        dist.all_reduce(total, op=dist.ReduceOp.MAX, group=self._replicas.inside)
+        for value in own:
+            value.copy_(total)
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        own = set(self._holding.names_of(self._replicas.place))
+        return {name: value for name, value in model.state_dict().items() if name in own}
+
+    def absent_names(self, model: nn.Module) -> set[str]:
+        return set(model.state_dict()) - set(self._holding.names_of(self._replicas.place))
+
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+        # Without strict, as a rank has a part of the names. The caller has compared the names.
+        model.load_state_dict(dict(state), strict=False)
+
+    def stepped_parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        return [parameter for parameter in super().stepped_parameters(optimizer) if self._is_own(parameter)]
+
+    def holder_of(self, tensor: torch.Tensor, optimizer: Optimizer | None = None) -> Holder:
+        return Holder(self._replicas.index, self._replicas.count)
+
+    def full_model_state(self, model: nn.Module) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        for name, value in model.state_dict().items():
+            if not isinstance(value, torch.Tensor):
+                state[name] = value
+                continue
+            here = torch.empty_like(value, device=self._device) if value.is_meta else value.detach().clone()
+            self._replicas.share([here], self._holding.holders_of_name(name)[0])
+            state[name] = here.cpu()
+        return state
+
+    def rank_state(self) -> dict[str, Any]:
+        if self._model is None:
+            return {}
+        with self._stream:
+            return {_RANDOM: seed.capture()}
+
+    def load_rank_state(self, state: dict[str, Any] | None) -> None:
+        if state and _RANDOM in state and self._model is not None:
+            with self._stream:
+                seed.restore(state[_RANDOM])
+
+    def _check_model(self, model: nn.Module) -> None:
+        if self._model is not None:
+            raise invalid(
+                "parallelism.model",
+                f"pipeline trains one model, but {class_name(model)} is wrapped after {class_name(self._model)}; put "
+                "both into one nn.Module, or use ddp",
+            )
+        if isinstance(model, OptimizedModule | torch.jit.ScriptModule):
+            raise invalid(
+                "parallelism.model",
+                f"pipeline cannot cut {class_name(model)}, which is compiled as a whole; compile its blocks instead, "
+                "as in self.blocks[0] = torch.compile(self.blocks[0])",
+            )
+        check_initialised(model)
+        sparse = sparse_module(model)
+        if sparse is not None:
+            raise invalid(
+                "parallelism.model",
+                f"pipeline cannot join the sparse gradients of {sparse}; make it with sparse=False, or use ddp",
+            )
+        is_compiled = any(isinstance(inner, OptimizedModule) for inner in model.modules())
+        if is_compiled and not SCHEDULES[self._schedule].can_compile:
+            raise invalid(
+                "parallelism.schedule",
+                f"{self._schedule} computes the gradients of inputs and weights apart, which torch cannot do in "
+                "compiled modules; use schedule: 1F1B, or leave torch.compile out",
+            )
+
+    def _count_for(self, records: int) -> int:
+        """Returns the number of microbatches for a batch. The last batch of an epoch may be smaller, and gets fewer."""
+        usual = getattr(self, "_usual_records", None)
+        if usual is None or records > usual:
+            text = batch_conflict(records, self._microbatches, self._stages, self._schedule)
+            if text is not None:
+                raise invalid("parallelism.microbatches", f"parallelism.microbatches: {text}")
+            self._usual_records = records
+        wanted = self._microbatches or choose_microbatches(records, self._stages, self._schedule)
+        return max(count for count in range(1, max(1, min(records, wanted)) + 1) if records % count == 0)
+
+    def _begin(self, layout: Layout, key: Any) -> Callable[[], None]:
+        assert self._batch is not None
+        count = self._batch.count
+        schedule = self._schedules.pop((key, count), None)
+        if schedule is None:
+            schedule = PartSchedule(
+                self._schedule_for(count),
+                self._modules,
+                layout.crossing,
+                count,
+                self._device,
+                self._replicas.inside,
+                lambda number: self._running().loss_of(number),
+            )
+        self._schedules[key, count] = schedule
+        while len(self._schedules) > _MOST_SCHEDULES:
+            self._schedules.popitem(last=False)
+        self._stream.__enter__()
+        self._is_in_stream = True
+        return schedule.run
+
+    def _schedule_for(self, count: int) -> str:
+        return "GPipe" if self._schedule == "1F1B" and count < self._stages else self._schedule
+
+    def _running(self) -> BatchRun:
+        assert self._batch is not None
+        return self._batch
+
+    def _module_of(self, part: int) -> PartModule:
+        modules = self._parts.modules_of(part)
+        in_modules = {id(parameter) for module in modules for parameter in module.parameters()}
+        loose = [
+            parameter
+            for parameter in self._holding.parameters()
+            if self._is_own(parameter) and len(self._holding.holders(parameter)) == self._stages
+        ]
+        weights = [parameter for module in modules for parameter in module.parameters()]
+        weights += [parameter for parameter in loose if id(parameter) not in in_modules]
+        return PartModule(
+            modules, weights, lambda number, received: self._running().run_part(part, number, received)
+        )
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_whole:
+            return self._parts.cut.run_whole(args, kwargs)
+        if self._batch is not None:
+            return self._batch.on_forward(args, kwargs)
+        if torch.is_grad_enabled():
+            raise self._outside("the model was called with gradients")
+        with self._stream:
+            return self._parts.forward(args, kwargs)
+
+    def _outside(self, what: str) -> GanglineError:
+        return invalid(
+            "parallelism.train_batch",
+            f"{what} outside of train_batch, where no pipeline runs; use torch.no_grad() for outputs, on all ranks",
+        )
+
+    def _before_any_step(self, optimizer: Optimizer) -> None:
+        """Joins gradients before a step. Also covers an optimizer that the trial steps by itself."""
+        if self._joined != id(optimizer):
+            self._join(optimizer)
+        self._joined = None
+
+    def _join(self, optimizer: Optimizer) -> None:
+        trained = [parameter for parameter in self.stepped_parameters(optimizer) if parameter.requires_grad]
+        for places, group in self._groups.items():
+            if group is not None:
+                shared = [parameter for parameter in trained if self._holding.holders(parameter) == places]
+                join_gradients(shared, group, is_mean=False)
+        if self._replicas.across is not None:
+            join_gradients(trained, self._replicas.across, is_mean=True)
+
+    def _is_own(self, parameter: nn.Parameter) -> bool:
+        return self._replicas.place in self._holding.holders(parameter)
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    """Moves the values that this rank has to its device."""
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            parameter.data = parameter.data.to(device)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+
+
+def _refuse_copy(memo: Any) -> NoReturn:
+    raise invalid(
+        "parallelism.copy",
+        "a model that pipeline has cut cannot be copied, as each rank has a part of it; copy it before "
+        "context.wrap_model, or average weights with zero3 or ddp",
+    )

@@ -1,0 +1,190 @@
+"""Runs microbatches through this rank's parts with the schedules of torch.distributed.pipelining.
+
+The rank of the last part runs the schedule in a thread of its own, because train_batch computes the losses meanwhile in
+the thread that trains. The two threads take turns: one of them always waits for the other, so random numbers are drawn
+in one order.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
+
+from gangline.pytorch.parallel.staged.layout import Described
+
+_CLASSES: dict[str, Any] = {
+    "GPipe": ScheduleGPipe,
+    "1F1B": Schedule1F1B,
+    "Interleaved1F1B": ScheduleInterleaved1F1B,
+    "ZBVZeroBubble": ScheduleZBVZeroBubble,
+}
+# Text of the error in which torch wraps that of a part's forward pass.
+_WRAPPED = "failed to run forward"
+
+
+class PartModule(nn.Module):
+    """A part as a module. modules: those of its units. weights: its parameters, with those of no unit. run: called with
+    the number of a microbatch and the received tensors; returns the tensors of the part's output."""
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        weights: Sequence[nn.Parameter],
+        run: Callable[[int, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]],
+    ) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(modules)
+        self._weights = list(weights)
+        self._run = run
+
+    def forward(self, *received: torch.Tensor, microbatch: int) -> tuple[torch.Tensor, ...]:
+        return self._run(microbatch, received)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter(self._weights)
+
+
+class PartSchedule:
+    """A schedule for one number and one shape of microbatches. crossing: descriptions of all parts' outputs. group: of
+    the replica. loss_of: returns the loss of a microbatch; called on the rank of the last part."""
+
+    def __init__(
+        self,
+        name: str,
+        parts: Mapping[int, PartModule],
+        crossing: Sequence[Described],
+        microbatches: int,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        loss_of: Callable[[int], torch.Tensor],
+    ) -> None:
+        self._count = microbatches
+        self._stages = [
+            PipelineStage(
+                module,
+                part,
+                len(crossing),
+                device,
+                input_args=_examples(crossing[part - 1]) if part else (),
+                output_args=_examples(crossing[part]),
+                group=group,
+            )
+            for part, module in sorted(parts.items())
+        ]
+        options = {"loss_fn": lambda output, number: loss_of(number), "scale_grads": False}
+        schedule_class = _CLASSES[name]
+        several = name in ("Interleaved1F1B", "ZBVZeroBubble")
+        self._schedule = schedule_class(self._stages if several else self._stages[0], microbatches, **options)
+
+    def run(self) -> None:
+        """Runs all forward and backward passes of this rank's parts. Raises the error of a part itself, not torch's
+        wrapper."""
+        numbers = list(range(self._count))
+        for stage in self._stages:
+            stage.has_backward = True
+            stage.clear_runtime_states()
+        try:
+            self._schedule._step_microbatches(
+                [() for _ in numbers], [{"microbatch": number} for number in numbers], numbers, None, False
+            )
+        except RuntimeError as error:
+            if error.__cause__ is not None and _WRAPPED in str(error):
+                raise error.__cause__ from None
+            raise
+        finally:
+            self._schedule._internal_losses.clear()
+
+
+def _examples(described: Described) -> tuple[torch.Tensor, ...]:
+    return tuple(
+        torch.empty(shape.shape, dtype=shape.dtype, device="meta").requires_grad_(shape.dtype.is_floating_point)
+        for shape in described.shapes
+    )
+
+
+class _Abandoned(BaseException):
+    """Ends the schedule after train_batch has failed."""
+
+
+class ScheduleThread:
+    """Runs schedules in a thread, which hands out the number of each microbatch whose output is ready and waits for its
+    loss."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._losses: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
+        self._loss: torch.Tensor | None = None
+        self._owes_loss = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, run: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="gangline-pipeline", daemon=True)
+            self._thread.start()
+        self._work.put(run)
+
+    def wait_for(self, number: int) -> None:
+        """Waits until the output of a microbatch is ready, after the loss of the one before was given. Raises the
+        schedule's error."""
+        self._hand_over()
+        answer = self._ready.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        assert answer == number
+        self._owes_loss = number >= 0
+
+    def give(self, loss: torch.Tensor) -> None:
+        """Keeps the loss of the newest microbatch until the next one is waited for."""
+        self._loss = loss
+
+    def finish(self) -> None:
+        """Waits until the schedule has ended. Raises its error."""
+        self.wait_for(-1)
+
+    def abandon(self) -> None:
+        """Ends a schedule that waits for a loss which will not come."""
+        if self._owes_loss:
+            self._losses.put(None)
+        self._loss, self._owes_loss = None, False
+
+    def loss_of(self, number: int) -> torch.Tensor:
+        """Called by the schedule."""
+        self._ready.put(number)
+        loss = self._losses.get()
+        if loss is None:
+            raise _Abandoned
+        return loss
+
+    def _hand_over(self) -> None:
+        if self._loss is not None:
+            self._losses.put(self._loss)
+            self._loss, self._owes_loss = None, False
+
+    def _serve(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        while True:
+            run = self._work.get()
+            try:
+                run()
+            except _Abandoned:
+                continue
+            except BaseException as error:  # noqa: BLE001  it is raised again in the thread that trains
+                self._ready.put(error)
+            else:
+                self._ready.put(-1)

@@ -1,0 +1,140 @@
+"""Finds the chain of units into which a model can be cut: members of its lists of modules, and everything before and
+after them.
+
+Reads the structure alone, so it works on the meta device too. Whether the units really form a chain shows when the
+model runs, see gangline.pytorch.parallel.staged.cut.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from gangline.errors import GanglineError, invalid
+from gangline.pytorch.parallel.shared.ownership import class_name
+from gangline.pytorch.parallel.staged.partition import partition
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of the chain. paths: its modules in the order of their definition. end: the module whose output is the
+    unit's output; None for the modules before the first list, whose output is the input of the next unit, and for the
+    modules after the last list. numel: its parameters."""
+
+    paths: tuple[str, ...]
+    end: str | None
+    numel: int
+
+    @property
+    def name(self) -> str:
+        return self.paths[0] if len(self.paths) == 1 else f"{self.paths[0]} to {self.paths[-1]}"
+
+
+def find_units(model: nn.Module) -> list[Unit]:
+    """Returns the units in the order in which the model runs them. Raises GanglineError `parallelism.model` for a model
+    without a list of modules."""
+    trunk = _find_list(model)
+    if trunk is None:
+        raise invalid(
+            "parallelism.model",
+            f"pipeline cannot cut {class_name(model)}, which is one unit: it has no nn.ModuleList and no nn.Sequential "
+            "of at least two modules; put its repeated layers into one, or use ddp or a zero strategy",
+        )
+    children = list(_walk(model, "", trunk))
+    listed = [place for place, (_, is_listed) in enumerate(children) if is_listed]
+    groups: list[tuple[list[str], str | None]] = []
+    before = [path for path, _ in children[: listed[0]]]
+    after = [path for path, _ in children[listed[-1] + 1 :]]
+    if _numel(model, before):
+        groups.append((before, None))
+        before = []
+    pending = before
+    for path, is_listed in children[listed[0] : listed[-1] + 1]:
+        # A module between two lists belongs to the next member, as it may not be called at all.
+        pending = [*pending, path]
+        if is_listed:
+            groups.append((pending, path))
+            pending = []
+    if _numel(model, after):
+        groups.append((after, None))
+    elif after:
+        groups[-1] = ([*groups[-1][0], *after], groups[-1][1])
+    return [Unit(tuple(paths), end, _numel(model, paths)) for paths, end in groups]
+
+
+def divide_units(model: nn.Module, units: Sequence[Unit], parts: int, split: Sequence[str] | None = None) -> list[int]:
+    """Returns the number of units of each part. split: names of the modules with which the second and each later part
+    begin; None balances the parameters. Raises GanglineError `parallelism.split` or `parallelism.stages`."""
+    if split is not None:
+        return _by_hand(units, split)
+    if parts > len(units):
+        raise invalid(
+            "parallelism.stages",
+            f"pipeline divides {class_name(model)} into {parts} parts, but it has {len(units)} units: "
+            f"{_names(units)}; use at most {len(units)} parts",
+        )
+    return partition([unit.numel for unit in units], parts)
+
+
+def _by_hand(units: Sequence[Unit], split: Sequence[str]) -> list[int]:
+    first_paths = {path: place for place, unit in enumerate(units) for path in (unit.paths[0], unit.end or "")}
+    starts = [0]
+    for name in split:
+        if name not in first_paths or not name:
+            nearest = difflib.get_close_matches(name, [path for path in first_paths if path], n=2)
+            advice = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+            raise _bad_split(f"there is no unit {name!r}; {advice}the units are {_names(units)}")
+        if first_paths[name] <= starts[-1]:
+            raise _bad_split(f"{name} is not after the beginning of the part before it; order the names as the model runs")
+        starts.append(first_paths[name])
+    return [end - start for start, end in zip(starts, [*starts[1:], len(units)], strict=True)]
+
+
+def _bad_split(text: str) -> GanglineError:
+    return invalid("parallelism.split", f"parallelism.split: {text}")
+
+
+def _names(units: Sequence[Unit]) -> str:
+    names = [unit.name for unit in units]
+    return ", ".join(names if len(names) <= 8 else [*names[:4], "...", *names[-3:]])
+
+
+def _is_list(module: nn.Module) -> bool:
+    is_plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return (isinstance(module, nn.ModuleList) or is_plain) and len(module) > 1
+
+
+def _find_list(model: nn.Module) -> nn.Module | None:
+    """Returns the list with the most parameters, the outermost one of several. If one member has more than half of its
+    parameters and a list inside, that list is searched instead."""
+    lists = [module for module in model.modules() if _is_list(module) and _size(module)]
+    best = max(lists, key=_size, default=None)
+    if best is None:
+        return None
+    largest = max(best.children(), key=_size)
+    inner = _find_list(largest) if _size(largest) * 2 > _size(best) else None
+    return best if inner is None else inner
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _walk(module: nn.Module, prefix: str, trunk: nn.Module) -> Iterator[tuple[str, bool]]:
+    """Yields the paths of the modules to call, and whether each is a member of a list."""
+    is_list = _is_list(module)
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        is_above = any(inner is trunk for inner in child.modules())
+        if is_above or (not is_list and (_is_list(child) or isinstance(child, nn.ModuleDict))):
+            yield from _walk(child, f"{path}.", trunk)
+        else:
+            yield path, is_list
+
+
+def _numel(model: nn.Module, paths: Sequence[str]) -> int:
+    parameters = {id(parameter): parameter for path in paths for parameter in model.get_submodule(path).parameters()}
+    return sum(parameter.numel() for parameter in parameters.values())
