@@ -12,12 +12,12 @@ import difflib
 from functools import lru_cache
 from typing import Any
 
+from gangline.config.batch import NAME as BATCH_SIZE
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
-from gangline.config.batch import NAME as BATCH_SIZE
 from gangline.config.parallelism import BUILT, STRATEGIES, ranks_per_replica
-from gangline.config.pipeline import DEFAULT_SCHEDULE, batch_conflict, microbatch_conflict
+from gangline.config.pipeline import DEFAULT_SCHEDULE, batch_conflict, microbatch_conflict, split_conflict
 
 _PATH = ("resources", "min_slots_per_trial")
 # The largest number of replicas whose batches one replica trains. It bounds the search for sizes for any number that a
@@ -69,18 +69,21 @@ def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
         return Complaint("not_supported", ("parallelism",), unknown_strategy(strategy))
     text = slots_conflict(strategy, slots, "resources.slots_per_trial is", config.parallelism.stages)
     if text is None and STRATEGIES[strategy].family == "staged":
-        text = _microbatches_conflict(config)
+        text = _stages_conflict(config)
     return None if text is None else Complaint("invalid_value", ("parallelism",), text)
 
 
-def _microbatches_conflict(config: ExperimentConfig) -> str | None:
-    """Returns why the batches of a pipeline cannot be cut into its microbatches; None when all possible ones can."""
+def _stages_conflict(config: ExperimentConfig) -> str | None:
+    """Returns why the stages of a pipeline cannot run its batches; None when they can run all possible ones."""
     section, slots = config.parallelism, config.resources.slots_per_trial
     stages, schedule = section.stages or slots, section.schedule or DEFAULT_SCHEDULE
     if section.microbatches is not None:
         text = microbatch_conflict(section.microbatches, stages, schedule)
         if text is not None:
             return text
+    text = split_conflict(len(section.split), stages, schedule) if isinstance(section.split, list) else None
+    if text is not None:
+        return text
     sizes: Any = possible_values(config.hyperparameters.get(BATCH_SIZE)) or []
     records = (int(size) * stages // slots for size in sizes)
     texts = (batch_conflict(count, section.microbatches, stages, schedule) for count in records)

@@ -14,6 +14,7 @@ from gangline.config.pipeline import (
     SPLIT_WORDS,
     find_schedule,
     microbatch_conflict,
+    split_conflict,
     unknown_word,
 )
 from gangline.config.section import WRITTEN, Section, fault, wrong_type
@@ -156,12 +157,8 @@ class Parallelism(Section):
             text = microbatch_conflict(self.microbatches, self.stages, schedule)
             if text is not None:
                 raise fault("invalid_value", text, "microbatches")
-        parts = self.stages * SCHEDULES[schedule].parts
-        if isinstance(self.split, list) and len(self.split) != parts - 1:
-            text = (
-                f"names {len(self.split)} modules, but {self.stages} stages with {schedule} are {parts} parts; name "
-                f"the {parts - 1} modules with which the second and each later part begin"
-            )
+        text = split_conflict(len(self.split), self.stages, schedule) if isinstance(self.split, list) else None
+        if text is not None:
             raise fault("invalid_value", text, "split")
         return self
 

@@ -94,6 +94,17 @@ def microbatch_conflict(microbatches: int, stages: int, schedule: str) -> str | 
     return None
 
 
+def split_conflict(num_names: int, stages: int, schedule: str) -> str | None:
+    """Returns why so many beginnings of parts do not fit the stages; None when they do."""
+    parts = stages * SCHEDULES[schedule].parts
+    if num_names == parts - 1:
+        return None
+    return (
+        f"split names {num_names} modules, but {stages} stages with {schedule} are {parts} parts; name the {parts - 1} "
+        "modules with which the second and each later part begin"
+    )
+
+
 def batch_conflict(records: int, microbatches: int | None, stages: int, schedule: str) -> str | None:
     """Returns why a replica's batch of so many records cannot be cut into microbatches; None when it can."""
     if microbatches is not None:

@@ -17,6 +17,8 @@ from gangline.domain.state import LogAction
 # The code of errors about the checkpoint from which the cluster wants this trial to resume. The next attempt may resume
 # from an older one.
 LATEST_CORRUPT = "checkpoint.latest_corrupt"
+# Beginning of the note that an exception in a stage of a pipeline gets.
+STAGE_NOTE = "in stage "
 # The beginning of a sentence about a process that a rank had started.
 CHILD = "a process that it had started was "
 # Exit codes by which shells (128 + signal) and Python scripts (256 - signal) pass on the death of a child. Only these

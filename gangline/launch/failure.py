@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 import gangline
-from gangline.domain.failure import LATEST_CORRUPT
+from gangline.domain.failure import LATEST_CORRUPT, STAGE_NOTE
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError, InvalidHP
 
@@ -43,7 +43,13 @@ def describe(error: BaseException) -> Failure:
         return Failure(_kind_of_own(error), error.message, _text_of(error))
     words = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
-    return Failure(_kind_of(error), message, _text_of(error))
+    return Failure(_kind_of(error), message + _stage_of(error), _text_of(error))
+
+
+def _stage_of(error: BaseException) -> str:
+    """Returns the stage of a pipeline in which an exception was raised, as its note says it; empty without one."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(STAGE_NOTE)]
+    return f" ({notes[0]})" if notes else ""
 
 
 def import_failure(error: Exception, what: str) -> Failure:

@@ -181,6 +181,47 @@ CASES = [
     ),
     (
         "name: digits",
+        "parallelism: {strategy: pipeline, schedule: 1F1}",
+        "config.invalid_value",
+        "parallelism.schedule (line 1): there is no schedule '1F1'; did you mean 1F1B? use GPipe, 1F1B, "
+        "Interleaved1F1B, ZBVZeroBubble",
+    ),
+    (
+        "name: digits",
+        "parallelism: {strategy: pipeline, split: parameter}",
+        "config.invalid_value",
+        "parallelism.split (line 1): there is no split 'parameter'; did you mean parameters? use parameters, or a list "
+        "of modules, as in [blocks.4, blocks.8]",
+    ),
+    (
+        "name: digits",
+        "parallelism: {strategy: pipeline, stages: 1}",
+        "config.invalid_value",
+        "parallelism.stages (line 1): a pipeline has at least 2 stages; use ddp for 1",
+    ),
+    (
+        "name: digits",
+        "parallelism: {strategy: pipeline, stages: 3}",
+        "config.invalid_value",
+        "parallelism (line 1): pipeline trains each replica on 3 slots, but resources.slots_per_trial is 4, no "
+        "multiple of that; use 6 slots",
+    ),
+    (
+        "name: digits",
+        "parallelism: {strategy: pipeline, microbatches: 2}",
+        "config.invalid_value",
+        "parallelism (line 1): 1F1B needs at least as many microbatches as stages, but there are 2 for 4 stages; use "
+        "at least 4, or schedule: GPipe",
+    ),
+    (
+        "name: digits",
+        "parallelism: {strategy: pipeline, stages: 2, split: [a, b]}",
+        "config.invalid_value",
+        "parallelism.split (line 1): split names 2 modules, but 2 stages with 1F1B are 2 parts; name the 1 modules "
+        "with which the second and each later part begin",
+    ),
+    (
+        "name: digits",
         "parallelism: none",
         "config.invalid_value",
         "parallelism (line 1): none trains on one slot, but resources.slots_per_trial is 4; use ddp",
@@ -297,7 +338,7 @@ CASES = [
         "name: digits",
         "parallelism: auto",
         "config.not_supported",
-        "parallelism (line 1): auto is not built yet; this version has none, ddp, zero1, zero2, zero3, hsdp",
+        "parallelism (line 1): auto is not built yet; this version has none, ddp, zero1, zero2, zero3, hsdp, pipeline",
     ),
     (
         "name: digits",

@@ -76,7 +76,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        """Takes a model on its device, or anywhere with places_models; returns the module that user code keeps and calls."""
+        """Takes a model, on its device unless places_models is set; returns the module that user code keeps and
+        calls."""
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Takes an optimizer over parameters of prepared models; returns the one that user code steps."""

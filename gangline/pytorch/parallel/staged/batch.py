@@ -25,6 +25,7 @@ from gangline.pytorch.parallel.staged.microbatch import join_results
 from gangline.pytorch.parallel.staged.part import Layout, Parts
 from gangline.pytorch.parallel.staged.schedule import ScheduleThread
 
+
 class _CallEnd(BaseException):
     """Ends the call of train_batch for a microbatch on a rank without the last part. No Exception, so that handlers of
     the trial let it pass."""
@@ -59,6 +60,7 @@ class BatchRun:
         device: torch.device,
         microbatches: Sequence[Any],
         train: Train,
+        *,
         thread: ScheduleThread,
         begin: Callable[[Layout, Any], Callable[[], None]],
     ) -> None:
@@ -144,7 +146,9 @@ class BatchRun:
             self._outputs[number] = output
             if number == self.count - 1:
                 self._last = tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output)
-        return tuple(tensors_of(output))
+            return tuple(tensors_of(output))
+        # gloo sends contiguous tensors only.
+        return tuple(tensor.contiguous() for tensor in tensors_of(output))
 
     def loss_of(self, number: int) -> torch.Tensor:
         """Returns the loss of a microbatch; called by the schedule on the rank of the last part."""
@@ -182,15 +186,13 @@ class BatchRun:
 
     def _run_without_autocast(self, run: Callable[[], None]) -> None:
         # Backward passes belong outside of the autocast in which train_batch runs.
-        with torch.autocast(self._device.type, enabled=False), torch.enable_grad():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        with torch.autocast(self._device.type, enabled=False), torch.enable_grad():
             run()
 
     def _last_output(self) -> Any:
         assert self._layout is not None
         output = self._parts.share_output(None, self._layout)
-        return tree_map_only(
-            torch.Tensor, lambda tensor: tensor.requires_grad_(tensor.is_floating_point()), output
-        )
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.requires_grad_(tensor.is_floating_point()), output)
 
 
 def _unfit(what: str) -> GanglineError:

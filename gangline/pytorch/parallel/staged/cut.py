@@ -77,10 +77,7 @@ class CutModel:
             result = None
         except RuntimeError as error:
             if "meta" in str(error):
-                raise self.refuse(
-                    "uses a parameter of another part outside of its own module, as in x @ self.embedding.weight.T; "
-                    "call the module, or tie the weight of a Linear"
-                ) from error
+                raise self._uses_other_part() from error
             raise
         finally:
             self._run = None
@@ -89,6 +86,8 @@ class CutModel:
         if not run.is_complete or (run.first > 0 and not run.is_begun):
             unit = self._units[run.last if run.is_begun or run.first == 0 else run.first]
             raise self.refuse(f"has not run {unit.name} in the order of its definition")
+        if any(tensor.is_meta for tensor in tensors_of(run.output)):
+            raise self._uses_other_part()
         if run.is_checked:
             self._check_chain(run)
         run.placeholders = []
@@ -106,7 +105,7 @@ class CutModel:
         run = self._run
         if run is None:
             # Recomputation of a checkpoint, or a run of the whole model.
-            if not self._is_whole and self._was_replaced(place, path, args):
+            if not self._is_whole and _was_replaced(args):
                 raise self.refuse(
                     f"recomputes {path} from an input that was replaced; begin the part at another unit with "
                     "parallelism.split, or checkpoint inside the unit"
@@ -140,13 +139,8 @@ class CutModel:
             return args
         if self._units[run.first - 1].end is not None:
             raise self.refuse(f"has not run {self._units[run.first - 1].name} before {path}")
-        self._first_of(args, path)
-        replaced = args[0]
-        replaced._gangline_replaced = True
+        self._first_of(args, path)._gangline_replaced = True  # type: ignore[attr-defined]  # read by _was_replaced
         return (run.received, *args[1:])
-
-    def _was_replaced(self, place: int, path: str, args: tuple[Any, ...]) -> bool:
-        return bool(args) and getattr(args[0], "_gangline_replaced", False)
 
     def _first_of(self, args: tuple[Any, ...], path: str) -> torch.Tensor:
         if not args or not isinstance(args[0], torch.Tensor):
@@ -187,9 +181,19 @@ class CutModel:
                 "other beginnings with parallelism.split, as in split: [blocks.4], or move both ends into one module"
             )
 
+    def _uses_other_part(self) -> GanglineError:
+        return self.refuse(
+            "uses a parameter of another part outside of its own module, as in x @ self.embedding.weight.T; call the "
+            "module, or tie the weight of a Linear"
+        )
+
     def refuse(self, text: str) -> GanglineError:
         """Returns the error about a model that is no chain. text: what its forward does, and the way out."""
         return invalid("parallelism.model", f"pipeline cannot cut {class_name(self._model)}, whose forward {text}")
+
+
+def _was_replaced(args: tuple[Any, ...]) -> bool:
+    return bool(args) and getattr(args[0], "_gangline_replaced", False)
 
 
 def _leaves_behind(tensors: Sequence[torch.Tensor]) -> set[int]:

@@ -48,15 +48,15 @@ def torch_norm_over(
 ) -> Iterator[None]:
     """Lets torch's clip_grad_norm_ measure the norm over all parts for the time of the block. Otherwise each rank would
     clip by the norm of its own part. is_counted: whether a gradient counts here; shared ones count on one rank."""
-    original = clip_grad._get_total_norm  # type: ignore[attr-defined]  # a private name of torch
+    original = clip_grad._get_total_norm
 
     def total_norm(tensors: Any, norm_type: float = 2.0, *arguments: Any, **options: Any) -> torch.Tensor:
         counted = [tensor for tensor in tensors if is_counted(tensor)]
         own: torch.Tensor = original(counted, norm_type, *arguments, **options)
         return norm_over(own, float(norm_type), group, device)
 
-    clip_grad._get_total_norm = total_norm  # type: ignore[attr-defined]  # a private name of torch
+    clip_grad._get_total_norm = total_norm
     try:
         yield
     finally:
-        clip_grad._get_total_norm = original  # type: ignore[attr-defined]  # a private name of torch
+        clip_grad._get_total_norm = original

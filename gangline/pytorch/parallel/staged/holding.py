@@ -6,6 +6,7 @@ their identity when their values go, so optimizers and names stay as they are. U
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -56,20 +57,23 @@ class Holding:
 
     def give_up(self, rank: int) -> None:
         """Frees the values of parameters that a rank does not hold."""
-        for parameter in self._parameters.values():
-            if rank not in self.holders(parameter):
-                empty_out(parameter)
+        with _without_weak_references(self._model):
+            for parameter in self._parameters.values():
+                if rank not in self.holders(parameter):
+                    empty_out(parameter)
 
     @contextmanager
     def lent(self, values: Mapping[int, torch.Tensor]) -> Iterator[None]:
         """Gives parameters values for the time of the block. values: by the parameter's id."""
-        for key, value in values.items():
-            _exchange(self._parameters[key], value)
+        with _without_weak_references(self._model):
+            for key, value in values.items():
+                _exchange(self._parameters[key], value)
         try:
             yield
         finally:
-            for key in values:
-                empty_out(self._parameters[key])
+            with _without_weak_references(self._model):
+                for key in values:
+                    empty_out(self._parameters[key])
 
     def _ranks_of_name(self, name: str) -> tuple[int, ...]:
         parts = name.split(".")
@@ -80,6 +84,22 @@ class Holding:
         return self._everyone
 
 
+@contextmanager
+def _without_weak_references(model: nn.Module) -> Iterator[None]:
+    """Removes the weak references that torch's recurrent layers keep for the time of the block, as torch exchanges no
+    tensor that has some."""
+    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    for layer in layers:
+        layer._flat_weight_refs = []
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._flat_weight_refs = [
+                None if weight is None else weakref.ref(weight) for weight in layer._flat_weights
+            ]
+
+
 def empty_out(parameter: nn.Parameter) -> None:
     """Frees a parameter's value. The object stays, on the meta device."""
     _exchange(parameter, torch.empty_like(parameter, device="meta"))
@@ -87,4 +107,4 @@ def empty_out(parameter: nn.Parameter) -> None:
 
 def _exchange(parameter: nn.Parameter, value: torch.Tensor) -> None:
     other = nn.Parameter(value.detach(), requires_grad=parameter.requires_grad)
-    torch.utils.swap_tensors(parameter, other)
+    torch.utils.swap_tensors(parameter, other)  # type: ignore[no-untyped-call]  # torch leaves it untyped

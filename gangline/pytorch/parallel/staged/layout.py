@@ -44,7 +44,9 @@ class Described:
     def fill(self, tensors: list[torch.Tensor]) -> Any:
         """Returns the nested value with these tensors, in the order of `shapes`."""
         rest = iter(tensors)
-        return tree_unflatten([next(rest) if isinstance(leaf, TensorShape) else leaf for leaf in self.leaves], self.tree)
+        return tree_unflatten(
+            [next(rest) if isinstance(leaf, TensorShape) else leaf for leaf in self.leaves], self.tree
+        )
 
 
 def describe(value: Any, what: str) -> Described:
@@ -60,8 +62,8 @@ def describe(value: Any, what: str) -> Described:
         else:
             raise invalid(
                 "parallelism.model",
-                f"{what} returns a {type(leaf).__name__}, which cannot go from stage to stage; return tensors and plain "
-                "values, alone or in dictionaries, lists and tuples",
+                f"{what} returns a {type(leaf).__name__}, which cannot go from stage to stage; return tensors and "
+                "plain values, alone or in dictionaries, lists and tuples",
             )
     return Described(tree, tuple(described))
 

@@ -117,9 +117,11 @@ class Parts:
             place = self.place_of[part]
             described: dict[str, Described] = {}
             if part in self.own:
-                value = self._check(part, value, layout, args, kwargs, described) if is_new else self._again(
-                    part, value, layout, args, kwargs
-                )
+                inputs = (args, kwargs)
+                if is_new:
+                    value, described = self._check(part, value, layout, inputs)
+                else:
+                    value = self.run(part, tensors_of(value) if part else (), layout, *inputs)
             if is_new:
                 content = self._replicas.share_bytes(encode(described) if part in self.own else None, place)
                 decoded = decode(content)
@@ -141,21 +143,18 @@ class Parts:
         self._replicas.share(tensors, self.last_place)
         return value if self.has_last else described.fill(tensors)
 
-    def _again(self, part: int, value: Any, layout: Layout, args: Any, kwargs: Any) -> Any:
-        return self.run(part, tensors_of(value) if part else (), layout, args, kwargs)
-
     def _check(
-        self, part: int, value: Any, layout: Layout, args: Any, kwargs: Any, described: dict[str, Described]
-    ) -> Any:
-        """Runs a part with checks. Random numbers and buffers are as before, because training runs the part again."""
+        self, part: int, value: Any, layout: Layout, inputs: tuple[Any, Any]
+    ) -> tuple[Any, dict[str, Described]]:
+        """Runs a part with checks. Returns its output, and the descriptions. Random numbers and buffers are as before,
+        because training runs the part again."""
         first, last = self._ranges[part]
         received = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
         run = PartRun(first, last, received, layout.modules, is_checked=True)
-        with self._unchanged(part), torch.enable_grad():  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            output = self.cut.run_part(run, args, kwargs)
-        described |= run.described
-        described[_OUTPUT] = describe(output, self.name_of(part))
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output)
+        with self._unchanged(part), torch.enable_grad():
+            output = self.cut.run_part(run, *inputs)
+        described = {**run.described, _OUTPUT: describe(output, self.name_of(part))}
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described
 
     @contextmanager
     def _unchanged(self, part: int) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 
 def partition(costs: Sequence[float], parts: int) -> list[int]:
@@ -55,4 +55,4 @@ def _best(
     for chosen in reversed(starts):
         ends.append(chosen[ends[-1]])
     ends.reverse()
-    return best[units], [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    return best[units], [end - start for start, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""The strategy `pipeline`: each rank of a replica has one or two parts of the model, and microbatches pass through them.
+"""The strategy `pipeline`: each rank of a replica has one or two parts of the model. Microbatches pass through them.
 
 With more slots than stages there are several replicas, whose gradients are averaged before each step. Every rank keeps
 the module with all names; the values of other ranks' parameters are freed.
@@ -18,7 +18,14 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.optim import Optimizer
 
-from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES, batch_conflict, choose_microbatches, slot_of_part
+from gangline.config.pipeline import (
+    DEFAULT_SCHEDULE,
+    SCHEDULES,
+    batch_conflict,
+    choose_microbatches,
+    slot_of_part,
+    split_conflict,
+)
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.data import seed
 from gangline.pytorch.data.batch_data import count_records
@@ -66,7 +73,12 @@ class PipelineStrategy(Strategy):
         self._device = device
         self._stages = stages or size
         self._microbatches = microbatches
+        # Records of the largest batch so far.
+        self._usual_records = 0
         self._schedule = schedule or DEFAULT_SCHEDULE
+        text = split_conflict(len(split), self._stages, self._schedule) if isinstance(split, list) else None
+        if text is not None:
+            raise invalid("parallelism.split", f"parallelism: {text}")
         self._split = None if split is None or isinstance(split, str) else list(split)
         self._timeout = timeout
         self._models = WrappedModels(self.name, replaces=False)
@@ -74,7 +86,7 @@ class PipelineStrategy(Strategy):
         self._modules: dict[int, PartModule] = {}
         self._schedules: OrderedDict[Any, PartSchedule] = OrderedDict()
         self._batch: BatchRun | None = None
-        self._is_whole = False
+        self._is_whole = self._is_in_stream = False
         # Id of the optimizer whose gradients are joined already.
         self._joined: int | None = None
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
@@ -131,8 +143,8 @@ class PipelineStrategy(Strategy):
             self._device,
             cut_batch(batch, self._count_for(count_records(batch))),
             train,
-            self._thread,
-            self._begin,
+            thread=self._thread,
+            begin=self._begin,
         )
         self._batch = run
         self._is_in_stream = False
@@ -285,8 +297,7 @@ class PipelineStrategy(Strategy):
 
     def _count_for(self, records: int) -> int:
         """Returns the number of microbatches for a batch. The last batch of an epoch may be smaller, and gets fewer."""
-        usual = getattr(self, "_usual_records", None)
-        if usual is None or records > usual:
+        if records > self._usual_records:
             text = batch_conflict(records, self._microbatches, self._stages, self._schedule)
             if text is not None:
                 raise invalid("parallelism.microbatches", f"parallelism.microbatches: {text}")
@@ -303,10 +314,11 @@ class PipelineStrategy(Strategy):
                 self._schedule_for(count),
                 self._modules,
                 layout.crossing,
-                count,
-                self._device,
-                self._replicas.inside,
-                lambda number: self._running().loss_of(number),
+                microbatches=count,
+                device=self._device,
+                group=self._replicas.inside,
+                loss_of=lambda number: self._running().loss_of(number),
+                note=f"in {' or '.join(map(self._parts.name_of, self._parts.own))}, rank {dist.get_rank()}, backward pass",
             )
         self._schedules[key, count] = schedule
         while len(self._schedules) > _MOST_SCHEDULES:
@@ -332,9 +344,7 @@ class PipelineStrategy(Strategy):
         ]
         weights = [parameter for module in modules for parameter in module.parameters()]
         weights += [parameter for parameter in loose if id(parameter) not in in_modules]
-        return PartModule(
-            modules, weights, lambda number, received: self._running().run_part(part, number, received)
-        )
+        return PartModule(modules, weights, lambda number, received: self._running().run_part(part, number, received))
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_whole:

@@ -7,6 +7,7 @@ in one order.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +32,10 @@ _CLASSES: dict[str, Any] = {
     "Interleaved1F1B": ScheduleInterleaved1F1B,
     "ZBVZeroBubble": ScheduleZBVZeroBubble,
 }
-# Text of the error in which torch wraps that of a part's forward pass.
-_WRAPPED = "failed to run forward"
+# torch logs the whole schedule, a line for each step, with the error of any rank.
+logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+# Texts of the errors in which torch wraps that of a part.
+_FORWARD, _BACKWARD = "failed to run forward", "Failed to run stage backward"
 
 
 class PartModule(nn.Module):
@@ -59,18 +62,22 @@ class PartModule(nn.Module):
 
 class PartSchedule:
     """A schedule for one number and one shape of microbatches. crossing: descriptions of all parts' outputs. group: of
-    the replica. loss_of: returns the loss of a microbatch; called on the rank of the last part."""
+    the replica. loss_of: returns the loss of a microbatch; called on the rank of the last part. note: for errors of
+    backward passes."""
 
     def __init__(
         self,
         name: str,
         parts: Mapping[int, PartModule],
         crossing: Sequence[Described],
+        *,
         microbatches: int,
         device: torch.device,
         group: dist.ProcessGroup,
         loss_of: Callable[[int], torch.Tensor],
+        note: str,
     ) -> None:
+        self._note = note
         self._count = microbatches
         self._stages = [
             PipelineStage(
@@ -101,9 +108,11 @@ class PartSchedule:
                 [() for _ in numbers], [{"microbatch": number} for number in numbers], numbers, None, False
             )
         except RuntimeError as error:
-            if error.__cause__ is not None and _WRAPPED in str(error):
-                raise error.__cause__ from None
-            raise
+            if error.__cause__ is None or not any(text in str(error) for text in (_FORWARD, _BACKWARD)):
+                raise
+            if _BACKWARD in str(error):
+                error.__cause__.add_note(self._note)
+            raise error.__cause__ from None
         finally:
             self._schedule._internal_losses.clear()
 

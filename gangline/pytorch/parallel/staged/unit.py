@@ -69,7 +69,9 @@ def divide_units(model: nn.Module, units: Sequence[Unit], parts: int, split: Seq
     """Returns the number of units of each part. split: names of the modules with which the second and each later part
     begin; None balances the parameters. Raises GanglineError `parallelism.split` or `parallelism.stages`."""
     if split is not None:
-        return _by_hand(units, split)
+        counts = _by_hand(units, split)
+        assert len(counts) == parts
+        return counts
     if parts > len(units):
         raise invalid(
             "parallelism.stages",
@@ -88,7 +90,7 @@ def _by_hand(units: Sequence[Unit], split: Sequence[str]) -> list[int]:
             advice = f"did you mean {' or '.join(nearest)}? " if nearest else ""
             raise _bad_split(f"there is no unit {name!r}; {advice}the units are {_names(units)}")
         if first_paths[name] <= starts[-1]:
-            raise _bad_split(f"{name} is not after the beginning of the part before it; order the names as the model runs")
+            raise _bad_split(f"{name} is not after the beginning of the part before it; give the model's order")
         starts.append(first_paths[name])
     return [end - start for start, end in zip(starts, [*starts[1:], len(units)], strict=True)]
 
@@ -104,7 +106,7 @@ def _names(units: Sequence[Unit]) -> str:
 
 def _is_list(module: nn.Module) -> bool:
     is_plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-    return (isinstance(module, nn.ModuleList) or is_plain) and len(module) > 1
+    return (isinstance(module, nn.ModuleList) or is_plain) and len(list(module.children())) > 1
 
 
 def _find_list(model: nn.Module) -> nn.Module | None:

@@ -1,0 +1,205 @@
+"""A pipeline trains to the numbers of one process, whatever the model, the schedule and the number of replicas; its
+checkpoints serve every strategy; what it cannot run is refused in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gangline.launch.failure import describe
+from gangline.pytorch import load_checkpoint
+from tests.support.gang import run_gang
+from tests.support.pipeline_work import Chain, Result, Run, refuse, train_all
+
+
+def _pipeline(**options: Any) -> dict[str, Any]:
+    return {"strategy": "pipeline", **options}
+
+
+_SGD = {"optimizer": "sgd"}
+_OF_TWO = {
+    "gpipe": Run("ChainTrial", _pipeline(schedule="gpipe")),
+    "1f1b": Run("ChainTrial", _pipeline(), hparams=_SGD),
+    "interleaved": Run("TiedTrial", _pipeline(schedule="Interleaved1F1B"), hparams=_SGD),
+    "zero bubble": Run("TiedTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
+    "by hand": Run("ChainTrial", _pipeline(split=["blocks.0"], microbatches=4)),
+    "lstm": Run("RecurrentTrial", _pipeline()),
+    "batch norm": Run("NormTrial", _pipeline(microbatches=4), hparams={"parts": 4, **_SGD}),
+    "recomputation": Run("CheckpointedTrial", _pipeline(), batches=3),
+    "full dataset": Run("FullTrial", _pipeline(), batches=2),
+    "aggregation": Run("ChainTrial", _pipeline(), config={"optimizations": {"aggregation_frequency": 2}}),
+    # The last batch of an epoch has 4 records, for which there are fewer microbatches.
+    "last batch": Run("ChainTrial", _pipeline(), hparams={"records": 52}),
+    "saved": Run("ChainTrial", _pipeline(), saves=True),
+}
+_OF_FOUR = {
+    "four stages": Run("TiedTrial", _pipeline(), hparams=_SGD),
+    "two replicas": Run("TiedTrial", _pipeline(stages=2), hparams=_SGD),
+    "two replicas, last batch": Run("ChainTrial", _pipeline(stages=2), hparams={"records": 52}),
+}
+_SAVED = list(_OF_TWO).index("saved")
+# Continue the checkpoint of the run named "saved", and one another's.
+_CONTINUED = [
+    Run("ChainTrial", "ddp", batches=9, latest=_SAVED, saves=True),
+    Run("ChainTrial", _pipeline(schedule="Interleaved1F1B"), batches=12, latest=len(_OF_TWO), saves=True),
+    Run("ChainTrial", "zero3", batches=14, latest=len(_OF_TWO) + 1),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> list[list[Result]]:
+    runs = [*_OF_TWO.values(), *_CONTINUED, _mixed("bf16"), _mixed("fp16"), Run("DropoutTrial", _pipeline(), batches=2)]
+    return run_gang(2, tmp_path_factory.mktemp("two"), train_all, folder, runs)
+
+
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory: pytest.TempPathFactory) -> list[list[Result]]:
+    directory = tmp_path_factory.mktemp("four")
+    return run_gang(4, directory / "gang", train_all, directory / "work", list(_OF_FOUR.values()))
+
+
+def _mixed(kind: str) -> Run:
+    return Run("ChainTrial", _pipeline(), hparams=_SGD, config={"optimizations": {"mixed_precision": kind}})
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("alone")
+
+    @cache
+    def train(key: str) -> Result:
+        return train_all(directory, [replace(eval(key, _NAMES), parallelism="none", latest=None, saves=False)])[0]
+
+    return lambda run: train(repr(run))
+
+
+_NAMES = {"Run": Run}
+
+
+def _check(results: list[Result], reference: Result, tolerance: float = 1e-12) -> None:
+    for result in results:
+        assert result.losses == pytest.approx(reference.losses[-len(result.losses) :], abs=tolerance)
+        assert result.validations[-1]["error"] == pytest.approx(reference.validations[-1]["error"], abs=tolerance * 1e3)
+        assert result.model.keys() == reference.model.keys()
+        for name, value in result.model.items():
+            assert (value.double() - reference.model[name].double()).abs().max() <= tolerance * 1e3, name
+
+
+@pytest.mark.parametrize("name", list(_OF_TWO))
+def test_two_stages_train_as_one_process(name: str, of_two: list[list[Result]], alone: Any) -> None:
+    place = list(_OF_TWO).index(name)
+    _check([results[place] for results in of_two], alone(_OF_TWO[name]))
+
+
+@pytest.mark.parametrize("name", list(_OF_FOUR))
+def test_four_ranks_train_as_one_process(name: str, of_four: list[list[Result]], alone: Any) -> None:
+    place = list(_OF_FOUR).index(name)
+    _check([results[place] for results in of_four], alone(_OF_FOUR[name]))
+
+
+@pytest.mark.parametrize("place", range(len(_CONTINUED)))
+def test_a_checkpoint_serves_every_strategy(place: int, of_two: list[list[Result]], alone: Any) -> None:
+    results = [results[len(_OF_TWO) + place] for results in of_two]
+    assert len(results[0].losses) == [3, 3, 2][place]
+    _check(results, alone(_CONTINUED[place]))
+
+
+def test_a_checkpoint_fits_the_plain_model_and_one_process(
+    of_two: list[list[Result]], folder: Path, alone: Any
+) -> None:
+    saved = of_two[0][_SAVED]
+    assert saved.checkpoint is not None
+    (path,) = folder.rglob(saved.checkpoint)
+    state = load_checkpoint(path)["models_state_dict"][0]
+    Chain().double().load_state_dict(state, strict=True)
+    assert all(torch.equal(state[name], saved.model[name]) for name in state)
+
+
+def test_a_rank_keeps_its_part_of_the_parameters(of_four: list[list[Result]], of_two: list[list[Result]]) -> None:
+    whole = sum(parameter.numel() for parameter in Chain().parameters())
+    shared = 8  # the model's own parameter, which both stages use
+    assert sum(results[1].held for results in of_two) == whole + shared
+    assert max(results[1].held for results in of_two) < 0.6 * whole
+    # The tied embedding is on the first and on the last stage.
+    assert sum(results[0].held for results in of_four) == 1056 + 88
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("bf16", 5e-3), ("fp16", 1e-3)])
+def test_mixed_precision(kind: str, tolerance: float, of_two: list[list[Result]], alone: Any) -> None:
+    place = len(_OF_TWO) + len(_CONTINUED) + ["bf16", "fp16"].index(kind)
+    reference = alone(_mixed(kind))
+    for results in of_two:
+        assert results[place].losses == pytest.approx(reference.losses, abs=tolerance)
+
+
+def test_evaluation_drops_nothing(of_two: list[list[Result]], alone: Any) -> None:
+    run = Run("DropoutTrial", _pipeline(), batches=2)
+    reference = alone(run)
+    assert of_two[0][-1].validations == [pytest.approx(validation) for validation in reference.validations]
+    # Training drops, with other random numbers on each stage.
+    assert of_two[0][-1].losses != pytest.approx(reference.losses, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("two models", "pipeline cannot run this trial: its train_batch calls the model twice; call it once with all"),
+        ("two backwards", "its train_batch calls context.backward twice; add the losses up for one call"),
+        ("own backward", "its train_batch returns without context.backward(loss); call it once for each batch"),
+        ("no scalar", "context.backward got a loss of shape [2, 3] where it needs one number"),
+        ("skip", "Skipping, whose forward has a connection that passes over the beginning of blocks.2"),
+        ("outside", "Outside, whose forward uses a parameter of another part outside of its own module"),
+    ],
+)
+def test_trial_that_cannot_be_scheduled_is_refused(mistake: str, message: str, tmp_path: Path) -> None:
+    told = [text for text, _ in run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", mistake, "pipeline")]
+    real = [text for text in told if not text.startswith("other rank: ")]
+    assert len(real) == 1
+    assert message in real[0]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "parallelism", "message"),
+    [
+        ("one unit", "pipeline", "pipeline cannot cut Linear, which is one unit"),
+        ("lazy", "pipeline", "0.weight and 1 more of Sequential have no shape before a first pass"),
+        (
+            "compiled",
+            "pipeline",
+            "pipeline cannot cut OptimizedModule, which is compiled as a whole; compile its blocks",
+        ),
+        ("two backwards", _pipeline(microbatches=5), "a replica's batch of 16 records cannot be cut into 5 equal"),
+        ("two backwards", _pipeline(split=["block.1"]), "there is no unit 'block.1'; did you mean blocks.1"),
+        ("two backwards", _pipeline(schedule="1F1"), "there is no schedule '1F1'; did you mean 1F1B?"),
+    ],
+)
+def test_wrong_models_and_settings_are_refused_on_all_ranks(
+    mistake: str, parallelism: Any, message: str, tmp_path: Path
+) -> None:
+    told = [text for text, _ in run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", mistake, parallelism)]
+    assert all(message in text for text in told), told
+
+
+@pytest.mark.parametrize(("schedule", "rank", "stage"), [("1F1B", 1, 1), ("ZBVZeroBubble", 0, 3)])
+def test_failure_names_its_stage_and_rank(schedule: str, rank: int, stage: int, tmp_path: Path) -> None:
+    parallelism = _pipeline(schedule=schedule)
+    told = run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", "breaking", parallelism)
+    text, notes = told[rank]
+    assert text == "the fourth call breaks"
+    (note,) = notes
+    assert note.startswith(f"in stage {stage} of ")
+    assert f"to head), rank {rank}, microbatch 2 of 8" in note
+    error = ArithmeticError(text)
+    error.add_note(note)
+    assert describe(error).message == f"ArithmeticError: the fourth call breaks ({note})"
+    assert note in describe(error).traceback

@@ -1,0 +1,398 @@
+"""Work of a gang's ranks in tests of pipelines: trials of many kinds of models, whose losses one process can make too.
+
+A trial is named by its class, and a run by its settings. The same run in one process is the reference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from gangline import pytorch
+from gangline.errors import GanglineError
+from tests.support.strategy_work import Block, Recorder, make_optimizer
+
+_WIDTH = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training. kind: name of a trial's class below. config: of the experiment beside parallelism. latest: number
+    of the run whose last checkpoint it continues, or None."""
+
+    kind: str
+    parallelism: Any
+    batches: int = 6
+    hparams: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    latest: int | None = None
+    saves: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """losses: of each batch. model: the whole state at the end. held: parameters with values on this rank."""
+
+    losses: list[float]
+    validations: list[dict[str, float]]
+    model: dict[str, torch.Tensor]
+    held: int
+    checkpoint: str | None
+
+
+class Chain(nn.Module):
+    """Four blocks between a stem and a head, with a parameter of the model itself and code between the units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, _WIDTH)
+        self.offset = nn.Parameter(torch.zeros(_WIDTH))
+        self.blocks = nn.ModuleList(Block(_WIDTH) for _ in range(4))
+        self.head = nn.Linear(_WIDTH, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x += self.offset
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(functional.relu(x)) + self.offset[:3]
+        return out
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.inner = nn.MultiheadAttention(_WIDTH, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, int]:
+        y = self.norm(x)
+        return x + self.inner(y, y, y, attn_mask=mask, need_weights=False)[0], 1
+
+
+class Tied(nn.Module):
+    """A small language model: nested lists, a tied embedding, a mask as a further argument, outputs in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = nn.ModuleDict(
+            {
+                "tokens": nn.Embedding(11, _WIDTH),
+                "positions": nn.Embedding(5, _WIDTH),
+                "layers": nn.ModuleList(_Attention() for _ in range(3)),
+                "norm": nn.LayerNorm(_WIDTH),
+            }
+        )
+        self.head = nn.Linear(_WIDTH, 11, bias=False)
+        self.head.weight = self.transformer["tokens"].weight  # type: ignore[assignment]  # torch types modules loosely
+
+    def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        positions = torch.arange(tokens.shape[1])
+        x = self.transformer["tokens"](tokens) + self.transformer["positions"](positions)
+        mask = positions[None, :] > positions[:, None]
+        for layer in self.transformer["layers"]:  # type: ignore[attr-defined]  # torch types modules loosely
+            x, _ = layer(x, mask)
+        return {"logits": self.head(self.transformer["norm"](x))}
+
+
+class Recurrent(nn.Module):
+    """LSTM layers, whose outputs are nested tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTM(6, 6, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[:, None, :].expand(-1, 3, -1)
+        for layer in self.layers:
+            x, _ = layer(x)
+        out: torch.Tensor = self.head(x[:, -1])
+        return out
+
+
+def make_norm() -> nn.Module:
+    """Batch normalisation and in-place activations in one list."""
+    return nn.Sequential(
+        nn.Linear(6, _WIDTH),
+        nn.BatchNorm1d(_WIDTH),
+        nn.ReLU(inplace=True),
+        nn.Linear(_WIDTH, _WIDTH),
+        nn.BatchNorm1d(_WIDTH),
+        nn.ReLU(inplace=True),
+        nn.Linear(_WIDTH, 3),
+    )
+
+
+class Skipping(Chain):
+    """Whose last block's output is added to the first one's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x = self.blocks[0](self.stem(x))
+        for block in self.blocks[1:]:
+            x = block(x)
+        out: torch.Tensor = self.head(x + first)
+        return out
+
+
+class Backwards(Chain):
+    """Which runs its blocks in the reverse order."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in reversed(self.blocks):
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class Outside(Tied):
+    """Which uses its embedding's weight for the output, without a tied layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(_WIDTH, 11)
+
+    def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.transformer["tokens"](tokens)
+        for layer in self.transformer["layers"]:  # type: ignore[attr-defined]  # torch types modules loosely
+            x, _ = layer(x, torch.zeros(5, 5, dtype=torch.bool))
+        return {"logits": x @ self.transformer["tokens"].weight.T}
+
+
+class Breaking(Chain):
+    """Whose last block fails in its third microbatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[3] = _BreakingBlock(_WIDTH)
+
+
+class _BreakingBlock(Block):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 4:
+            raise ArithmeticError("the fourth call breaks")
+        return super().forward(x)
+
+
+class ChainTrial(pytorch.PyTorchTrial):
+    """hyperparameters: optimizer, records, rate."""
+
+    make: Callable[[], nn.Module] = Chain
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        torch.manual_seed(7)
+        model = type(self).make().to(self.kind)
+        self.model = context.wrap_model(model)
+        optimizer = make_optimizer(self.model, context.get_hparams().get("optimizer", "adamw"))
+        self.optimizer = context.wrap_optimizer(optimizer)
+        self.recorder = Recorder()
+
+    @property
+    def kind(self) -> torch.dtype:
+        return torch.float32 if self.context.setting.optimizations.autocast_type else torch.float64
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"recorder": self.recorder}
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        records = self.context.get_hparams().get("records", 64)
+        size = self.context.get_per_slot_batch_size()
+        return pytorch.DataLoader(self.data(records), batch_size=size, shuffle=True)
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(self.data(21), batch_size=8)
+
+    def data(self, records: int) -> TensorDataset:
+        inputs = torch.randn(records, 6, generator=torch.Generator().manual_seed(3)).to(self.kind)
+        return TensorDataset(inputs, torch.tanh(inputs[:, :3] + inputs[:, 3:]))
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        return functional.mse_loss(self.model(inputs), targets)
+
+    def clip(self, parameters: Any) -> None:
+        self.context.clip_grad_norm(parameters, 0.5)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer, self.clip)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"error": self.loss(batch)}
+
+
+class TiedTrial(ChainTrial):
+    make = Tied
+
+    def data(self, records: int) -> TensorDataset:
+        return TensorDataset(torch.randint(11, (records, 5), generator=torch.Generator().manual_seed(3)))
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        (tokens,) = batch
+        logits = self.model(tokens)["logits"]
+        return functional.cross_entropy(logits[:, :-1].reshape(-1, 11), tokens[:, 1:].reshape(-1))
+
+    def clip(self, parameters: Any) -> None:
+        # torch's own function, which must see the norm over all stages.
+        nn.utils.clip_grad_norm_(parameters, 0.1)
+
+
+class RecurrentTrial(ChainTrial):
+    make = Recurrent
+
+
+class NormTrial(ChainTrial):
+    """The reference in one process normalises each microbatch by itself, too."""
+
+    make = make_norm
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        count = self.context.get_hparams()["parts"] if self.model.training and self.context.distributed.size == 1 else 1
+        losses = [
+            functional.mse_loss(self.model(x), y)
+            for x, y in zip(inputs.chunk(count), targets.chunk(count), strict=True)
+        ]
+        return torch.stack(losses).mean()
+
+
+class DropoutTrial(ChainTrial):
+    """Which drops half of everything in training, without effect on its parameters."""
+
+    @staticmethod
+    def make() -> nn.Module:
+        return nn.Sequential(*(part for _ in range(3) for part in (nn.Linear(6, 6), nn.Dropout(0.5))), nn.Linear(6, 3))
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class CheckpointedTrial(ChainTrial):
+    """Recomputes its blocks."""
+
+    class make(Chain):  # noqa: N801  takes the place of a function
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.stem(x)
+            for block in self.blocks:
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # type: ignore[assignment]  # torch types it loosely
+            out: torch.Tensor = self.head(x)
+            return out
+
+
+class FullTrial(ChainTrial):
+    """Validates all at once, on the chief."""
+
+    evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        losses = [self.loss(batch) * len(batch[0]) for batch in data_loader]
+        return {"error": torch.stack(losses).sum() / 21}
+
+
+def _trains_with(train: Callable[[ChainTrial, Any], Any], make: Any = Chain) -> type[ChainTrial]:
+    class Wrong(ChainTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            train(self, batch)
+            self.context.step_optimizer(self.optimizer)
+            return {"loss": 0.0}
+
+    Wrong.make = make
+    return Wrong
+
+
+def _two_models(trial: ChainTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch) + trial.loss(batch))
+
+
+def _two_backwards(trial: ChainTrial, batch: Any) -> None:
+    loss = trial.loss(batch)
+    trial.context.backward(loss)
+    trial.context.backward(loss)
+
+
+def _own_backward(trial: ChainTrial, batch: Any) -> None:
+    trial.loss(batch).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _no_scalar(trial: ChainTrial, batch: Any) -> None:
+    trial.context.backward(trial.model(batch[0]))
+
+
+def _good(trial: ChainTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch))
+
+
+WRONG: dict[str, type[ChainTrial]] = {
+    "two models": _trains_with(_two_models),
+    "two backwards": _trains_with(_two_backwards),
+    "own backward": _trains_with(_own_backward),
+    "no scalar": _trains_with(_no_scalar),
+    "skip": _trains_with(_good, Skipping),
+    "backwards": _trains_with(_good, Backwards),
+    "one unit": _trains_with(_good, lambda: nn.Linear(6, 3)),
+    "lazy": _trains_with(_good, lambda: nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 3))),
+    "compiled": _trains_with(_good, lambda: torch.compile(Chain())),
+    "breaking": _trains_with(_good, Breaking),
+}
+
+
+class OutsideTrial(TiedTrial):
+    make = Outside
+
+
+def train_all(directory: Path, runs: Sequence[Run]) -> list[Result]:
+    """Trains one run after another in a folder, whose checkpoints they share."""
+    directory.mkdir(parents=True, exist_ok=True)
+    os.chdir(directory)
+    results: list[Result] = []
+    for run in runs:
+        latest = None if run.latest is None else results[run.latest].checkpoint
+        results.append(train(run, latest))
+    return results
+
+
+def train(run: Run, latest: str | None = None) -> Result:
+    config = {"parallelism": run.parallelism, "scheduling_unit": 1, **run.config}
+    with pytorch.init(hparams={"global_batch_size": 16, **run.hparams}, exp_conf=config) as context:
+        trial: ChainTrial = globals()[run.kind](context)
+        policy = "all" if run.saves else "none"
+        pytorch.Trainer(trial, context).fit(
+            max_length=pytorch.Batch(run.batches), latest_checkpoint=latest, checkpoint_policy=policy
+        )
+        state = context.get_full_model_state(trial.model)
+        held = sum(parameter.numel() for parameter in trial.model.parameters() if not parameter.is_meta)
+        saved = context.distributed.broadcast(trial.recorder.checkpoints[-1] if trial.recorder.checkpoints else None)
+    return Result(trial.recorder.losses, trial.recorder.validations, state, held, saved)
+
+
+def refuse(directory: Path, mistake: str, parallelism: Any) -> tuple[str, list[str]]:
+    """Returns the error of one wrong trial, and the notes that it has."""
+    directory.mkdir(parents=True, exist_ok=True)
+    os.chdir(directory)
+    kind = OutsideTrial if mistake == "outside" else WRONG[mistake]
+    try:
+        with pytorch.init(hparams={"global_batch_size": 16}, exp_conf={"parallelism": parallelism}) as context:
+            trial = kind(context)
+            pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(2), checkpoint_policy="none")
+    except (GanglineError, ArithmeticError) as error:
+        return str(error), getattr(error, "__notes__", [])
+    except RuntimeError as error:
+        return f"other rank: {error}", []
+    return "", []

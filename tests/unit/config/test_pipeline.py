@@ -1,0 +1,135 @@
+"""The numbers of a pipeline: which stages, microbatches, schedules and slots fit together."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.config import parse_config
+from gangline.config.elastic import sizes_of, smaller_sizes
+from gangline.config.parallelism import ranks_per_replica
+from gangline.config.pipeline import (
+    SCHEDULES,
+    batch_conflict,
+    bubble_ratio,
+    choose_microbatches,
+    find_schedule,
+    microbatch_conflict,
+    slot_of_part,
+)
+from gangline.errors import GanglineError
+
+TRIAL = """
+entrypoint: model:Trial
+searcher: {{name: single, metric: loss, max_length: {{batches: 1}}}}
+resources: {{slots_per_trial: {slots}, min_slots_per_trial: {fewest}}}
+hyperparameters: {{global_batch_size: {batch}}}
+parallelism: {{strategy: pipeline, {options}}}
+"""
+
+
+def test_stages_are_the_ranks_of_a_replica() -> None:
+    assert ranks_per_replica("pipeline", 8, 2) == 2
+    assert ranks_per_replica("pipeline", 8) == 8
+    assert ranks_per_replica("zero3", 8) == 1
+
+
+@pytest.mark.parametrize(
+    ("records", "stages", "schedule", "count"),
+    [
+        (16, 2, "1F1B", 8),
+        (8, 2, "1F1B", 8),
+        (6, 2, "1F1B", 6),
+        (24, 2, "1F1B", 8),
+        # No divisor is at least the number of stages, so the schedule cannot run.
+        (1, 2, "1F1B", 1),
+        (1, 2, "GPipe", 1),
+        # 9 is no multiple of 2 stages, so the interleaved schedule takes 6 of 18.
+        (18, 2, "Interleaved1F1B", 18),
+        (6, 3, "Interleaved1F1B", 6),
+    ],
+)
+def test_number_of_microbatches_divides_the_batch(records: int, stages: int, schedule: str, count: int) -> None:
+    assert choose_microbatches(records, stages, schedule) == count
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "stages", "schedule", "message"),
+    [
+        (
+            2,
+            4,
+            "1F1B",
+            "1F1B needs at least as many microbatches as stages, but there are 2 for 4 stages; use at least",
+        ),
+        (5, 4, "Interleaved1F1B", "Interleaved1F1B needs a multiple of its 4 stages, but there are 5 .*; use 8, or"),
+        (2, 4, "GPipe", None),
+        (8, 4, "Interleaved1F1B", None),
+    ],
+)
+def test_schedule_refuses_numbers_that_it_cannot_run(
+    microbatches: int, stages: int, schedule: str, message: str | None
+) -> None:
+    text = microbatch_conflict(microbatches, stages, schedule)
+    if message is None:
+        assert text is None
+    else:
+        assert text is not None
+        with pytest.raises(ValueError, match=message):
+            raise ValueError(text)
+
+
+def test_batch_is_cut_into_equal_parts() -> None:
+    assert batch_conflict(16, 8, 2, "1F1B") is None
+    text = (
+        "a replica's batch of 10 records cannot be cut into 4 equal microbatches; use 2, or another global_batch_size"
+    )
+    assert batch_conflict(10, 4, 2, "1F1B") == text
+    assert batch_conflict(1, None, 2, "GPipe") is None
+    conflict = batch_conflict(1, None, 2, "1F1B")
+    assert conflict is not None
+    assert "there are 1 for 2 stages" in conflict
+
+
+def test_parts_lie_on_slots_as_the_schedule_wants() -> None:
+    assert [slot_of_part(part, 2, "Interleaved1F1B") for part in range(4)] == [0, 1, 0, 1]
+    assert [slot_of_part(part, 2, "ZBVZeroBubble") for part in range(4)] == [0, 1, 1, 0]
+    assert [slot_of_part(part, 3, "1F1B") for part in range(3)] == [0, 1, 2]
+
+
+def test_bubble() -> None:
+    assert bubble_ratio(2, 8) == pytest.approx(1 / 9)
+    assert bubble_ratio(4, 8, "Interleaved1F1B") == pytest.approx(1.5 / 9.5)
+    assert bubble_ratio(1, 8) == 0
+
+
+def test_case_of_a_schedule_does_not_matter() -> None:
+    assert [find_schedule(name.lower()) for name in SCHEDULES] == list(SCHEDULES)
+    assert find_schedule("1f1") is None
+
+
+def test_a_smaller_size_has_fewer_replicas_of_the_same_stages() -> None:
+    assert smaller_sizes(8, 2, "pipeline", 2) == (4, 2)
+    assert smaller_sizes(8, 2, "pipeline", None) == ()
+    config, _ = parse_config(TRIAL.format(slots=8, fewest=2, batch=64, options="stages: 2"))
+    assert sizes_of(config) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "message"),
+    [
+        (64, "stages: 3", "3 slots, but resources.slots_per_trial is 8, no multiple of that; use 9 slots"),
+        (40, "stages: 2, microbatches: 4", "batch of 10 records cannot be cut into 4 equal microbatches; use 2"),
+        (4, "stages: 2", "there are 1 for 2 stages; use at least 2"),
+        (64, "split: [a]", "split names 1 modules, but 8 stages with 1F1B are 8 parts; name the 7 modules"),
+        (2, "stages: 2", "2 is smaller than the 4 replicas of 2 slots of resources.slots_per_trial"),
+    ],
+)
+def test_what_cannot_run_is_refused_at_submit(batch: int, options: str, message: str) -> None:
+    with pytest.raises(GanglineError, match=message):
+        parse_config(TRIAL.format(slots=8, fewest=8, batch=batch, options=options))
+
+
+def test_compression_is_refused() -> None:
+    text = TRIAL.format(slots=8, fewest=8, batch=64, options="stages: 2")
+    with pytest.raises(GanglineError, match="parallelism is pipeline, which exchanges gradients after its last"):
+        parse_config(text + "optimizations: {gradient_compression: true}\n")

@@ -1,0 +1,154 @@
+"""The units of a model's chain, and a part of a model that runs by itself."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gangline.errors import GanglineError
+from gangline.pytorch.parallel.staged.cut import CutModel, PartRun
+from gangline.pytorch.parallel.staged.layout import Described, decode, encode, tensors_of
+from gangline.pytorch.parallel.staged.microbatch import cut_batch, join_results
+from gangline.pytorch.parallel.staged.unit import divide_units, find_units
+from tests.support.pipeline_work import Backwards, Chain, Recurrent, Skipping, Tied, make_norm
+
+_CPU = torch.device("cpu")
+
+
+def _names(model: nn.Module) -> list[str]:
+    return [unit.name for unit in find_units(model)]
+
+
+def test_units_are_the_members_of_lists_and_what_is_before_and_after() -> None:
+    assert _names(Chain()) == ["stem", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head"]
+    assert _names(Recurrent()) == ["layers.0", "layers.1", "head"]
+    with torch.device("meta"):
+        assert _names(Tied()) == [
+            "transformer.tokens to transformer.positions",
+            *(f"transformer.layers.{place}" for place in range(3)),
+            "transformer.norm to head",
+        ]
+    assert _names(make_norm()) == [str(place) for place in range(7)]
+
+
+def test_several_lists_are_one_chain() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+            self.pool = nn.ReLU()
+            self.second = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+            self.flatten = nn.Flatten()
+
+    assert _names(Net()) == ["first.0", "first.1", "pool to second.0", "second.1 to flatten"]
+
+
+def test_a_list_inside_of_the_largest_member_is_found() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), Chain())
+    assert _names(model)[:3] == ["0", "1.stem to 1.blocks.0", "1.blocks.1"]
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.ReLU(), nn.ReLU())]
+)
+def test_a_model_of_one_unit_is_refused(model: nn.Module) -> None:
+    with pytest.raises(GanglineError, match=r"which is one unit: it has no nn\.ModuleList and no nn\.Sequential"):
+        find_units(model)
+
+
+def test_split_by_hand() -> None:
+    model = Chain()
+    units = find_units(model)
+    assert divide_units(model, units, 3, ["blocks.1", "head"]) == [2, 3, 1]
+    with pytest.raises(GanglineError, match=r"there is no unit 'block.1'; did you mean blocks.1 or blocks.3"):
+        divide_units(model, units, 2, ["block.1"])
+    with pytest.raises(GanglineError, match=r"blocks\.1 is not after the beginning of the part before it"):
+        divide_units(model, units, 3, ["blocks.2", "blocks.1"])
+    with pytest.raises(GanglineError, match=r"into 7 parts, but it has 6 units: stem, .*; use at most 6 parts"):
+        divide_units(model, units, 7)
+
+
+def _run_in_parts(model: nn.Module, counts: list[int], *args: Any, is_checked: bool = True) -> Any:
+    """Runs one part after another, as ranks do, each with what the part before sent."""
+    units = find_units(model)
+    ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+    cut = CutModel(model, units, _CPU)
+    layout: dict[str, Described] = {}
+    value: Any = None
+    for first, end in pairwise([0, *ends]):
+        run = PartRun(first, end - 1, value, layout, is_checked=is_checked)
+        value = cut.run_part(run, args, {})
+        layout |= decode(encode(run.described))
+    return value
+
+
+@pytest.mark.parametrize("counts", [[1, 5], [2, 2, 2], [1, 1, 1, 1, 1, 1], [5, 1]])
+def test_parts_compute_what_the_model_computes(counts: list[int]) -> None:
+    torch.manual_seed(1)
+    model = Chain()
+    inputs = torch.randn(4, 6)
+    wanted = model(inputs)
+    assert torch.equal(_run_in_parts(model, counts, inputs), wanted)
+
+
+@pytest.mark.parametrize("counts", [[1, 4], [2, 3], [4, 1]])
+def test_parts_of_a_model_with_masks_and_dictionaries(counts: list[int]) -> None:
+    torch.manual_seed(1)
+    model = Tied()
+    tokens = torch.randint(11, (2, 5))
+    wanted = model(tokens)["logits"]
+    assert torch.equal(_run_in_parts(model, counts, tokens)["logits"], wanted)
+
+
+def test_nested_outputs_cross_a_cut() -> None:
+    model = Recurrent()
+    inputs = torch.randn(4, 6)
+    wanted = model(inputs)
+    assert torch.equal(_run_in_parts(model, [1, 2], inputs), wanted)
+
+
+def test_connection_over_a_cut_is_refused_and_one_inside_of_a_part_is_not() -> None:
+    inputs = torch.randn(4, 6)
+    with pytest.raises(GanglineError, match=r"a connection that passes over the beginning of blocks\.2"):
+        _run_in_parts(Skipping(), [3, 3], inputs)
+    model = Skipping()
+    wanted = model(inputs)
+    assert torch.equal(_run_in_parts(model, [1, 5], inputs), wanted)
+
+
+def test_another_order_is_refused() -> None:
+    with pytest.raises(GanglineError, match=r"in the order of its definition|in another order"):
+        _run_in_parts(Backwards(), [3, 3], torch.randn(4, 6))
+
+
+def test_descriptions_survive_their_way() -> None:
+    model = Tied()
+    run = PartRun(0, 4, is_checked=True)
+    output = CutModel(model, find_units(model), _CPU).run_part(run, (torch.randint(11, (2, 5)),), {})
+    read = decode(encode(run.described))
+    assert read == run.described
+    layer = read["transformer.layers.0"]
+    hidden, number = layer.fill([torch.zeros(2, 5, 8)])
+    assert (tuple(hidden.shape), number) == ((2, 5, 8), 1)
+    assert [tuple(tensor.shape) for tensor in tensors_of(output)] == [(2, 5, 11)]
+
+
+def test_batches_are_cut_by_records() -> None:
+    names, pair = ["a", "b", "c", "d"], (torch.ones(4, 2), 5)
+    batch = {"x": torch.arange(4), "names": names, "scale": torch.tensor(2.0), "pair": pair}
+    first, second = cut_batch(batch, 2)
+    assert first["x"].tolist() + second["x"].tolist() == [0, 1, 2, 3]
+    assert (first["names"], second["names"]) == (["a", "b"], ["c", "d"])
+    assert (first["scale"].item(), tuple(second["pair"][0].shape), second["pair"][1]) == (2.0, (2, 2), 5)
+
+
+def test_results_are_joined_to_their_means() -> None:
+    joined = join_results([{"loss": torch.tensor(1.0), "hits": 2}, {"loss": torch.tensor(3.0), "hits": 5}])
+    assert (float(joined["loss"]), joined["hits"]) == (2.0, 3.5)
+    assert join_results([None, None]) is None
+    with pytest.raises(GanglineError, match="other metrics for one microbatch"):
+        join_results([{"loss": 1.0}, {"error": 1.0}])
