@@ -291,7 +291,7 @@ class CheckpointedTrial(ChainTrial):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.stem(x)
             for block in self.blocks:
-                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # type: ignore[assignment]  # torch types it loosely
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
             out: torch.Tensor = self.head(x)
             return out
 

@@ -11,13 +11,16 @@ the part's output shows a connection that passes over the beginning of the part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared.ownership import class_name
@@ -59,6 +62,7 @@ class CutModel:
         self._device = device
         self._run: PartRun | None = None
         self._is_whole = False
+        self._is_compiled = any(isinstance(module, OptimizedModule) for module in model.modules())
         # Zeros by shape. Their values do not matter, so the model may change them in place.
         self._zeros: dict[TensorShape, torch.Tensor] = {}
         self.forward = model.forward
@@ -71,14 +75,12 @@ class CutModel:
         """Returns the part's output. Raises GanglineError `parallelism.model` where the model is no chain."""
         assert self._run is None
         self._run = run
+        watch = _UseOfOtherParts(self._uses_other_part) if run.is_checked and not self._is_compiled else nullcontext()
         try:
-            result = self.forward(*args, **kwargs)
+            with watch:
+                result = self.forward(*args, **kwargs)
         except _PartEnd:
             result = None
-        except RuntimeError as error:
-            if "meta" in str(error):
-                raise self._uses_other_part() from error
-            raise
         finally:
             self._run = None
         if run.last == len(self._units) - 1:
@@ -86,8 +88,6 @@ class CutModel:
         if not run.is_complete or (run.first > 0 and not run.is_begun):
             unit = self._units[run.last if run.is_begun or run.first == 0 else run.first]
             raise self.refuse(f"has not run {unit.name} in the order of its definition")
-        if any(tensor.is_meta for tensor in tensors_of(run.output)):
-            raise self._uses_other_part()
         if run.is_checked:
             self._check_chain(run)
         run.placeholders = []
@@ -190,6 +190,20 @@ class CutModel:
     def refuse(self, text: str) -> GanglineError:
         """Returns the error about a model that is no chain. text: what its forward does, and the way out."""
         return invalid("parallelism.model", f"pipeline cannot cut {class_name(self._model)}, whose forward {text}")
+
+
+class _UseOfOtherParts(TorchDispatchMode):
+    """Raises an error where an operation reads a parameter without a value. torch 2.13 returns arbitrary numbers for
+    some operations on a CPU tensor and one on the meta device, without an error."""
+
+    def __init__(self, error: Callable[[], GanglineError]) -> None:
+        super().__init__()
+        self._error = error
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(tensor.is_meta for tensor in tensors_of((args, kwargs or {}))):
+            raise self._error()
+        return func(*args, **(kwargs or {}))
 
 
 def _was_replaced(args: tuple[Any, ...]) -> bool:

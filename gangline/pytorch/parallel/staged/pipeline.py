@@ -310,6 +310,7 @@ class PipelineStrategy(Strategy):
         count = self._batch.count
         schedule = self._schedules.pop((key, count), None)
         if schedule is None:
+            where = " or ".join(map(self._parts.name_of, self._parts.own))
             schedule = PartSchedule(
                 self._schedule_for(count),
                 self._modules,
@@ -318,7 +319,7 @@ class PipelineStrategy(Strategy):
                 device=self._device,
                 group=self._replicas.inside,
                 loss_of=lambda number: self._running().loss_of(number),
-                note=f"in {' or '.join(map(self._parts.name_of, self._parts.own))}, rank {dist.get_rank()}, backward pass",
+                note=f"in {where}, rank {dist.get_rank()}, backward pass",
             )
         self._schedules[key, count] = schedule
         while len(self._schedules) > _MOST_SCHEDULES:
