@@ -192,12 +192,12 @@ class CutModel:
         return invalid("parallelism.model", f"pipeline cannot cut {class_name(self._model)}, whose forward {text}")
 
 
-class _UseOfOtherParts(TorchDispatchMode):
+class _UseOfOtherParts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Raises an error where an operation reads a parameter without a value. torch 2.13 returns arbitrary numbers for
     some operations on a CPU tensor and one on the meta device, without an error."""
 
     def __init__(self, error: Callable[[], GanglineError]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._error = error
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
