@@ -27,6 +27,7 @@ from gangline import frame, unix_socket
 from gangline.cluster_info import get_cluster_info
 from gangline.core import worker
 from gangline.domain.state import ExitKind
+from gangline.errors import unavailable
 from gangline.protocol.wire import enum_number
 from gangline.v1 import rank_pb2
 
@@ -35,6 +36,8 @@ SOCKET_KEY = "GANGLINE_RUNNER_SOCKET"
 EXIT_CODE_RUNNER_LOST = 70
 # How long the end of a rank waits for its last messages to be sent.
 _FLUSH_SECONDS = 10.0
+# Limit for an answer about the trial. The trial runner itself gives up earlier, and says why.
+_ANSWER_SECONDS = 20.0
 _log = logging.getLogger("gangline")
 
 
@@ -97,6 +100,16 @@ class Link(Protocol):
         """Reports that the record of this key is wrong. Chief only."""
         ...
 
+    def send_metadata(self, metadata_json: str) -> None:
+        """Reports the trial's metadata, which replace earlier ones."""
+        ...
+
+    def find_trial(self) -> Any:
+        """Returns the rank.proto TrialAnswer of the scheduler: the trial's metadata and the experiment's best
+        validation. Everything that this rank has sent before counts. Raises GanglineError `core.no_answer` when no
+        answer arrives within about 20 seconds."""
+        ...
+
     def send_stopping(self) -> None:
         """Reports that this rank obeys a preemption: it ends after a checkpoint. Only the first call has an effect."""
         ...
@@ -125,6 +138,7 @@ class LocalLink:
     def __init__(self) -> None:
         self.batches_completed = 0
         self.takes_traces: bool | None = None
+        self._metadata_json = ""
 
     @property
     def preemption(self) -> str | None:
@@ -163,6 +177,12 @@ class LocalLink:
     def forget_fusion(self, key: str) -> None:
         pass
 
+    def send_metadata(self, metadata_json: str) -> None:
+        self._metadata_json = metadata_json
+
+    def find_trial(self) -> Any:
+        return rank_pb2.TrialAnswer(metadata_json=self._metadata_json)
+
     def send_stopping(self) -> None:
         pass
 
@@ -191,6 +211,9 @@ class RunnerLink:
         self._trace = 0
         self._preemption: str | None = None
         self._fusion: rank_pb2.FusionAnswer | None = None
+        # Open questions by their numbers, with the answers that have arrived.
+        self._trial_answers: dict[int, rank_pb2.TrialAnswer | None] = {}
+        self._num_queries = 0
         self._has_stepped = False
         self._is_stopping = False
         self._on_lost = on_lost or _end_process
@@ -273,6 +296,25 @@ class RunnerLink:
 
     def forget_fusion(self, key: str) -> None:
         self._send(fusion_forget=rank_pb2.RankFusionForget(key=key))
+
+    def send_metadata(self, metadata_json: str) -> None:
+        self._send(trial_metadata=metadata_json)
+
+    def find_trial(self) -> Any:
+        with self._lock:
+            self._num_queries += 1
+            number = self._num_queries
+            self._trial_answers[number] = None
+        self._send(trial_query=rank_pb2.RankTrialQuery(number=number))
+        with self._lock:
+            self._lock.wait_for(lambda: self._trial_answers[number] is not None, _ANSWER_SECONDS)
+            answer = self._trial_answers.pop(number)
+        problem = answer.problem if answer is not None else "the trial runner gave no answer"
+        if problem or answer is None:
+            raise unavailable(
+                "core.no_answer", f"what the cluster has on record of this trial cannot be read now: {problem}"
+            )
+        return answer
 
     def send_stopping(self) -> None:
         if not self._is_stopping:
@@ -371,6 +413,12 @@ class RunnerLink:
                 with self._lock:
                     self._fusion = message.fusion_answer
                     self._lock.notify_all()
+            elif message.HasField("trial_answer"):
+                with self._lock:
+                    # An answer that comes too late is of no use any more.
+                    if message.trial_answer.number in self._trial_answers:
+                        self._trial_answers[message.trial_answer.number] = message.trial_answer
+                        self._lock.notify_all()
             elif message.HasField("trace"):
                 self._on_trace(message.trace.batches)
 

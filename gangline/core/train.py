@@ -6,6 +6,7 @@ elsewhere to stdout.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from gangline.core.beat import Beat, NoBeat
 from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link
 from gangline.core.tensorboard import TensorboardFolder, keep_name, take_all
-from gangline.domain.metric_value import encode_values
+from gangline.domain.metric_value import encode_metadata, encode_values
 from gangline.errors import InvalidHP, invalid
 from gangline.lacking import Lacking
 
@@ -40,7 +41,7 @@ class TrainContext(Lacking):
     """Sends a trial's reports. Chief only, except for TensorBoard. steps_completed: batches since the trial began, over
     all restarts."""
 
-    lacks = ("get_experiment_best_validation", "get_metadata", "report_metadata", "set_metadata")
+    lacks = ("report_metadata",)
 
     def __init__(
         self,
@@ -134,6 +135,34 @@ class TrainContext(Lacking):
         """Writes the trial's present activity, one or two words, to its log."""
         self._check_chief("set_status")
         _log.info("status: %s", status)
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Sets the trial's metadata, which replace earlier ones, and returns them as they are kept. Any rank may call
+        it; it waits for nothing, and an outage of the control plane loses nothing.
+
+        metadata: plain data of at most 16 KiB as JSON; keys become strings. Raises GanglineError `core.metadata`.
+        """
+        metadata_json = encode_metadata(metadata)
+        self._link.send_metadata(metadata_json)
+        return dict(json.loads(metadata_json))
+
+    def get_metadata(self) -> dict[str, Any] | None:
+        """Returns the trial's metadata, which an earlier attempt may have set; None where none are set. Any rank may
+        call it. It waits for the scheduler; raises GanglineError `core.no_answer` when none answers."""
+        metadata_json = self._find_trial().metadata_json
+        return dict(json.loads(metadata_json)) if metadata_json else None
+
+    def get_experiment_best_validation(self) -> float | None:
+        """Returns the best value of searcher.metric that any trial of the experiment has reported; None before the
+        first one, and off the cluster. Any rank may call it. It waits as `get_metadata` does."""
+        answer = self._find_trial()
+        return float(answer.best_validation) if answer.HasField("best_validation") else None
+
+    def _find_trial(self) -> Any:
+        self._beat.touch()
+        answer = self._link.find_trial()
+        self._beat.touch()
+        return answer
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
         """Announces that the script ends early by itself. INVALID_HP raises InvalidHP: the trial fails with that reason

@@ -162,6 +162,7 @@ class Trial:
     size_changes: tuple[SizeChange, ...] = ()
     attempt_usages: tuple[AttemptUsage, ...] = ()
     validated_batches: int | None = None
+    metadata_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 `encode_values` makes the JSON of a report in a rank. `admit_values` reads it again at the trial runner and at the
 gateway, because a rank runs a user's program, which may send anything. Both leave out values beyond the limits, each
-with a reason, and keep the others.
+with a reason, and keep the others. The metadata of a trial are JSON by the same rules, and refused as a whole.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from gangline.domain.document import to_encodable
+from gangline.domain.document import check_document, to_encodable
+from gangline.errors import invalid
 
 # Limit of the JSON of one value, and of all values of one report.
 MOST_VALUE_BYTES = 64 << 10
@@ -20,6 +21,8 @@ MOST_REPORT_BYTES = 256 << 10
 # Levels of lists and mappings in one value.
 MOST_LEVELS = 32
 MOST_NAME_LENGTH = 256
+# Limit of a trial's metadata as JSON. They are part of the trial's record, which is written often.
+MOST_METADATA_BYTES = 16 << 10
 # The reason for text that holds no values at all.
 UNREADABLE = "the values are no JSON object"
 
@@ -49,6 +52,30 @@ def encode_values(values: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
         num_bytes += len(text)
         texts.append(text)
     return (f"{{{', '.join(texts)}}}" if texts else ""), left_out
+
+
+def encode_metadata(metadata: object) -> str:
+    """Returns a trial's metadata as a JSON object. Raises GanglineError `core.metadata` for anything that does not fit
+    into one."""
+    if not isinstance(metadata, Mapping):
+        raise invalid("core.metadata", f"the metadata of a trial are a {type(metadata).__name__}; give a dictionary")
+    text, left_out = encode_values({str(name): value for name, value in metadata.items()})
+    for name, reason in left_out.items():
+        raise invalid("core.metadata", f"the metadata of a trial: {name:.80} is {reason}; give plain data")
+    if len(text) > MOST_METADATA_BYTES:
+        raise invalid(
+            "core.metadata",
+            f"the metadata of a trial have {len(text)} bytes as JSON, at most {MOST_METADATA_BYTES} are kept; put "
+            "large data into a checkpoint",
+        )
+    return text or "{}"
+
+
+def check_metadata(text: str) -> None:
+    """Checks metadata that a rank has sent. Raises GanglineError `core.metadata`, `document.invalid`."""
+    if len(text) > MOST_METADATA_BYTES:
+        raise invalid("core.metadata", f"the metadata of a trial have {len(text)} bytes, at most {MOST_METADATA_BYTES}")
+    check_document(text, "the metadata of a trial")
 
 
 def admit_values(text: str) -> tuple[str, dict[str, str]]:

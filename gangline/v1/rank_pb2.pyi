@@ -37,6 +37,10 @@ class RankMessage(google.protobuf.message.Message):
     FUSION_FORGET_FIELD_NUMBER: builtins.int
     STOPPING_FIELD_NUMBER: builtins.int
     WORKER_FAILURE_FIELD_NUMBER: builtins.int
+    TRIAL_METADATA_FIELD_NUMBER: builtins.int
+    TRIAL_QUERY_FIELD_NUMBER: builtins.int
+    trial_metadata: builtins.str
+    """The metadata of the trial from now on, as a JSON object."""
     @property
     def hello(self) -> Global___RankHello: ...
     @property
@@ -71,6 +75,10 @@ class RankMessage(google.protobuf.message.Message):
     def worker_failure(self) -> Global___RankFailure:
         """Of a process that the rank has started. It counts where the rank then fails and cannot say why."""
 
+    @property
+    def trial_query(self) -> Global___RankTrialQuery:
+        """Answered by TrialAnswer."""
+
     def __init__(
         self,
         *,
@@ -86,10 +94,12 @@ class RankMessage(google.protobuf.message.Message):
         fusion_forget: Global___RankFusionForget | None = ...,
         stopping: Global___RankStopping | None = ...,
         worker_failure: Global___RankFailure | None = ...,
+        trial_metadata: builtins.str = ...,
+        trial_query: Global___RankTrialQuery | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "worker_failure", b"worker_failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "worker_failure", b"worker_failure"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping", "worker_failure"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "worker_failure", b"worker_failure"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "worker_failure", b"worker_failure"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping", "worker_failure", "trial_metadata", "trial_query"] | None: ...
 
 Global___RankMessage: typing_extensions.TypeAlias = RankMessage
 
@@ -100,6 +110,7 @@ class RunnerMessage(google.protobuf.message.Message):
     PREEMPT_FIELD_NUMBER: builtins.int
     FUSION_ANSWER_FIELD_NUMBER: builtins.int
     TRACE_FIELD_NUMBER: builtins.int
+    TRIAL_ANSWER_FIELD_NUMBER: builtins.int
     @property
     def preempt(self) -> Global___PreemptRank: ...
     @property
@@ -108,16 +119,19 @@ class RunnerMessage(google.protobuf.message.Message):
     def trace(self) -> Global___TraceRank:
         """Chief only."""
 
+    @property
+    def trial_answer(self) -> Global___TrialAnswer: ...
     def __init__(
         self,
         *,
         preempt: Global___PreemptRank | None = ...,
         fusion_answer: Global___FusionAnswer | None = ...,
         trace: Global___TraceRank | None = ...,
+        trial_answer: Global___TrialAnswer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["fusion_answer", b"fusion_answer", "message", b"message", "preempt", b"preempt", "trace", b"trace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["fusion_answer", b"fusion_answer", "message", b"message", "preempt", b"preempt", "trace", b"trace"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["preempt", "fusion_answer", "trace"] | None: ...
+    def HasField(self, field_name: typing.Literal["fusion_answer", b"fusion_answer", "message", b"message", "preempt", b"preempt", "trace", b"trace", "trial_answer", b"trial_answer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fusion_answer", b"fusion_answer", "message", b"message", "preempt", b"preempt", "trace", b"trace", "trial_answer", b"trial_answer"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["preempt", "fusion_answer", "trace", "trial_answer"] | None: ...
 
 Global___RunnerMessage: typing_extensions.TypeAlias = RunnerMessage
 
@@ -341,6 +355,53 @@ class FusionAnswer(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["family", b"family", "records", b"records"]) -> None: ...
 
 Global___FusionAnswer: typing_extensions.TypeAlias = FusionAnswer
+
+@typing.final
+class RankTrialQuery(google.protobuf.message.Message):
+    """Asks what the scheduler has on record of this trial."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Chosen by the rank; the answer repeats it."""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
+
+Global___RankTrialQuery: typing_extensions.TypeAlias = RankTrialQuery
+
+@typing.final
+class TrialAnswer(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    METADATA_JSON_FIELD_NUMBER: builtins.int
+    BEST_VALIDATION_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    metadata_json: builtins.str
+    """Empty where none is set."""
+    best_validation: builtins.float
+    """The best value of the searcher's metric in the experiment; absent before the first validation."""
+    problem: builtins.str
+    """Why the rest is not known, as a clause; empty otherwise."""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        metadata_json: builtins.str = ...,
+        best_validation: builtins.float | None = ...,
+        problem: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "metadata_json", b"metadata_json", "number", b"number", "problem", b"problem"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
+
+Global___TrialAnswer: typing_extensions.TypeAlias = TrialAnswer
 
 @typing.final
 class PreemptRank(google.protobuf.message.Message):

@@ -411,9 +411,12 @@ class TrialReport(google.protobuf.message.Message):
     CHECKPOINT_FIELD_NUMBER: builtins.int
     FUSION_FIELD_NUMBER: builtins.int
     FORGOTTEN_FUSION_FIELD_NUMBER: builtins.int
+    METADATA_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     forgotten_fusion: builtins.str
     """The key of a record that did not hold for this trial."""
+    metadata: builtins.str
+    """The metadata of the trial from now on, as a JSON object."""
     @property
     def running(self) -> Global___RunningReport: ...
     @property
@@ -436,10 +439,11 @@ class TrialReport(google.protobuf.message.Message):
         checkpoint: gangline.v1.types_pb2.Checkpoint | None = ...,
         fusion: gangline.v1.types_pb2.FusionRecord | None = ...,
         forgotten_fusion: builtins.str = ...,
+        metadata: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "progress", b"progress", "report", b"report", "running", b"running", "validation", b"validation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "progress", b"progress", "report", b"report", "running", b"running", "sequence", b"sequence", "validation", b"validation"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["report", b"report"]) -> typing.Literal["running", "progress", "validation", "checkpoint", "fusion", "forgotten_fusion"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "validation", b"validation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "sequence", b"sequence", "validation", b"validation"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["report", b"report"]) -> typing.Literal["running", "progress", "validation", "checkpoint", "fusion", "forgotten_fusion", "metadata"] | None: ...
 
 Global___TrialReport: typing_extensions.TypeAlias = TrialReport
 
@@ -708,3 +712,39 @@ class FindFusionResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["records", b"records"]) -> None: ...
 
 Global___FindFusionResponse: typing_extensions.TypeAlias = FindFusionResponse
+
+@typing.final
+class FindTrialFactsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id"]) -> None: ...
+
+Global___FindTrialFactsRequest: typing_extensions.TypeAlias = FindTrialFactsRequest
+
+@typing.final
+class FindTrialFactsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    METADATA_JSON_FIELD_NUMBER: builtins.int
+    BEST_VALIDATION_FIELD_NUMBER: builtins.int
+    metadata_json: builtins.str
+    best_validation: builtins.float
+    """Of all trials of the experiment; absent before the first validation."""
+    def __init__(
+        self,
+        *,
+        metadata_json: builtins.str = ...,
+        best_validation: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "metadata_json", b"metadata_json"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
+
+Global___FindTrialFactsResponse: typing_extensions.TypeAlias = FindTrialFactsResponse

@@ -54,6 +54,11 @@ class RunnerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_runner__pb2.FindFusionRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_runner__pb2.FindFusionResponse.FromString,
                 _registered_method=True)
+        self.FindTrialFacts = channel.unary_unary(
+                '/gangline.v1.RunnerService/FindTrialFacts',
+                request_serializer=gangline_dot_v1_dot_runner__pb2.FindTrialFactsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_runner__pb2.FindTrialFactsResponse.FromString,
+                _registered_method=True)
 
 
 class RunnerServiceServicer(object):
@@ -89,6 +94,13 @@ class RunnerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindTrialFacts(self, request, context):
+        """What is on record of the allocation's trial and of its experiment.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunnerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.FindFusion,
                     request_deserializer=gangline_dot_v1_dot_runner__pb2.FindFusionRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_runner__pb2.FindFusionResponse.SerializeToString,
+            ),
+            'FindTrialFacts': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindTrialFacts,
+                    request_deserializer=gangline_dot_v1_dot_runner__pb2.FindTrialFactsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_runner__pb2.FindTrialFactsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +238,33 @@ class RunnerService(object):
             '/gangline.v1.RunnerService/FindFusion',
             gangline_dot_v1_dot_runner__pb2.FindFusionRequest.SerializeToString,
             gangline_dot_v1_dot_runner__pb2.FindFusionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindTrialFacts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.RunnerService/FindTrialFacts',
+            gangline_dot_v1_dot_runner__pb2.FindTrialFactsRequest.SerializeToString,
+            gangline_dot_v1_dot_runner__pb2.FindTrialFactsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -92,7 +92,23 @@ _RunnerServiceFindFusionType = typing_extensions.TypeVar(
     ],
 )
 
-class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServiceReportTrialType, _RunnerServiceRenewAttemptType, _RunnerServiceFindFusionType]):
+_RunnerServiceFindTrialFactsType = typing_extensions.TypeVar(
+    '_RunnerServiceFindTrialFactsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.FindTrialFactsRequest,
+        gangline.v1.runner_pb2.FindTrialFactsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.FindTrialFactsRequest,
+        gangline.v1.runner_pb2.FindTrialFactsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.FindTrialFactsRequest,
+        gangline.v1.runner_pb2.FindTrialFactsResponse,
+    ],
+)
+
+class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServiceReportTrialType, _RunnerServiceRenewAttemptType, _RunnerServiceFindFusionType, _RunnerServiceFindTrialFactsType]):
     @typing.overload
     def __init__(self: RunnerServiceStub[
         grpc.StreamStreamMultiCallable[
@@ -110,6 +126,10 @@ class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServic
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.runner_pb2.FindFusionRequest,
             gangline.v1.runner_pb2.FindFusionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.runner_pb2.FindTrialFactsRequest,
+            gangline.v1.runner_pb2.FindTrialFactsResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -131,6 +151,10 @@ class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServic
             gangline.v1.runner_pb2.FindFusionRequest,
             gangline.v1.runner_pb2.FindFusionResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.runner_pb2.FindTrialFactsRequest,
+            gangline.v1.runner_pb2.FindTrialFactsResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     JoinGang: _RunnerServiceJoinGangType
@@ -149,6 +173,9 @@ class RunnerServiceStub(typing.Generic[_RunnerServiceJoinGangType, _RunnerServic
     FindFusion: _RunnerServiceFindFusionType
     """What is remembered of tensor fusion in trials of this family."""
 
+    FindTrialFacts: _RunnerServiceFindTrialFactsType
+    """What is on record of the allocation's trial and of its experiment."""
+
 RunnerServiceAsyncStub: typing_extensions.TypeAlias = RunnerServiceStub[
     grpc.aio.StreamStreamMultiCallable[
         gangline.v1.runner_pb2.JoinGangRequest,
@@ -165,6 +192,10 @@ RunnerServiceAsyncStub: typing_extensions.TypeAlias = RunnerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.runner_pb2.FindFusionRequest,
         gangline.v1.runner_pb2.FindFusionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.runner_pb2.FindTrialFactsRequest,
+        gangline.v1.runner_pb2.FindTrialFactsResponse,
     ],
 ]
 
@@ -204,5 +235,13 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.runner_pb2.FindFusionResponse, collections.abc.Awaitable[gangline.v1.runner_pb2.FindFusionResponse]]:
         """What is remembered of tensor fusion in trials of this family."""
+
+    @abc.abstractmethod
+    def FindTrialFacts(
+        self,
+        request: gangline.v1.runner_pb2.FindTrialFactsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.runner_pb2.FindTrialFactsResponse, collections.abc.Awaitable[gangline.v1.runner_pb2.FindTrialFactsResponse]]:
+        """What is on record of the allocation's trial and of its experiment."""
 
 def add_RunnerServiceServicer_to_server(servicer: RunnerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

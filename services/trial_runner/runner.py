@@ -56,6 +56,7 @@ from services.trial_runner.ranks.startup_hook import HOOK_NAME, HOOK_RANK, HookF
 from services.trial_runner.ranks.worker_line import split_by_worker
 from services.trial_runner.start_error import is_agents_fault, kind_of
 from services.trial_runner.stop_signal import StopRequest
+from services.trial_runner.trial_facts import TrialFacts
 from services.trial_runner.watchdog.hang_rule import describe_place
 from services.trial_runner.watchdog.stacks import dump_stacks
 from services.trial_runner.watchdog.watchdog import Watchdog
@@ -121,6 +122,7 @@ class TrialRunner:
             spec, self._place.agent_id, on_over=self._on_over, on_stop=self._on_scheduler_stop, on_cut=self._on_cut
         )
         self._fusion = FusionRecords(spec, self._delivery.reporter, self._link.send)
+        self._trial_facts = TrialFacts(spec, self._delivery.reporter, self._delivery.recorder, self._link.send)
         self._log_policy = LogPolicyMatcher(log_rules_of(config), self._delivery.recorder.warn)
         self._pump = LogPump(self._on_lines)
         self._preparation = Preparation(
@@ -340,6 +342,7 @@ class TrialRunner:
             await self._preparation.nursery.close()
         self._confinement.release()
         await self._fusion.close()
+        await self._trial_facts.close()
         await self._link.close()
         self._relay.tell_rest()
         return await self._delivery.close(self._drain_seconds())
@@ -463,6 +466,7 @@ class TrialRunner:
             self._speak()
         self._relay.on_message(rank, message)
         self._fusion.on_message(rank, message)
+        self._trial_facts.on_message(rank, message)
         if self._rank_group is not None:
             self._rank_group.on_message(rank, message)
 

@@ -35,6 +35,10 @@ import determined as det
 
 logging.basicConfig(level=logging.INFO, format=det.LOG_FORMAT)
 with det.core.init() as core:
+    assert core.train.get_metadata() is None and core.train.get_experiment_best_validation() is None
+    core.train.set_metadata({"phase": "first"})
+    core.train.set_metadata({"phase": "second", "sizes": [1, 2]})
+    assert core.train.get_metadata() == {"phase": "second", "sizes": [1, 2]}
     for operation in core.searcher.operations():
         for batch in range(1, operation.length + 1):
             values = {"note": "batch %d" % batch, "by_class": [batch, math.nan], "at": {"lr": 0.1}}
@@ -43,6 +47,7 @@ with det.core.init() as core:
         with core.checkpoint.store_path({"steps_completed": batch}) as (path, uuid):
             pathlib.Path(path, "weights").write_text("w" * 100_000)
         core.train.report_validation_metrics(steps_completed=batch, metrics={"loss": 1 / batch, "odd": math.inf})
+        assert core.train.get_experiment_best_validation() == 1 / batch
         operation.report_completed(1 / batch)
     logging.info("trained to %d", batch)
 """
@@ -84,7 +89,9 @@ def _csv(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text.strip())))
 
 
-def test_the_end_of_an_experiment_is_what_it_shows(det: DeterminedClient, done: str, tmp_path: Path) -> None:
+def test_the_end_of_an_experiment_is_what_it_shows(
+    det: DeterminedClient, done: str, cluster: Cluster, tmp_path: Path
+) -> None:
     [entry] = [row for row in _csv(det.works("experiment", "list", "--csv").text) if row["ID"] == done]
     assert (entry["Owner"], entry["Name"], entry["State"]) == ("admin", "done", "COMPLETED")
     assert det.works("experiment", "wait", done).code == 0
@@ -108,6 +115,10 @@ def test_the_end_of_an_experiment_is_what_it_shows(det: DeterminedClient, done: 
         {"odd": "NaN", "note": f"batch {batch}", "by_class": [batch, "NaN"], "at": {"lr": 0.1}} for batch in range(1, 6)
     ]
     assert logs.text.count("metric huge is larger than 64 KiB as JSON; it is not recorded") == 1
+    shown = cluster.run("trial", "describe", f"{done}.1").stdout
+    assert 'metadata: {"phase": "second", "sizes": [1, 2]}' in shown
+    described = json.loads(cluster.run("trial", "describe", f"{done}.1", "--json").stdout)
+    assert described["trial"]["metadata"] == {"phase": "second", "sizes": [1, 2]}
     det.works("experiment", "download-model-def", done, "--output-dir", str(tmp_path))
     with tarfile.open(tmp_path / f"experiment_{done}_model_def.tgz") as code:
         assert {"train.py", "exp.yaml"} <= set(code.getnames())
@@ -314,6 +325,9 @@ checkpoint = trial.list_checkpoints()[0]
 print("best", experiment.list_checkpoints(max_results=1)[0].uuid == checkpoint.uuid)
 print("lines", sum("trained to" in line for line in trial.logs()))
 print("training", [round(each.metrics["loss"], 2) for each in trial.iter_metrics("training")])
+from determined.common.api import bindings
+print("metadata", bindings.get_GetRunMetadata(client._determined._session, runId=trial.id).metadata)
+print("notes", [each.metrics["note"] for each in trial.iter_metrics("training")])
 print("validation", [each.metrics["loss"] for each in trial.iter_metrics("validation")])
 print("file", len(open(checkpoint.download() + "/weights").read()))
 print("same", client.get_experiment(experiment.id).name, client.get_trial(trial.id).state.name)
@@ -330,10 +344,12 @@ print("workspace", client.get_workspace("sdk").id == workspace.id)
 
 def test_the_sdk(det: DeterminedClient, cluster: Cluster, lab: Path) -> None:
     printed = det.script(SDK.format(user="admin", password=cluster.login.token, lab=lab))
-    assert printed.splitlines()[-9:] == [
+    assert printed.splitlines()[-11:] == [
         "best True",
         "lines 1",
         "training [1.0, 0.5, 0.33, 0.25, 0.2]",
+        "metadata {'phase': 'second', 'sizes': [1, 2]}",
+        "notes ['batch 1', 'batch 2', 'batch 3', 'batch 4', 'batch 5']",
         "validation [0.2]",
         "file 100000",
         "same lab COMPLETED",

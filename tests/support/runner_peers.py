@@ -187,6 +187,17 @@ class SchedulerPeer(_Server, runner_pb2_grpc.RunnerServiceServicer):
         await self._admit(context)
         return runner_pb2.FindFusionResponse()
 
+    async def FindTrialFacts(  # noqa: N802 - the method's name in the proto
+        self, request: runner_pb2.FindTrialFactsRequest, context: Any
+    ) -> runner_pb2.FindTrialFactsResponse:
+        """Answers with the metadata that were reported last."""
+        await self._admit(context)
+        if self.over_reason:
+            await context.abort(*status_of(not_found("allocation.not_found", self.over_reason)))
+        metadata = ["", *self.reports_of("metadata")]
+        values = [report.metrics["loss"] for report in self.reports_of("validation")]
+        return runner_pb2.FindTrialFactsResponse(metadata_json=metadata[-1], best_validation=min(values, default=None))
+
     def forget(self) -> None:
         """Resets the state to that of a scheduler that has just begun to lead: no agent has said hello."""
         self._meeting = _Meeting()

@@ -69,7 +69,7 @@ _LACKING = {
     "from determined.pytorch import deepspeed": "determined.pytorch.deepspeed",
     "from determined.pytorch import ClipGradsL2Norm": "determined.pytorch.ClipGradsL2Norm",
     "import determined as det; det.core.DeepSpeedContext": "determined.core.DeepSpeedContext",
-    "import determined as det; det.core.init().train.get_metadata()": "TrainContext.get_metadata",
+    "import determined as det; det.core.init().train.report_metadata()": "TrainContext.report_metadata",
     "import determined as det; det.core.init().experimental": "Context.experimental",
     "from determined import core; core.DistributedContext.from_horovod": "DistributedContext.from_horovod",
     "from determined import pytorch; pytorch.PyTorchTrialContext.from_config": "PyTorchTrialContext.from_config",

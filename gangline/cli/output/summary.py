@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gangline.cli.output.table_layout import Column, lay_out, line_of
-from gangline.cli.output.text import count, format_duration, format_metrics
+from gangline.cli.output.text import count, cut_text, format_duration, format_metrics
 from gangline.domain import explanation
 from gangline.domain.allocation import ExitReport, shrunk_reason
 from gangline.domain.experiment import Experiment, Trial
@@ -54,6 +54,8 @@ def metric_warning(view: ExperimentView) -> str:
     return f"warning: validations report no searcher.metric {metric!r}, so none is the best; they report: {names}"
 
 
+# Characters of a trial's metadata in a summary; --json shows all of them.
+_MOST_METADATA = 200
 # Names of metrics in a warning.
 _MOST_METRICS = 8
 
@@ -275,6 +277,8 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
         metrics = dict(view.validation.metrics)
     if metrics:
         lines.append(f"  validation: {format_metrics(_numbers(metrics))}")
+    if trial.metadata_json:
+        lines.append(f"  metadata: {cut_text(trial.metadata_json, _MOST_METADATA)}")
     if trial.latest_checkpoint_id:
         lines.append(f"  checkpoint: {trial.latest_checkpoint_id} (after {trial.batches_completed} batches)")
     lines += size_lines(view)

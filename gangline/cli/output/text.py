@@ -51,12 +51,15 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 def format_report(point: MetricsPoint) -> str:
     """Returns the numbers of a report, and then its other metrics as JSON, each cut to MOST_SHOWN characters."""
-    shown = [f"{name} {_cut(json.dumps(value, ensure_ascii=False))}" for name, value in sorted(point.values.items())]
+    shown = [
+        f"{name} {cut_text(json.dumps(value, ensure_ascii=False))}" for name, value in sorted(point.values.items())
+    ]
     return ", ".join([*([format_metrics(point.metrics)] if point.metrics else []), *shown])
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}\N{HORIZONTAL ELLIPSIS}"
+def cut_text(text: str, most: int = MOST_SHOWN) -> str:
+    """Returns the text, or its beginning and an ellipsis where it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def to_json(value: Any, indent: int | None = 1) -> str:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 import re2
 
+from gangline.domain.document import read_document
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.history import LogFilter, StoredLog, StoredMetrics
 from gangline.domain.id import number_of, trial_id_of
@@ -43,6 +44,12 @@ async def list_of_experiment(call: Call) -> Json:
 
 async def find(call: Call) -> Json:
     return {"trial": describe(await call.cases.experiments.view_trial(call.caller, _trial_id(call)))}
+
+
+async def find_metadata(call: Call) -> Json:
+    """A run is a trial, by its number."""
+    view = await call.cases.experiments.view_trial(call.caller, _trial_id(call))
+    return {"metadata": read_document(view.trial.metadata_json)}
 
 
 async def kill(call: Call) -> Json:
@@ -230,6 +237,7 @@ def describe(view: TrialView) -> Json:
         "id": number_of(trial.id),
         "experimentId": trial.experiment_id,
         "hparams": load(trial.hyperparameters_json),
+        "metadata": read_document(trial.metadata_json),
         "restarts": trial.restarts,
         "state": state_name(trial.state, trial.outcome),
         "startTime": start_instant(trial.created_at),
@@ -268,6 +276,7 @@ ROUTES: Routes = (
     ("GET", "/api/v1/trials/metrics/validation_metrics", validation_metrics),
     ("GET", "/api/v1/trials/metrics/trial_metrics", group_metrics),
     ("GET", "/api/v1/trials/{id}", find),
+    ("GET", "/api/v1/runs/{id}/metadata", find_metadata),
     ("POST", "/api/v1/trials/{id}/kill", kill),
     ("GET", "/api/v1/trials/{id}/workloads", list_workloads),
     ("GET", "/api/v1/trials/{id}/logs", logs),

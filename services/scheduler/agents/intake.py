@@ -19,6 +19,7 @@ from gangline.domain.allocation import Allocation, ExitReport, Timeline
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import parse_allocation_id
+from gangline.domain.metric_value import check_metadata
 from gangline.domain.resource import Agent
 from gangline.domain.state import CheckpointState
 from gangline.errors import ErrorKind, GanglineError
@@ -37,7 +38,7 @@ from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.fence import fenced, is_superseded, live, why_over
 from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
 from services.scheduler.transition.place import accepted, came_up
-from services.scheduler.transition.report import checkpointed, progressed, validated
+from services.scheduler.transition.report import checkpointed, described, progressed, validated
 
 _log = structlog.get_logger(__name__)
 
@@ -143,6 +144,10 @@ class Intake:
                 await self._validated(allocation_id, report.validation)
             case "checkpoint":
                 await self._checkpointed(allocation_id, node_rank, wire.from_proto(Checkpoint, report.checkpoint))
+            case "metadata":
+                check_metadata(report.metadata)
+                trial_id = parse_allocation_id(allocation_id)[0]
+                await self._commit(allocation_id, lambda records: described(records, trial_id, report.metadata))
             case "fusion":
                 record, trial_id = wire.from_proto(FusionRecord, report.fusion), parse_allocation_id(allocation_id)[0]
                 await self._store.commit(

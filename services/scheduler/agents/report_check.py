@@ -35,6 +35,8 @@ _AMOUNTS = {
     "fusion": ("default_step_seconds", "tuned_step_seconds", "alpha_seconds", "bytes_per_second"),
 }
 _TIMES = {"fusion": ("created_at",)}
+# Reports that are one text.
+_TEXTS = ("forgotten_fusion", "metadata")
 _PHASES = ("runner_up_at", "rendezvous_at", "ranks_up_at", "first_step_at")
 
 
@@ -50,7 +52,7 @@ class Screening:
         screened = runner_pb2.TrialReport()
         screened.CopyFrom(report)
         report_kind = screened.WhichOneof("report")
-        if report_kind is None or report_kind == "forgotten_fusion":
+        if report_kind is None or report_kind in _TEXTS:
             return screened
         message = getattr(screened, report_kind)
         replaced = [

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from gangline.domain.allocation import Allocation, ExitReport
+from gangline.domain.experiment import Trial
 from gangline.domain.fusion import FusionRecord, family_of
 from gangline.domain.id import describe_allocation
 from gangline.domain.resource import Agent
@@ -28,6 +29,7 @@ from services.scheduler.state import metrics
 from services.scheduler.state.records import get
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.fence import why_over
+from services.scheduler.transition.report import best_validation_of
 from services.scheduler.transition.stop import grace_left
 
 _log = structlog.get_logger(__name__)
@@ -107,6 +109,16 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         records = state.all_of(FusionRecord)
         matches = [wire.to_proto(record) for record in records if family_of(record.key) == request.family]
         return runner_pb2.FindFusionResponse(records=matches)
+
+    async def FindTrialFacts(  # noqa: N802 - grpc's name
+        self, request: runner_pb2.FindTrialFactsRequest, _context: Any
+    ) -> runner_pb2.FindTrialFactsResponse:
+        require_allocation(request.allocation_id)
+        state = (await self._leader_status.reach()).state
+        trial = get(state, Trial, get(state, Allocation, request.allocation_id).trial_id)
+        return runner_pb2.FindTrialFactsResponse(
+            metadata_json=trial.metadata_json, best_validation=best_validation_of(state, trial.experiment_id)
+        )
 
 
 async def _take_exit(term: Term, request: runner_pb2.RenewAttemptRequest) -> None:

@@ -1,4 +1,4 @@
-"""PURE: a runner's reports on its running trial: progress, validation, checkpoints.
+"""PURE: a runner's reports on its running trial: progress, validation, checkpoints, metadata.
 
 A terminal trial is never changed. A report of an attempt that has ended may still arrive; it counts until the next
 attempt begins (fence.py), because a checkpoint is durable training state.
@@ -107,6 +107,23 @@ def validated(
         )
         _tell(draft, trial, event, rules, now)
     return draft.change
+
+
+def described(records: Records, trial_id: str, metadata_json: str) -> StateChange:
+    """Records the metadata that the trial's program has set. They replace earlier ones."""
+    trial = records.find(Trial, trial_id)
+    if trial is None or trial.state is State.TERMINAL or trial.metadata_json == metadata_json:
+        return StateChange()
+    draft = Draft(records)
+    draft.put(replace(trial, metadata_json=metadata_json))
+    return draft.change
+
+
+def best_validation_of(records: Records, experiment_id: int) -> float | None:
+    """Returns the best value of the searcher's metric over all trials; None before the first validation."""
+    smaller_is_better = facts_of(get(records, Experiment, experiment_id).config_json).searcher.smaller_is_better
+    values = [trial.best_validation for trial in records.trials_of(experiment_id) if trial.best_validation is not None]
+    return (min if smaller_is_better else max)(values, default=None)
 
 
 def _last_validated(trial: Trial) -> int:

@@ -7,12 +7,16 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gangline.core import link as link_module
 from gangline.core.link import RunnerLink
 from gangline.domain.state import ExitKind
+from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import rank_pb2, types_pb2
 
 _SECONDS = 10.0
@@ -156,3 +160,37 @@ def test_lost_runner_is_noticed(peer: _Peer) -> None:
     assert peer.lost.wait(_SECONDS)
     peer.link.send_metrics("training", 1, {})
     assert peer.link.flush()
+
+
+def _answer(number: int, **content: Any) -> bytes:
+    return _frame(rank_pb2.RunnerMessage(trial_answer=rank_pb2.TrialAnswer(number=number, **content)))
+
+
+def test_questions_of_several_threads_get_their_own_answers(peer: _Peer) -> None:
+    peer.read()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(peer.link.find_trial)
+        assert peer.read().trial_query.number == 1
+        second = threads.submit(peer.link.find_trial)
+        assert peer.read().trial_query.number == 2
+        # One that nobody asked for, one twice, and in another order.
+        peer.connection.sendall(_answer(9) + _answer(2, metadata_json='{"b": 2}') * 2 + _answer(1, best_validation=0.5))
+        assert second.result(_SECONDS).metadata_json == '{"b": 2}'
+        assert first.result(_SECONDS).best_validation == 0.5
+
+
+def test_a_question_without_an_answer_ends_in_one_line(peer: _Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.read()
+    monkeypatch.setattr(link_module, "_ANSWER_SECONDS", 0.05)
+    with pytest.raises(GanglineError, match="cannot be read now: the trial runner gave no answer") as caught:
+        peer.link.find_trial()
+    assert (caught.value.code, caught.value.kind) == ("core.no_answer", ErrorKind.UNAVAILABLE)
+    monkeypatch.setattr(link_module, "_ANSWER_SECONDS", _SECONDS)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(peer.link.find_trial)
+        while (message := peer.read()).trial_query.number < 2:
+            assert message.HasField("trial_query")
+        # The answer to the first question comes too late, and is not taken for that to the second one.
+        peer.connection.sendall(_answer(1, metadata_json="{}") + _answer(2, problem="no scheduler has answered"))
+        with pytest.raises(GanglineError, match="cannot be read now: no scheduler has answered"):
+            asked.result(_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,13 +210,40 @@ def test_early_exit_has_its_reasons() -> None:
 
 def test_what_determined_has_beyond_is_named() -> None:
     train = _train(LocalLink())
-    assert not hasattr(train, "get_metadata")
+    assert not hasattr(train, "report_metadata")
     with pytest.raises(
-        AttributeError, match=r"TrainContext\.get_metadata is not part of Gangline; docs/from-determined"
+        AttributeError, match=r"TrainContext\.report_metadata is not part of Gangline; docs/from-determined"
     ):
-        train.get_metadata()
+        train.report_metadata()
     with pytest.raises(AttributeError, match="'TrainContext' object has no attribute 'get_metadat'"):
         train.get_metadat()
+
+
+def test_metadata_are_kept_off_the_cluster_too() -> None:
+    train = _train(LocalLink())
+    assert train.get_metadata() is None
+    assert train.get_experiment_best_validation() is None
+    kept = train.set_metadata({"tags": ("a", 1), 2: np.float32(0.5)})
+    assert kept == train.get_metadata() == {"tags": ["a", 1], "2": 0.5}
+    assert train.set_metadata({}) == train.get_metadata() == {}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ([1], "the metadata of a trial are a list; give a dictionary"),
+        ({"a": {1, 2}}, "the metadata of a trial: a is a set, which JSON cannot hold; give plain data"),
+        ({"a": "x" * 17_000}, "the metadata of a trial have 17009 bytes as JSON, at most 16384 are kept"),
+    ],
+)
+def test_metadata_that_cannot_be_kept_are_refused(metadata: Any, told: str) -> None:
+    train = _train(LocalLink())
+    train.set_metadata({"earlier": 1})
+    with pytest.raises(GanglineError) as caught:
+        train.set_metadata(metadata)
+    assert caught.value.code == "core.metadata"
+    assert caught.value.message.startswith(told)
+    assert train.get_metadata() == {"earlier": 1}
 
 
 @pytest.fixture

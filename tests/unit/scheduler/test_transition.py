@@ -21,7 +21,7 @@ from services.scheduler.transition.deadline import expired, next_deadline, overd
 from services.scheduler.transition.end import kill_experiment
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import accepted, came_up, place
-from services.scheduler.transition.report import checkpointed, progressed
+from services.scheduler.transition.report import best_validation_of, checkpointed, described, progressed, validated
 from services.scheduler.transition.stop import StopOrder, stop
 from services.scheduler.transition.submit_check import Submission, submit
 
@@ -298,3 +298,30 @@ def test_an_agent_that_a_log_policy_excludes_is_on_the_blocklist_from_then_on() 
     trial, request = get(world.records, Trial, "1.1"), get(world.records, Request, "1.1")
     assert trial.excluded_agents == {"a1": "log policy 'ecc' matched on rank 1: an ECC error"}
     assert request.blocklist == ("a1",)
+
+
+def test_metadata_replace_earlier_ones_until_the_trial_has_ended() -> None:
+    world = _placed()
+    for text in ('{"a": 1}', '{"b": 2}'):
+        world.apply(described(world.records, "1.1", text))
+    assert world.trial.metadata_json == '{"b": 2}'
+    assert not described(world.records, "1.1", '{"b": 2}')
+    assert not described(world.records, "9.9", "{}")
+    world.apply(kill_experiment(world.records, 1, "killed by ann", RULES, 20.0))
+    for agent_id in ("a1", "a2"):
+        world.exit(agent_id, ExitKind.KILLED)
+    assert world.trial.state is State.TERMINAL
+    assert not described(world.records, "1.1", "{}")
+    assert world.trial.metadata_json == '{"b": 2}'
+
+
+def test_the_best_validation_is_that_of_all_trials() -> None:
+    world = _placed()
+    assert best_validation_of(world.records, 1) is None
+    for batches, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
+        world.apply(
+            validated(world.records, "1.1", batches, json.dumps({"loss": loss}), rules=RULES, now=20.0 + batches)
+        )
+    assert best_validation_of(world.records, 1) == 0.25
+    world.apply(StateChange(puts=(replace(world.trial, id="1.2", number=2, best_validation=0.125),)))
+    assert best_validation_of(world.records, 1) == 0.125
