@@ -223,8 +223,8 @@ def test_metadata_are_kept_off_the_cluster_too() -> None:
     train = _train(LocalLink())
     assert train.get_metadata() is None
     assert train.get_experiment_best_validation() is None
-    kept = train.set_metadata({"tags": ("a", 1), 2: np.float32(0.5)})
-    assert kept == train.get_metadata() == {"tags": ["a", 1], "2": 0.5}
+    metadata: dict[Any, Any] = {"tags": ("a", 1), 2: np.float32(0.5)}
+    assert train.set_metadata(metadata) == train.get_metadata() == {"tags": ["a", 1], "2": 0.5}
     assert train.set_metadata({}) == train.get_metadata() == {}
 
 
