@@ -14,17 +14,7 @@ class NotInGangline(AttributeError):
     """An attribute of Determined that has no counterpart in Gangline. hasattr() treats it as missing."""
 
 
-# The ways out of names that have one which fits into the sentence.
-_INSTEAD = {
-    "determined.pytorch.experimental": "process data on all ranks with gangline.core: each rank takes its part by "
-    "context.distributed.rank",
-}
-
-
 def explain(name: str) -> str:
-    instead = _INSTEAD.get(name)
-    if instead is not None:
-        return f"{name} is not part of Gangline; {instead}; {PAGE} has more"
     return f"{name} is not part of Gangline; {PAGE} says what is, and what to use instead"
 
 

@@ -18,6 +18,7 @@ TARGET_BY_MODULE = {
     "determined.launch.torch_distributed": "gangline.launch.torch_distributed",
     "determined.launch.wrap_rank": "gangline.launch.wrap_rank",
     "determined.pytorch": "gangline.pytorch",
+    "determined.pytorch.experimental": "gangline.alias.batch_process",
     "determined.pytorch.samplers": "gangline.pytorch.sampler",
     "determined.tensorboard": "gangline.alias",
     "determined.tensorboard.metric_writers": "gangline.alias",

@@ -91,12 +91,6 @@ def test_what_is_lacking_is_named_with_the_page_of_differences(tmp_path: Path) -
     assert done.stdout.splitlines() == [f"{name} is not part of Gangline; {page}" for name in _LACKING.values()]
 
 
-def test_a_name_with_a_way_out_tells_it(tmp_path: Path) -> None:
-    line = "from determined.pytorch.experimental import torch_batch_process"
-    done = _python("", tmp_path, arguments=("-c", _INSTALL + _TRYING, line))
-    assert done.stdout.startswith("determined.pytorch.experimental is not part of Gangline; process data on all ranks")
-
-
 _CORE_V2 = """
 import logging
 from determined.experimental import core_v2
@@ -154,6 +148,7 @@ context = pytorch.CheckpointLoadContext(hparams={"width": 3}, exp_conf={"data": 
 assert (context.get_hparam("width"), context.get_data_config()) == (3, {"url": "u"})
 sampler = pytorch.adapt_batch_sampler([[0], [1], [2], [3], [4]], skip=1, num_replicas=2, rank=1)
 assert list(sampler) == [[3]]
+assert pytorch.experimental.torch_batch_process and pytorch.experimental.TorchBatchProcessor
 assert list(pytorch.samplers.ReproducibleShuffleSampler(range(5), 777)) == [0, 4, 1, 2, 3]
 """
 
