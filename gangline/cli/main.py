@@ -55,6 +55,7 @@ _ENTRIES = {
     "trial": _Entry("trial", "app", True),
     "task": _Entry("task", "app", True, ("t",)),
     "cmd": _Entry("command", "app", True, ("command",)),
+    "notebook": _Entry("notebook", "app", True),
     "job": _Entry("job", "app", True, ("j",)),
     "agent": _Entry("agent", "app", True, ("a",)),
     "slot": _Entry("agent", "slot_app", True, ("s",)),

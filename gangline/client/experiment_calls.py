@@ -29,7 +29,7 @@ from gangline.domain.search import SearchEvent, SearchOperation, SearchPreview
 from gangline.domain.state import ExperimentAction, LogLevel, State
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder, check_batches
-from gangline.domain.view import ExperimentView
+from gangline.domain.view import ExperimentView, TaskAccess
 from gangline.errors import Effect, ErrorKind, GanglineError
 from gangline.protocol.rpc import CHUNK_BYTES, is_unknown_method
 from gangline.protocol.wire import from_proto, to_proto
@@ -435,6 +435,12 @@ class ExperimentCalls(ProjectMethods, UserMethods):
             text = "this gateway is too old to explain a job; upgrade it, or look with: gangline job list"
             raise GanglineError("job.unexplained", text, ErrorKind.UNAVAILABLE) from error
         return from_proto(Explanation, answer.explanation)
+
+    def get_task_access(self, experiment_id: int) -> TaskAccess:
+        """Returns how to reach a shell or a notebook. For its owner and for administrators. Raises GanglineError
+        `task.no_tunnel`, `auth.not_owner`, `experiment.not_found`."""
+        answer = self._connection.call(self._stub.GetTaskAccess, pb.GetTaskAccessRequest(experiment_id=experiment_id))
+        return from_proto(TaskAccess, answer.access)
 
     def _submit_again(self, submission: Submission, request_id: str, is_open: bool) -> Created:
         """Submits. The code may have gone with a deleted experiment since its upload; then it is uploaded again."""

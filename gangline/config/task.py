@@ -16,10 +16,9 @@ from pydantic import Field
 
 from gangline.config.section import Section
 from gangline.domain.state import TaskKind
+from gangline.domain.task_environment import TASK_PYTHON
 from gangline.errors import invalid
 
-# The variable with the interpreter that has Gangline, where the environment of a task has another one.
-TASK_PYTHON = "GANGLINE_TASK_PYTHON"
 _NAME_LENGTH = 60
 _LAUNCHERS = {TaskKind.SHELL: "gangline.launch.shell", TaskKind.NOTEBOOK: "gangline.launch.notebook"}
 # Keys of Determined's configuration of a command that have another place here.
@@ -80,7 +79,7 @@ def _entrypoint(kind: TaskKind, given: Any) -> list[str]:
             raise invalid(
                 "task.entrypoint", f"a {kind.lower()} has no entrypoint; run a command with: gangline cmd run"
             )
-        return ["/bin/sh", "-c", f'exec "${TASK_PYTHON}" -m {_LAUNCHERS[kind]}']
+        return ["/bin/sh", "-c", f'exec "${TASK_PYTHON}" -I -m {_LAUNCHERS[kind]}']
     words = [given] if isinstance(given, str) else given
     is_words = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
     if not is_words or not "".join(words or ()).strip():

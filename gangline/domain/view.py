@@ -97,3 +97,15 @@ class ClusterView:
     num_slots_used: int
     num_pending: int
     etcd: EtcdHealth | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAccess:
+    """How the owner of a shell or a notebook reaches it. is_ready: its socket accepts connections. user: as which it
+    runs; empty before it is ready. path: below the address of a gateway, with a token for a browser. private_key: of a
+    shell, in OpenSSH's form."""
+
+    is_ready: bool = False
+    user: str = ""
+    path: str = ""
+    private_key: str = ""

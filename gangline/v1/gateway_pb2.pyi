@@ -1936,3 +1936,97 @@ class GatewayServiceForgetFusionResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["is_forgotten", b"is_forgotten"]) -> None: ...
 
 Global___GatewayServiceForgetFusionResponse: typing_extensions.TypeAlias = GatewayServiceForgetFusionResponse
+
+@typing.final
+class GetTaskAccessRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    experiment_id: builtins.int
+    def __init__(
+        self,
+        *,
+        experiment_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id"]) -> None: ...
+
+Global___GetTaskAccessRequest: typing_extensions.TypeAlias = GetTaskAccessRequest
+
+@typing.final
+class GetTaskAccessResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ACCESS_FIELD_NUMBER: builtins.int
+    @property
+    def access(self) -> Global___TaskAccess: ...
+    def __init__(
+        self,
+        *,
+        access: Global___TaskAccess | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["access", b"access"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["access", b"access"]) -> None: ...
+
+Global___GetTaskAccessResponse: typing_extensions.TypeAlias = GetTaskAccessResponse
+
+@typing.final
+class TaskAccess(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IS_READY_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    PRIVATE_KEY_FIELD_NUMBER: builtins.int
+    is_ready: builtins.bool
+    """Its socket accepts connections."""
+    user: builtins.str
+    """The account as which it runs; empty before it is ready."""
+    path: builtins.str
+    """The address below that of a gateway, with a token for a browser."""
+    private_key: builtins.str
+    """Of a shell: the private key of its owner, in OpenSSH's form."""
+    def __init__(
+        self,
+        *,
+        is_ready: builtins.bool = ...,
+        user: builtins.str = ...,
+        path: builtins.str = ...,
+        private_key: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_ready", b"is_ready", "path", b"path", "private_key", b"private_key", "user", b"user"]) -> None: ...
+
+Global___TaskAccess: typing_extensions.TypeAlias = TaskAccess
+
+@typing.final
+class ConnectTaskRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    experiment_id: builtins.int
+    """In the first message only."""
+    data: builtins.bytes
+    def __init__(
+        self,
+        *,
+        experiment_id: builtins.int = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "experiment_id", b"experiment_id"]) -> None: ...
+
+Global___ConnectTaskRequest: typing_extensions.TypeAlias = ConnectTaskRequest
+
+@typing.final
+class ConnectTaskResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data"]) -> None: ...
+
+Global___ConnectTaskResponse: typing_extensions.TypeAlias = ConnectTaskResponse

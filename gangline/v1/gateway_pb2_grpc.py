@@ -291,6 +291,16 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.FromString,
                 _registered_method=True)
+        self.GetTaskAccess = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetTaskAccess',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.GetTaskAccessRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.GetTaskAccessResponse.FromString,
+                _registered_method=True)
+        self.ConnectTask = channel.stream_stream(
+                '/gangline.v1.GatewayService/ConnectTask',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.ConnectTaskRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.ConnectTaskResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServiceServicer(object):
@@ -638,6 +648,21 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTaskAccess(self, request, context):
+        """How the owner of a shell or a notebook reaches it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConnectTask(self, request_iterator, context):
+        """One connection to a shell or a notebook; bytes flow both ways until one side ends the call. The first message names
+        the task.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -895,6 +920,16 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.SerializeToString,
+            ),
+            'GetTaskAccess': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTaskAccess,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.GetTaskAccessRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.GetTaskAccessResponse.SerializeToString,
+            ),
+            'ConnectTask': grpc.stream_stream_rpc_method_handler(
+                    servicer.ConnectTask,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.ConnectTaskRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.ConnectTaskResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -2274,6 +2309,60 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/RevokeToken',
             gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.SerializeToString,
             gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTaskAccess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetTaskAccess',
+            gangline_dot_v1_dot_gateway__pb2.GetTaskAccessRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.GetTaskAccessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConnectTask(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/gangline.v1.GatewayService/ConnectTask',
+            gangline_dot_v1_dot_gateway__pb2.ConnectTaskRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.ConnectTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,

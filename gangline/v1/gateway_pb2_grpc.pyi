@@ -845,7 +845,39 @@ _GatewayServiceRevokeTokenType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType]):
+_GatewayServiceGetTaskAccessType = typing_extensions.TypeVar(
+    '_GatewayServiceGetTaskAccessType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetTaskAccessRequest,
+        gangline.v1.gateway_pb2.GetTaskAccessResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetTaskAccessRequest,
+        gangline.v1.gateway_pb2.GetTaskAccessResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetTaskAccessRequest,
+        gangline.v1.gateway_pb2.GetTaskAccessResponse,
+    ],
+)
+
+_GatewayServiceConnectTaskType = typing_extensions.TypeVar(
+    '_GatewayServiceConnectTaskType',
+    grpc.StreamStreamMultiCallable[
+        gangline.v1.gateway_pb2.ConnectTaskRequest,
+        gangline.v1.gateway_pb2.ConnectTaskResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        gangline.v1.gateway_pb2.ConnectTaskRequest,
+        gangline.v1.gateway_pb2.ConnectTaskResponse,
+    ],
+    default=grpc.StreamStreamMultiCallable[
+        gangline.v1.gateway_pb2.ConnectTaskRequest,
+        gangline.v1.gateway_pb2.ConnectTaskResponse,
+    ],
+)
+
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -1051,6 +1083,14 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.RevokeTokenRequest,
             gangline.v1.user_pb2.RevokeTokenResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetTaskAccessRequest,
+            gangline.v1.gateway_pb2.GetTaskAccessResponse,
+        ],
+        grpc.StreamStreamMultiCallable[
+            gangline.v1.gateway_pb2.ConnectTaskRequest,
+            gangline.v1.gateway_pb2.ConnectTaskResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -1260,6 +1300,14 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.user_pb2.RevokeTokenRequest,
             gangline.v1.user_pb2.RevokeTokenResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetTaskAccessRequest,
+            gangline.v1.gateway_pb2.GetTaskAccessResponse,
+        ],
+        grpc.aio.StreamStreamMultiCallable[
+            gangline.v1.gateway_pb2.ConnectTaskRequest,
+            gangline.v1.gateway_pb2.ConnectTaskResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     UploadCode: _GatewayServiceUploadCodeType
@@ -1401,6 +1449,14 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     RevokeToken: _GatewayServiceRevokeTokenType
     """Of the caller; administrators revoke any. Revoking one that is revoked changes nothing."""
+
+    GetTaskAccess: _GatewayServiceGetTaskAccessType
+    """How the owner of a shell or a notebook reaches it."""
+
+    ConnectTask: _GatewayServiceConnectTaskType
+    """One connection to a shell or a notebook; bytes flow both ways until one side ends the call. The first message names
+    the task.
+    """
 
 GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.StreamUnaryMultiCallable[
@@ -1606,6 +1662,14 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.user_pb2.RevokeTokenRequest,
         gangline.v1.user_pb2.RevokeTokenResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetTaskAccessRequest,
+        gangline.v1.gateway_pb2.GetTaskAccessResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        gangline.v1.gateway_pb2.ConnectTaskRequest,
+        gangline.v1.gateway_pb2.ConnectTaskResponse,
     ],
 ]
 
@@ -2004,5 +2068,23 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.user_pb2.RevokeTokenResponse, collections.abc.Awaitable[gangline.v1.user_pb2.RevokeTokenResponse]]:
         """Of the caller; administrators revoke any. Revoking one that is revoked changes nothing."""
+
+    @abc.abstractmethod
+    def GetTaskAccess(
+        self,
+        request: gangline.v1.gateway_pb2.GetTaskAccessRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.GetTaskAccessResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GetTaskAccessResponse]]:
+        """How the owner of a shell or a notebook reaches it."""
+
+    @abc.abstractmethod
+    def ConnectTask(
+        self,
+        request_iterator: _MaybeAsyncIterator[gangline.v1.gateway_pb2.ConnectTaskRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[gangline.v1.gateway_pb2.ConnectTaskResponse], collections.abc.AsyncIterator[gangline.v1.gateway_pb2.ConnectTaskResponse]]:
+        """One connection to a shell or a notebook; bytes flow both ways until one side ends the call. The first message names
+        the task.
+        """
 
 def add_GatewayServiceServicer_to_server(servicer: GatewayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -222,3 +222,80 @@ class FetchCodeResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["chunk", b"chunk"]) -> None: ...
 
 Global___FetchCodeResponse: typing_extensions.TypeAlias = FetchCodeResponse
+
+@typing.final
+class OfferTunnelsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    user: builtins.str
+    """The account as which the task runs on its machine."""
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "user", b"user"]) -> None: ...
+
+Global___OfferTunnelsRequest: typing_extensions.TypeAlias = OfferTunnelsRequest
+
+@typing.final
+class OfferTunnelsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AUTHORIZED_KEY_FIELD_NUMBER: builtins.int
+    TUNNEL_ID_FIELD_NUMBER: builtins.int
+    authorized_key: builtins.str
+    """In the first message of a shell: the public key of its owner, as a line of authorized_keys."""
+    tunnel_id: builtins.str
+    """An order to open a tunnel; empty in the first message."""
+    def __init__(
+        self,
+        *,
+        authorized_key: builtins.str = ...,
+        tunnel_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["authorized_key", b"authorized_key", "tunnel_id", b"tunnel_id"]) -> None: ...
+
+Global___OfferTunnelsResponse: typing_extensions.TypeAlias = OfferTunnelsResponse
+
+@typing.final
+class TunnelRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TUNNEL_ID_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
+    tunnel_id: builtins.str
+    """In the first message only."""
+    data: builtins.bytes
+    problem: builtins.str
+    """In the first message: why the socket cannot be reached."""
+    def __init__(
+        self,
+        *,
+        tunnel_id: builtins.str = ...,
+        data: builtins.bytes = ...,
+        problem: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "problem", b"problem", "tunnel_id", b"tunnel_id"]) -> None: ...
+
+Global___TunnelRequest: typing_extensions.TypeAlias = TunnelRequest
+
+@typing.final
+class TunnelResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data"]) -> None: ...
+
+Global___TunnelResponse: typing_extensions.TypeAlias = TunnelResponse

@@ -44,6 +44,16 @@ class IngestServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_ingest__pb2.FetchCodeRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_ingest__pb2.FetchCodeResponse.FromString,
                 _registered_method=True)
+        self.OfferTunnels = channel.unary_stream(
+                '/gangline.v1.IngestService/OfferTunnels',
+                request_serializer=gangline_dot_v1_dot_ingest__pb2.OfferTunnelsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_ingest__pb2.OfferTunnelsResponse.FromString,
+                _registered_method=True)
+        self.Tunnel = channel.stream_stream(
+                '/gangline.v1.IngestService/Tunnel',
+                request_serializer=gangline_dot_v1_dot_ingest__pb2.TunnelRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_ingest__pb2.TunnelResponse.FromString,
+                _registered_method=True)
 
 
 class IngestServiceServicer(object):
@@ -64,6 +74,22 @@ class IngestServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OfferTunnels(self, request, context):
+        """The runner of a shell or a notebook whose socket accepts connections waits here, at every gateway, for orders to open
+        tunnels. A later offer of the same trial replaces an earlier one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tunnel(self, request_iterator, context):
+        """One connection to the task's socket. The runner's first message names the order; then bytes flow both ways until one
+        side ends the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IngestServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +102,16 @@ def add_IngestServiceServicer_to_server(servicer, server):
                     servicer.FetchCode,
                     request_deserializer=gangline_dot_v1_dot_ingest__pb2.FetchCodeRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_ingest__pb2.FetchCodeResponse.SerializeToString,
+            ),
+            'OfferTunnels': grpc.unary_stream_rpc_method_handler(
+                    servicer.OfferTunnels,
+                    request_deserializer=gangline_dot_v1_dot_ingest__pb2.OfferTunnelsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_ingest__pb2.OfferTunnelsResponse.SerializeToString,
+            ),
+            'Tunnel': grpc.stream_stream_rpc_method_handler(
+                    servicer.Tunnel,
+                    request_deserializer=gangline_dot_v1_dot_ingest__pb2.TunnelRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_ingest__pb2.TunnelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +168,60 @@ class IngestService(object):
             '/gangline.v1.IngestService/FetchCode',
             gangline_dot_v1_dot_ingest__pb2.FetchCodeRequest.SerializeToString,
             gangline_dot_v1_dot_ingest__pb2.FetchCodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferTunnels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/gangline.v1.IngestService/OfferTunnels',
+            gangline_dot_v1_dot_ingest__pb2.OfferTunnelsRequest.SerializeToString,
+            gangline_dot_v1_dot_ingest__pb2.OfferTunnelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tunnel(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/gangline.v1.IngestService/Tunnel',
+            gangline_dot_v1_dot_ingest__pb2.TunnelRequest.SerializeToString,
+            gangline_dot_v1_dot_ingest__pb2.TunnelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,7 +59,39 @@ _IngestServiceFetchCodeType = typing_extensions.TypeVar(
     ],
 )
 
-class IngestServiceStub(typing.Generic[_IngestServiceIngestType, _IngestServiceFetchCodeType]):
+_IngestServiceOfferTunnelsType = typing_extensions.TypeVar(
+    '_IngestServiceOfferTunnelsType',
+    grpc.UnaryStreamMultiCallable[
+        gangline.v1.ingest_pb2.OfferTunnelsRequest,
+        gangline.v1.ingest_pb2.OfferTunnelsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        gangline.v1.ingest_pb2.OfferTunnelsRequest,
+        gangline.v1.ingest_pb2.OfferTunnelsResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        gangline.v1.ingest_pb2.OfferTunnelsRequest,
+        gangline.v1.ingest_pb2.OfferTunnelsResponse,
+    ],
+)
+
+_IngestServiceTunnelType = typing_extensions.TypeVar(
+    '_IngestServiceTunnelType',
+    grpc.StreamStreamMultiCallable[
+        gangline.v1.ingest_pb2.TunnelRequest,
+        gangline.v1.ingest_pb2.TunnelResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        gangline.v1.ingest_pb2.TunnelRequest,
+        gangline.v1.ingest_pb2.TunnelResponse,
+    ],
+    default=grpc.StreamStreamMultiCallable[
+        gangline.v1.ingest_pb2.TunnelRequest,
+        gangline.v1.ingest_pb2.TunnelResponse,
+    ],
+)
+
+class IngestServiceStub(typing.Generic[_IngestServiceIngestType, _IngestServiceFetchCodeType, _IngestServiceOfferTunnelsType, _IngestServiceTunnelType]):
     @typing.overload
     def __init__(self: IngestServiceStub[
         grpc.StreamStreamMultiCallable[
@@ -69,6 +101,14 @@ class IngestServiceStub(typing.Generic[_IngestServiceIngestType, _IngestServiceF
         grpc.UnaryStreamMultiCallable[
             gangline.v1.ingest_pb2.FetchCodeRequest,
             gangline.v1.ingest_pb2.FetchCodeResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            gangline.v1.ingest_pb2.OfferTunnelsRequest,
+            gangline.v1.ingest_pb2.OfferTunnelsResponse,
+        ],
+        grpc.StreamStreamMultiCallable[
+            gangline.v1.ingest_pb2.TunnelRequest,
+            gangline.v1.ingest_pb2.TunnelResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -82,6 +122,14 @@ class IngestServiceStub(typing.Generic[_IngestServiceIngestType, _IngestServiceF
             gangline.v1.ingest_pb2.FetchCodeRequest,
             gangline.v1.ingest_pb2.FetchCodeResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            gangline.v1.ingest_pb2.OfferTunnelsRequest,
+            gangline.v1.ingest_pb2.OfferTunnelsResponse,
+        ],
+        grpc.aio.StreamStreamMultiCallable[
+            gangline.v1.ingest_pb2.TunnelRequest,
+            gangline.v1.ingest_pb2.TunnelResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Ingest: _IngestServiceIngestType
@@ -92,6 +140,16 @@ class IngestServiceStub(typing.Generic[_IngestServiceIngestType, _IngestServiceF
     FetchCode: _IngestServiceFetchCodeType
     """The gzipped tar of the code, in order."""
 
+    OfferTunnels: _IngestServiceOfferTunnelsType
+    """The runner of a shell or a notebook whose socket accepts connections waits here, at every gateway, for orders to open
+    tunnels. A later offer of the same trial replaces an earlier one.
+    """
+
+    Tunnel: _IngestServiceTunnelType
+    """One connection to the task's socket. The runner's first message names the order; then bytes flow both ways until one
+    side ends the call.
+    """
+
 IngestServiceAsyncStub: typing_extensions.TypeAlias = IngestServiceStub[
     grpc.aio.StreamStreamMultiCallable[
         gangline.v1.ingest_pb2.IngestRequest,
@@ -100,6 +158,14 @@ IngestServiceAsyncStub: typing_extensions.TypeAlias = IngestServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         gangline.v1.ingest_pb2.FetchCodeRequest,
         gangline.v1.ingest_pb2.FetchCodeResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        gangline.v1.ingest_pb2.OfferTunnelsRequest,
+        gangline.v1.ingest_pb2.OfferTunnelsResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        gangline.v1.ingest_pb2.TunnelRequest,
+        gangline.v1.ingest_pb2.TunnelResponse,
     ],
 ]
 
@@ -121,5 +187,25 @@ class IngestServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[gangline.v1.ingest_pb2.FetchCodeResponse], collections.abc.AsyncIterator[gangline.v1.ingest_pb2.FetchCodeResponse]]:
         """The gzipped tar of the code, in order."""
+
+    @abc.abstractmethod
+    def OfferTunnels(
+        self,
+        request: gangline.v1.ingest_pb2.OfferTunnelsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[gangline.v1.ingest_pb2.OfferTunnelsResponse], collections.abc.AsyncIterator[gangline.v1.ingest_pb2.OfferTunnelsResponse]]:
+        """The runner of a shell or a notebook whose socket accepts connections waits here, at every gateway, for orders to open
+        tunnels. A later offer of the same trial replaces an earlier one.
+        """
+
+    @abc.abstractmethod
+    def Tunnel(
+        self,
+        request_iterator: _MaybeAsyncIterator[gangline.v1.ingest_pb2.TunnelRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[gangline.v1.ingest_pb2.TunnelResponse], collections.abc.AsyncIterator[gangline.v1.ingest_pb2.TunnelResponse]]:
+        """One connection to the task's socket. The runner's first message names the order; then bytes flow both ways until one
+        side ends the call.
+        """
 
 def add_IngestServiceServicer_to_server(servicer: IngestServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

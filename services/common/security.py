@@ -11,7 +11,6 @@ import base64
 import hashlib
 import hmac
 import secrets
-import uuid
 from pathlib import Path
 
 from gangline.domain.user import hash_password
@@ -19,7 +18,6 @@ from gangline.errors import GanglineError, invalid, unauthenticated
 
 _ALLOCATION_PREFIX = "alloc"
 _ALLOCATION_PURPOSE = b"gangline allocation token v1:"
-_TASK_PURPOSE = b"gangline task code v1:"
 # By the beginning of the token: sessions of Determined's client, and those of our own.
 _DETERMINED_SESSION, _OWN_SESSION = "session", "login"
 _SESSION_PURPOSES = {
@@ -138,12 +136,6 @@ def check_session_token(cluster_token: str, token: str, login_sha256: str, now: 
         if login_sha256 and is_same_token(token, f"{kind}:{int(ends_at)}:{user}:{signature}"):
             return int(ends_at)
     raise session_over()
-
-
-def task_code(cluster_token: str, experiment_id: int) -> str:
-    """Returns the code that the id of a task has for its owner, in the form of a UUID."""
-    digest = hmac.new(cluster_token.encode(), _TASK_PURPOSE + str(experiment_id).encode(), hashlib.sha256).digest()
-    return str(uuid.UUID(bytes=digest[:16]))
 
 
 def session_over() -> GanglineError:

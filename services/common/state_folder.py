@@ -22,6 +22,7 @@
 | nursery.pid         | runner     | 0600 | the process with which the ranks die; it leads a process group |
 | ranks.pid           | runner     | 0600 | the ranks; each leads a process group                          |
 | code/               | runner     |      | the experiment's code, in which the ranks run                  |
+| authorized_keys     | runner     | 0644 | the key with which the owner of a shell opens it               |
 | rank<n>.beat        | runner     |      | the progress of each rank; the rank writes it too              |
 | ranks/              | runner     | 0700 | its socket to the ranks, and their temporary folders; removed  |
 |                     |            |      | when the runner ends                                           |
@@ -146,6 +147,15 @@ class SharedFolder:
     @property
     def ranks_path(self) -> Path:
         return self.path / "ranks"
+
+    @property
+    def task_socket_path(self) -> Path:
+        """The socket of a shell or a notebook, in the folder of its account."""
+        return self.ranks_path / "task.sock"
+
+    @property
+    def task_key_path(self) -> Path:
+        return self.path / "authorized_keys"
 
     @property
     def code_path(self) -> Path:

@@ -7,6 +7,7 @@ the start of the hook the attempt counts as running.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from gangline.alias.finder import SHIM
 from gangline.domain.entrypoint import Command, parse_entrypoint
 from gangline.domain.failure import hang_rule_of
+from gangline.domain.task_environment import TASK_IDLE_SECONDS, TASK_KEYS, TASK_PYTHON, TASK_SOCKET
 from gangline.errors import invalid
 from gangline.launch.private_environment import has_packages
 from gangline.v1 import runner_pb2
@@ -130,7 +132,21 @@ class RankSetup:
             )
             for rank in self.place.ranks
         }
+        own = self._task_variables()
+        environments = {rank: environment | own for rank, environment in environments.items()}
         return RankStart(environments, str(directory), num_threads, find_program(self.spec))
+
+    def _task_variables(self) -> dict[str, str]:
+        """Returns the variables of gangline/domain/task_environment.py; none for a training."""
+        task = load_config(self.spec).get("task") or {}
+        if not task:
+            return {}
+        return {
+            TASK_PYTHON: sys.executable,
+            TASK_SOCKET: str(self.folder.task_socket_path.absolute()),
+            TASK_KEYS: str(self.folder.task_key_path.absolute()),
+            TASK_IDLE_SECONDS: str(task.get("idle_seconds") or ""),
+        }
 
 
 def _with_alias(environment: dict[str, str]) -> dict[str, str]:

@@ -1,30 +1,49 @@
-"""Commands on a real cluster, through `gangline cmd` and the published client of Determined."""
+"""Commands and notebooks on a real cluster, through our commands and the published client of Determined.
+
+A stand-in takes the place of Jupyter. Tests of commands come first, because a notebook then keeps one of the two slots.
+"""
 
 from __future__ import annotations
 
+import base64
 import csv
+import http.client
 import io
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gangline.login import HOME_VARIABLE
+from tests.support import stand_in_jupyter
 from tests.support.cluster import COMMAND, Cluster, running_cluster
 from tests.support.determined_client import DeterminedClient, determined_client
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(300)
 
+UPGRADE = "GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("tasks"), agents=1, slots=2) as running:
-        yield running
+    """A cluster whose agent finds a program named jupyter."""
+    programs = tmp_path_factory.mktemp("programs")
+    script = programs / "jupyter"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{stand_in_jupyter.__file__}" "$@"\n')
+    script.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        with running_cluster(tmp_path_factory.mktemp("tasks"), agents=1, slots=2) as running:
+            yield running
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +147,181 @@ async def test_commands_of_determined(det: DeterminedClient, context: Path) -> N
 
     await until(lambda: state() == "TERMINATED", "the end", 60)
     assert "there is no experiment 999" in det.run("cmd", "describe", "999.00000000-0000-0000-0000-000000000000")
+
+
+@pytest.fixture(scope="module")
+def address(cluster: Cluster) -> str:
+    """The address of a notebook that runs, with its token."""
+    return cluster.run("notebook", "start", "--no-browser", "--name", "look").stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def browser(cluster: Cluster, address: str) -> Browser:
+    return Browser(cluster, address)
+
+
+class Browser:
+    """Makes requests as a browser that has opened the address."""
+
+    def __init__(self, cluster: Cluster, address: str) -> None:
+        self.host = address.removeprefix("http://").partition("/")[0]
+        path = address.removeprefix(f"http://{self.host}")
+        self.base = path.partition("?")[0]
+        self.cookie = ""
+        opened = self.get(path)
+        assert opened.status == 303
+        assert opened.headers["location"] == self.base
+        self.cookie = opened.headers["set-cookie"].partition(";")[0]
+        assert re.search(rf"; Path={self.base}; Max-Age=\d+; HttpOnly; SameSite=Lax$", opened.headers["set-cookie"])
+
+    def get(
+        self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+    ) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(self.host, timeout=60)
+        connection.request(method, path, body, {"Cookie": self.cookie, **headers} if self.cookie else headers)
+        return connection.getresponse()
+
+    def read(self, name: str) -> str:
+        return self.get(self.base + name).read().decode()
+
+    def upgrade(self, more: str = "") -> socket.socket:
+        name, port = self.host.split(":")
+        connection = socket.create_connection((name, int(port)), timeout=60)
+        connection.sendall(UPGRADE.format(path=f"{self.base}ws", host=self.host, more=more).encode())
+        return connection
+
+
+def _receive(connection: socket.socket, num_bytes: int) -> bytes:
+    received = b""
+    while len(received) < num_bytes:
+        data = connection.recv(1 << 16)
+        assert data, f"the connection ended after {len(received)} bytes"
+        received += data
+    return received
+
+
+def test_requests_reach_the_task_without_what_authenticates_the_user(browser: Browser, cluster: Cluster) -> None:
+    body = os.urandom(1 << 20).hex().encode()
+    answer = browser.get(f"{browser.base}echo?a=1", "POST", body, Authorization=f"Bearer {cluster.login.token}")
+    text = answer.read()
+    head, _, echoed = text.partition(b"\r\n\r\n")
+    assert (answer.status, echoed) == (200, body)
+    assert head.startswith(f"POST {browser.base}echo?a=1 HTTP/1.1".encode())
+    assert b"uthorization" not in head
+    assert b"gangline_proxy" not in head
+
+
+def test_answers_act_on_the_path_of_the_task_alone(browser: Browser) -> None:
+    answer = browser.get(f"{browser.base}cookie")
+    answer.read()
+    assert answer.headers.get_all("set-cookie") == [f"a=1; Path={browser.base}"]
+    assert answer.headers["service-worker-allowed"] is None
+    assert f"connect-src http://{browser.host}{browser.base} " in answer.headers["content-security-policy"]
+
+
+def test_who_may_not_reach_it_is_told_so(browser: Browser, cluster: Cluster) -> None:
+    cookie, browser.cookie = browser.cookie, ""
+    try:
+        assert browser.get(f"{browser.base}echo").status == 401
+        assert browser.get(f"{browser.base}echo", Cookie=cookie[:-1] + "x").status == 401
+        assert browser.get("/proxy/999/echo", Cookie=cookie).status == 401
+        assert browser.get("/api/v1/me", Cookie=cookie).status == 401
+    finally:
+        browser.cookie = cookie
+    assert browser.get(f"{browser.base}echo", "POST", b"", Origin="http://elsewhere.example").status == 403
+    with browser.upgrade(f"Cookie: {cookie}\r\nOrigin: http://elsewhere.example\r\n") as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 403 ")
+    with browser.upgrade() as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
+    command = cluster.run("cmd", "run", "--detach", "--", "true").stdout.strip()
+    refused = browser.get(f"/proxy/{command}/", Authorization=f"Bearer {cluster.login.token}")
+    assert (refused.status, b"only shells and notebooks" in refused.read()) == (404, True)
+
+
+def test_pages_of_tasks_do_not_use_the_basic_credentials_of_a_browser(cluster: Cluster, browser: Browser) -> None:
+    basic = "Basic " + base64.b64encode(f":{cluster.login.token}".encode()).decode()
+    assert browser.get("/api/v1/experiments", Authorization=basic).status == 200
+    page = {"Authorization": basic, "Sec-Fetch-Site": "same-origin"}
+    assert browser.get("/api/v1/experiments", **page).status == 401
+
+
+def test_a_websocket_carries_bytes_both_ways(browser: Browser) -> None:
+    content = os.urandom(3 << 20)
+    with browser.upgrade(f"Cookie: {browser.cookie}\r\n") as connection:
+        head = _receive(connection, len(b"HTTP/1.1 101 Switching Protocols\r\n\r\n"))
+        assert head.startswith(b"HTTP/1.1 101 ")
+        while b"\r\n\r\n" not in head:
+            head += connection.recv(1)
+        for start in range(0, len(content), 1 << 16):
+            piece = content[start : start + (1 << 16)]
+            connection.sendall(piece)
+            assert _receive(connection, len(piece)) == piece
+
+
+async def test_a_slow_reader_holds_up_itself_alone(browser: Browser) -> None:
+    slow = browser.get(f"{browser.base}endless")
+    sent = [-1, -2]
+
+    def has_stopped() -> bool:
+        sent.append(int(browser.read("sent")))
+        return sent[-1] == sent[-2] > 0
+
+    await until(has_stopped, "the task to wait for its reader", 60)
+    assert sent[-1] < 64 << 20
+    assert slow.read(1 << 20) == b"x" * (1 << 20)
+    slow.close()
+
+
+def test_an_answer_that_breaks_off_is_cut_off(browser: Browser) -> None:
+    with pytest.raises(http.client.IncompleteRead):
+        browser.get(f"{browser.base}half").read()
+    assert browser.read("echo")
+
+
+async def test_a_gateway_that_was_killed_serves_the_task_again(browser: Browser, cluster: Cluster) -> None:
+    before = cluster.service("gateway").pid
+    os.kill(before, signal.SIGKILL)
+
+    def answers() -> bool:
+        try:
+            return "GET" in browser.read("echo")
+        except (OSError, http.client.HTTPException):
+            return False
+
+    await until(lambda: cluster.service("gateway").pid != before and answers(), "the notebook to answer again", 90)
+
+
+def _open_in_browser(url: str) -> str:
+    """Follows an address as a browser does that knows nothing yet."""
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with opener.open(url) as page:
+        return str(page.read().decode())
+
+
+def test_notebooks_of_determined(det: DeterminedClient) -> None:
+    said = det.works("notebook", "start", "--no-browser", "--config", "description=of det")
+    assert "is ready" in said
+    [url] = re.findall(r"running at: \S*?(http://[^\x1b\s]+)", said.text)
+    assert "GET /proxy/" in _open_in_browser(url)
+    listed = json.loads(det.works("notebook", "list", "--json").text)
+    [notebook] = [entry for entry in listed if entry["description"] == "of det"]
+    assert notebook["state"] == "RUNNING"
+    assert "stand-in serves" in det.works("notebook", "logs", notebook["id"])
+    det.works("notebook", "kill", notebook["id"])
+
+
+async def test_a_task_that_dies_answers_with_one_line(browser: Browser, cluster: Cluster) -> None:
+    answer = browser.get(f"{browser.base}die")
+    assert answer.status == 502
+    assert "gave no whole answer" in json.loads(answer.read())["detail"]
+    number = browser.base.split("/")[2]
+    await until(lambda: "has ended" in browser.read("echo"), "the end of the notebook", 60)
+    assert browser.get(f"{browser.base}echo").status == 502
+    failed = cluster.run("notebook", "open", "--no-browser", number, check=False)
+    assert (failed.returncode, "has ended" in failed.stderr) == (1, True)
+
+
+def test_an_environment_without_jupyter_is_told_what_to_install(cluster: Cluster) -> None:
+    done = cluster.run("notebook", "start", "--no-browser", "--env", "PATH=/nowhere", check=False)
+    assert done.returncode == 1
+    assert "this environment has no jupyter; install it where environment.python points" in done.stderr

@@ -96,6 +96,18 @@ class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
             if self.held_code is not None:
                 await self.held_code.wait()
 
+    async def OfferTunnels(  # noqa: N802 - the method's name in the proto
+        self, request: ingest_pb2.OfferTunnelsRequest, context: Any
+    ) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this stand-in opens no tunnels")
+        yield
+
+    async def Tunnel(  # noqa: N802 - the method's name in the proto
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this stand-in opens no tunnels")
+        yield
+
     def lines(self, stream: str | None = None, rank: int | None = None) -> list[str]:
         """All log lines, in the order of their spools and numbers."""
         return [

@@ -351,6 +351,13 @@ class StandInGateway(StandInProjects, StandInUsers):
 
         return self._answer("GetMetricSeries", context, handle)
 
+    def GetTaskAccess(self, request: pb.GetTaskAccessRequest, context: Any) -> pb.GetTaskAccessResponse:
+        return self._answer("GetTaskAccess", context, pb.GetTaskAccessResponse)
+
+    def ConnectTask(self, request_iterator: Any, context: Any) -> Any:
+        """Ends each connection at once: only real tasks carry bytes."""
+        return iter(())
+
     def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:
         wanted = [task for task in self.tasks if request.experiment_id in (0, task.trial.experiment_id)]
         return self._answer("ListTasks", context, lambda: pb.ListTasksResponse(tasks=wanted))

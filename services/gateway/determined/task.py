@@ -142,21 +142,23 @@ async def find_task(call: Call) -> Json:
         "taskId": call.path["task"],
         "taskType": f"TASK_TYPE_{experiment.task_kind or 'TRIAL'}",
         "startTime": start_instant(view.trial.created_at),
-        "allocations": [_describe_allocation(view, experiment)] if view.allocation is not None else [],
+        "allocations": [_describe_allocation(call, view, experiment)] if view.allocation is not None else [],
     }
     if view.trial.ended_at:
         task["endTime"] = instant(view.trial.ended_at)
     return {"task": task}
 
 
-def _describe_allocation(view: TrialView, experiment: Experiment) -> Json:
+def _describe_allocation(call: Call, view: TrialView, experiment: Experiment) -> Json:
     assert view.allocation is not None
+    is_served = experiment.task_kind in (TaskKind.SHELL, TaskKind.NOTEBOOK)
+    is_ready = call.cases.tunnels.is_ready(experiment.id) if is_served else view.allocation.state is State.RUNNING
     return {
         "allocationId": view.allocation.id,
         "taskId": view.trial.id,
         "slots": view.allocation.num_slots,
         "state": _STATES[view.allocation.state],
-        "isReady": view.allocation.state is State.RUNNING,
+        "isReady": is_ready,
         "startTime": start_instant(view.allocation.created_at),
     }
 
@@ -165,7 +167,7 @@ def describe(call: Call, experiment: Experiment) -> Json:
     """Returns v1Command, v1Shell or v1Notebook."""
     config = load(experiment.config_json)
     described: Json = {
-        "id": f"{experiment.id}.{call.authenticator.task_code(call.caller, experiment) or _NO_CODE}",
+        "id": f"{experiment.id}.{call.cases.tunnels.code_of(call.caller, experiment) or _NO_CODE}",
         "jobId": str(experiment.id),
         "description": experiment.name,
         "username": experiment.owner,
@@ -177,6 +179,9 @@ def describe(call: Call, experiment: Experiment) -> Json:
         "workspaceId": 1,
         "exitStatus": _exit_status(experiment),
     }
+    if experiment.task_kind is TaskKind.NOTEBOOK and experiment.id:
+        is_own = call.caller.is_admin or call.caller.name == experiment.owner
+        described["serviceAddress"] = call.cases.tunnels.path_of(call.caller, experiment.id) if is_own else ""
     return described
 
 
@@ -186,7 +191,7 @@ def _exit_status(experiment: Experiment) -> str:
     return "success" if experiment.outcome is Outcome.COMPLETED else experiment.reason
 
 
-_PLURALS = {TaskKind.COMMAND: "commands"}
+_PLURALS = {TaskKind.COMMAND: "commands", TaskKind.NOTEBOOK: "notebooks"}
 ROUTES: Routes = (
     *(
         route

@@ -53,9 +53,16 @@ class Admission:
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        token = _find_token(headers.get("authorization", ""), is_reading=scope["method"] in ("GET", "HEAD"))
+        is_reading = scope["method"] in ("GET", "HEAD") and not _is_of_page(headers, scope["path"])
+        token = _find_token(headers.get("authorization", ""), is_reading=is_reading)
         scope.setdefault("state", {})["principal"] = self._authenticator.identify(token)
         check_body(scope)
+
+
+def _is_of_page(headers: Headers, path: str) -> bool:
+    """Whether a page made the request, and not a user who typed the address. A task's pages have the gateway's origin,
+    and a browser adds its Basic credentials to their requests. Only our page of the API's description needs them."""
+    return headers.get("sec-fetch-site", "none") != "none" and path != "/openapi.json"
 
 
 def check_body(scope: Scope) -> None:

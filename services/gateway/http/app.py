@@ -32,6 +32,8 @@ from services.gateway.http import (
 from services.gateway.http.admission import Admission
 from services.gateway.http.description import complete
 from services.gateway.http.problem import add_problem_handlers
+from services.gateway.http.proxy import Proxy
+from services.gateway.http.upgrade import Upgrades
 from services.gateway.mirror import metrics
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
@@ -46,11 +48,13 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
         openapi_url=None, responses={"default": {"model": model.Problem, "description": "A problem document"}},
     )  # fmt: skip
     app.state.usecases = usecases
+    app.state.upgrades = Upgrades(usecases, authenticator)
     add_problem_handlers(app)
     for part in (experiment, history, queue, agent, cluster, usage, fusion, operation, trace, project, retention, user):
         app.include_router(part.router)
     app.add_middleware(Admission, authenticator=authenticator)
     app.add_middleware(Door, usecases=usecases, authenticator=authenticator)
+    app.add_middleware(Proxy, usecases=usecases, authenticator=authenticator)
     app.add_middleware(Measure)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]  # how FastAPI documents replacing it
     return app

@@ -27,9 +27,12 @@ STATUS_BY_KIND = {
 }
 
 
-def problem_response(error: GanglineError, *, is_change: bool = False) -> JSONResponse:
-    """Builds the answer. is_change: the answer also states the known effect of the call."""
-    status = STATUS_BY_KIND[error.kind]
+def problem_response(
+    error: GanglineError, *, is_change: bool = False, status: HTTPStatus | None = None
+) -> JSONResponse:
+    """Builds the answer. is_change: the answer also states the known effect of the call. status: None for that of the
+    error's kind."""
+    status = status or STATUS_BY_KIND[error.kind]
     # Basic beside Bearer makes a browser ask the user for the token.
     headers = {"WWW-Authenticate": 'Bearer, Basic realm="gangline"'} if status is HTTPStatus.UNAUTHORIZED else None
     problem = _problem(status, error.code, error.message)

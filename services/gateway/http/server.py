@@ -7,11 +7,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.common.address import bind_error, join_address, split_address
+from services.gateway.http.upgrade import Upgrades
 
 # How long a stop waits for requests in progress.
 SHUTDOWN_SECONDS = 2
@@ -55,6 +57,24 @@ class _Connection(H11Protocol):
         self._rest()
         super().connection_lost(exc)
 
+    def _should_upgrade(self) -> bool:
+        """Whether the request leaves HTTP for a task. Every other upgrade is ignored, as if it were not asked for."""
+        return self._get_upgrade() is not None and self._upgrades.takes(self.scope["path"])
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._rest()
+        self.connections.discard(self)
+        lines = [event.method + b" " + event.target + b" HTTP/1.1"]
+        lines += [name + b": " + value for name, value in self.headers]
+        head = b"\r\n".join([*lines, b"", b""])
+        self._upgrades.start(self.transport, self.scope, head, self.conn.trailing_data[0])
+
+    @property
+    def _upgrades(self) -> Upgrades:
+        upgrades = self.config.app.state.upgrades  # type: ignore[union-attr]  # a FastAPI
+        assert isinstance(upgrades, Upgrades)
+        return upgrades
+
     def _watch(self) -> None:
         """Runs a deadline until the headers of a request are complete."""
         is_serving = self.cycle is not None and not self.cycle.response_complete
@@ -78,14 +98,16 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Represents a running server. address: "host:port" with the real port."""
 
-    def __init__(self, server: uvicorn.Server, serving: asyncio.Task[None], address: str) -> None:
+    def __init__(self, server: uvicorn.Server, serving: asyncio.Task[None], address: str, upgrades: Upgrades) -> None:
         self._server = server
+        self._upgrades = upgrades
         self._serving = serving
         self.address = address
 
     async def stop(self) -> None:
         """Refuses new requests at once; calls that follow something are cut off after SHUTDOWN_SECONDS."""
         self._server.should_exit = True
+        await self._upgrades.close()
         await self._serving
 
 
@@ -102,7 +124,7 @@ async def serve_http(app: FastAPI, listen: str) -> HttpServer:
     serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")
     host, _ = split_address(listen)
     # The socket listens already: a client that connects before uvicorn accepts just waits.
-    return HttpServer(server, serving, join_address(host, listening.getsockname()[1]))
+    return HttpServer(server, serving, join_address(host, listening.getsockname()[1]), app.state.upgrades)
 
 
 def _bind(listen: str) -> socket.socket:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 
-from gangline.domain.experiment import Experiment
 from gangline.domain.id import describe_allocation, parse_allocation_id
 from gangline.domain.user import CLUSTER_NAME, AccessToken, User, inactive_user
 from gangline.errors import Effect, ErrorKind, GanglineError, unauthenticated, unavailable
@@ -24,7 +23,6 @@ from services.common.security import (
     is_session_token,
     session_over,
     session_token,
-    task_code,
     user_of_session,
 )
 from services.common.server import Principal
@@ -92,11 +90,6 @@ class Authenticator:
         user = self._find_user(name)
         # A leader of an earlier version gives no ids, and has one user.
         return (user.id or 1) if user is not None else 0
-
-    def task_code(self, principal: Principal, experiment: Experiment) -> str:
-        """Returns the code in the id of a task; empty for callers that are neither its owner nor administrators."""
-        is_own = principal.is_admin or principal.name == experiment.owner
-        return task_code(self._cluster_token, experiment.id) if is_own else ""
 
     def _users(self) -> list[User]:
         return sorted(self._mirror.state.users.all(), key=lambda user: (user.id, user.created_at, user.name))

@@ -47,3 +47,22 @@ class IngestService(IngestServiceServicer):
     async def FetchCode(self, request: pb.FetchCodeRequest, context: Context) -> AsyncIterator[pb.FetchCodeResponse]:
         async for chunk in self._usecases.code.fetch(current_principal(), request.code_sha256):
             yield pb.FetchCodeResponse(chunk=chunk)
+
+    async def OfferTunnels(
+        self, request: pb.OfferTunnelsRequest, context: Context
+    ) -> AsyncIterator[pb.OfferTunnelsResponse]:
+        offering = self._usecases.tunnels.offer(current_principal(), request.allocation_id, request.user)
+        async for key, order in offering:
+            yield pb.OfferTunnelsResponse(authorized_key=key, tunnel_id=order)
+
+    async def Tunnel(
+        self, request_iterator: AsyncIterator[pb.TunnelRequest], context: Context
+    ) -> AsyncIterator[pb.TunnelResponse]:
+        first = await anext(aiter(request_iterator))
+        tunnel = self._usecases.tunnels.take(current_principal(), first.tunnel_id)
+        tunnel.attach((request.data async for request in request_iterator), first.problem)
+        try:
+            async for data in tunnel.outgoing():
+                yield pb.TunnelResponse(data=data)
+        finally:
+            tunnel.close()

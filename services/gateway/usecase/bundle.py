@@ -29,6 +29,7 @@ from services.gateway.usecase.project import Projects
 from services.gateway.usecase.queue import Queue
 from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.tensorboard import Tensorboard
+from services.gateway.usecase.tunnel import Tunnels
 from services.gateway.usecase.usage import Usage
 from services.gateway.usecase.user import Users
 from services.gateway.usecase.view import Views
@@ -63,6 +64,7 @@ class UseCases:
     ingest: Ingest
     usage: Usage
     users: Users
+    tunnels: Tunnels
 
 
 def assemble(
@@ -96,4 +98,5 @@ def assemble(
         ingest=ingest,
         usage=Usage(mirror, history.reader, history.usage_recorder),
         users=Users(mirror, leader, cluster_token),
+        tunnels=Tunnels(mirror, views, cluster_token),
     )

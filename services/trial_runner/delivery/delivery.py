@@ -8,6 +8,7 @@ when the runner ends are left to the drainer.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,13 +16,19 @@ from pathlib import Path
 
 import structlog
 
+from gangline.domain.state import TaskKind
 from gangline.v1 import runner_pb2
+from services.common.state_folder import SharedFolder
 from services.trial_runner.delivery import drainer, metrics
 from services.trial_runner.delivery.channel_route import ChannelRoute, route_to_leader
 from services.trial_runner.delivery.record_stream import RecordStream
 from services.trial_runner.delivery.recorder import Recorder
 from services.trial_runner.delivery.reporter import Reporter
 from services.trial_runner.delivery.spool import Spool
+from services.trial_runner.delivery.task_proxy import TaskProxy
+
+# Kinds of tasks that listen on a socket.
+_SERVED_KINDS = (TaskKind.SHELL, TaskKind.NOTEBOOK)
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +50,7 @@ class Delivery:
         self._has_folder = False
         self._has_target = False
         self._claim: int | None = None
+        self._task_proxy: TaskProxy | None = None
         self._spec = spec
         self._spool_id = spool_id = f"{allocation_id}/{node_rank}"
         self._gateways = list(spec.gateway_addresses)
@@ -88,6 +96,8 @@ class Delivery:
             return
         self._gateways = list(addresses)
         self._routes[1].learn(self._gateways)
+        if self._task_proxy is not None:
+            self._task_proxy.learn(self._gateways)
         if self._has_folder:
             self._save_target()
 
@@ -114,6 +124,15 @@ class Delivery:
         except OSError as error:
             log.error("cannot write down for the drainer where the gateways are", error=str(error))
 
+    def serve_task(self, folder: SharedFolder, uid: int) -> None:
+        """Offers a shell or a notebook to the gateways; does nothing for other work. uid: as which it runs."""
+        task = json.loads(self._spec.config_json or "{}").get("task") or {}
+        if task.get("kind") in _SERVED_KINDS:
+            self._task_proxy = TaskProxy(
+                self._spec.allocation.id, self._spec.token, folder.task_socket_path, folder.task_key_path, uid
+            )
+            self._task_proxy.learn(self._gateways)
+
     def adopt_orphans(self) -> None:
         """Starts the drainer if there are spools whose runner has gone: killed, or ended while the gateway was away."""
         try:
@@ -124,6 +143,8 @@ class Delivery:
 
     async def close(self, deadline_seconds: float) -> list[runner_pb2.TrialReport]:
         """Delivers what it can within the deadline. Returns the reports that no scheduler took, for exit.json."""
+        if self._task_proxy is not None:
+            await self._task_proxy.close()
         await asyncio.gather(self.reporter.drain(deadline_seconds), self._record_stream.drain(deadline_seconds))
         for task in self._tasks:
             task.cancel()

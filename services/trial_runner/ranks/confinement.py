@@ -40,6 +40,11 @@ class Confinement:
     agent_id: str = ""
 
     @property
+    def uid(self) -> int:
+        """The account as which the ranks run."""
+        return self.user.uid if self.user is not None else os.geteuid()
+
+    @property
     def limits(self) -> Limits:
         return Limits(self.agent_id, self.rules.memory_mb, self.rules.processes)
 

@@ -202,7 +202,7 @@ async def test_no_call_breaks_over_what_it_is_sent(
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/api/v1/notebooks"), ("GET", "/api/v1/model/x"), ("PUT", "/api/v1/me"), ("GET", "/x")],
+    [("POST", "/api/v1/tensorboards"), ("GET", "/api/v1/model/x"), ("PUT", "/api/v1/me"), ("GET", "/x")],
 )
 async def test_a_call_that_is_not_there_says_what_there_is(session: httpx.AsyncClient, method: str, path: str) -> None:
     answer = await session.request(method, path)

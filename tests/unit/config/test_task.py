@@ -56,7 +56,7 @@ def test_a_name_is_one_printable_line() -> None:
 
 def test_a_notebook_runs_our_launcher_and_may_end_when_idle() -> None:
     config, _ = read_config(plan_task(TaskKind.NOTEBOOK, {"idle_timeout": "1h30m"}))
-    assert config.entrypoint == ["/bin/sh", "-c", 'exec "$GANGLINE_TASK_PYTHON" -m gangline.launch.notebook']
+    assert config.entrypoint == ["/bin/sh", "-c", 'exec "$GANGLINE_TASK_PYTHON" -I -m gangline.launch.notebook']
     assert config.task is not None
     assert (config.name, config.task.idle_seconds) == ("notebook", 5400.0)
 

@@ -1,0 +1,109 @@
+"""`gangline notebook ...`: Jupyter on slots, which a browser reaches through a gateway."""
+
+from __future__ import annotations
+
+import time
+import webbrowser
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gangline.cli.command import (
+    ConfigFile,
+    Context,
+    Detach,
+    Name,
+    Pool,
+    Priority,
+    Settings,
+    Slots,
+    Variables,
+    add_list,
+    check_kind,
+    read_settings,
+    start,
+)
+from gangline.cli.output.terminal import mention, say
+from gangline.cli.shared import ExperimentId, Template, connect, new_group
+from gangline.errors import ErrorKind, GanglineError
+
+if TYPE_CHECKING:
+    from gangline.client import Client
+    from gangline.domain.view import TaskAccess
+
+app = new_group("Run Jupyter on slots.")
+
+# Between two questions whether a task is ready.
+_PAUSE_SECONDS = 0.3
+NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address only.")]
+
+
+@app.command("start")
+def start_notebook(
+    *,
+    context: Context = None,
+    slots: Slots = None,
+    pool: Pool = "",
+    priority: Priority = None,
+    name: Name = "",
+    env: Variables = None,
+    config_file: ConfigFile = None,
+    config: Settings = None,
+    template: Template = "",
+    is_detached: Detach = False,
+    is_quiet: NoBrowser = False,
+) -> None:
+    """Start Jupyter on slots, wait until it answers, and open it in a browser.
+
+    The agent's environment, or that of environment.python, has to have jupyter. Ctrl-C leaves it running.
+    """
+    from gangline.domain.state import TaskKind  # noqa: PLC0415 - after grpc's settings
+
+    values = read_settings(config_file, config, slots=slots, pool=pool, priority=priority, name=name, env=env)
+    with connect() as client:
+        number = start(client, TaskKind.NOTEBOOK, values, context, template)
+        if is_detached:
+            say([str(number)])
+            return
+        _open(client, number, is_quiet=is_quiet)
+
+
+@app.command("open")
+def open_notebook(number: ExperimentId, is_quiet: NoBrowser = False) -> None:
+    """Open a notebook in a browser, once it answers."""
+    with connect() as client:
+        check_kind(client, number, "NOTEBOOK")
+        _open(client, number, is_quiet=is_quiet)
+
+
+def _open(client: Client, number: int, *, is_quiet: bool) -> None:
+    access = await_task(client, number, "NOTEBOOK")
+    addresses = [each.http_address for each in client.get_cluster().services if each.kind == "gateway"]
+    host = client.login.http_address or next((address for address in addresses if address), "")
+    url = f"http://{host}{access.path}"
+    say([url])
+    if not is_quiet:
+        webbrowser.open(url)
+
+
+def await_task(client: Client, number: int, kind_name: str) -> TaskAccess:
+    """Returns once the task can be reached. Raises GanglineError `task.over` when it has ended instead."""
+    noun, is_told = kind_name.lower(), False
+    try:
+        while not (access := client.get_task_access(number)).is_ready:
+            view = check_kind(client, number, kind_name)
+            if view.experiment.outcome is not None:
+                text = f"{noun} {number} has ended: {view.experiment.reason}"
+                raise GanglineError("task.over", text, ErrorKind.UNAVAILABLE)
+            if not is_told:
+                is_told = True
+                mention(f"{noun} {number} starts; if it waits, this says why: gangline job explain {number}")
+            time.sleep(_PAUSE_SECONDS)
+    except KeyboardInterrupt:
+        mention("")
+        mention(f"{noun} {number} goes on; open it with: gangline {noun} open {number}")
+        raise typer.Exit(130) from None
+    return access
+
+
+add_list(app, "NOTEBOOK")

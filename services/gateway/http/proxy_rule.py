@@ -1,0 +1,149 @@
+"""PURE: what passes between a browser and a task, and what does not.
+
+A task's pages share the gateway's origin with its API and with other tasks. So nothing that authenticates a user
+reaches the task. Nothing that the task answers may act outside of its own path: no cookie, no service worker, no
+connection of its pages. A browser proves who it is with a token in the address, which becomes a cookie for the path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode
+
+Headers = list[tuple[bytes, bytes]]
+
+PREFIX = "/proxy/"
+COOKIE = "gangline_proxy"
+TOKEN_PARAMETER = "token"  # noqa: S105 - the name of a parameter
+# A cookie is replaced by a new one when less than this share of its time is left.
+RENEWAL_SHARE = 0.5
+
+_TARGET = re.compile(r"/proxy/(\d{1,18})(?:\.([0-9a-f-]{1,36}))?(/.*|$)", re.DOTALL)
+# Of one connection, not of the message (RFC 9110, 7.6.1).
+_HOP_BY_HOP = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+    b"trailer", b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+# Would act on the whole origin or on the gateway's other ports, or are the gateway's own.
+_ORIGIN_WIDE = frozenset({
+    b"date", b"server",
+    b"service-worker-allowed", b"clear-site-data", b"strict-transport-security", b"alt-svc", b"nel", b"report-to",
+    b"public-key-pins", b"origin-agent-cluster", b"www-authenticate",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """experiment_id: of the task. code: from the id of a shell that Determined's client has; empty otherwise."""
+
+    experiment_id: int
+    code: str
+    rest: str
+
+    @property
+    def base(self) -> str:
+        """Returns the path below which everything belongs to the task."""
+        return f"{PREFIX}{self.experiment_id}/"
+
+
+def parse_target(path: str) -> Target | None:
+    """Returns None for a path that names no task."""
+    match = _TARGET.fullmatch(path)
+    return Target(int(match.group(1)), match.group(2) or "", match.group(3)) if match else None
+
+
+def take_token(query: str) -> tuple[str, str]:
+    """Returns the token of the address, and the query without it."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    tokens = [value for name, value in pairs if name == TOKEN_PARAMETER]
+    left = urlencode([pair for pair in pairs if pair[0] != TOKEN_PARAMETER])
+    return (tokens[0] if tokens else ""), left
+
+
+def cookie_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Returns the value of our cookie; empty without one."""
+    for part in _cookies(headers):
+        name, _, value = part.partition("=")
+        if name.strip() == COOKIE:
+            return value.strip()
+    return ""
+
+
+def _cookies(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
+    lines = [value.decode("latin-1") for name, value in headers if name.lower() == b"cookie"]
+    return [part.strip() for line in lines for part in line.split(";") if part.strip()]
+
+
+def is_of_other_site(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a page of another site made the request, by its Origin. A request without one is not."""
+    values = {name.lower(): value for name, value in headers}
+    origin = values.get(b"origin")
+    if origin is None:
+        return False
+    return origin.partition(b"://")[2] != values.get(b"host", b"")
+
+
+def request_headers(headers: Iterable[tuple[bytes, bytes]], *, is_upgrade: bool = False) -> Headers:
+    """Returns the headers for the task: without the user's token and cookie, and those of the connection."""
+    given = list(headers)
+    kept: Headers = [
+        (name, value)
+        for name, value in given
+        if name.lower() not in _HOP_BY_HOP and name.lower() not in (b"authorization", b"cookie", b"content-length")
+    ]
+    cookies = [part for part in _cookies(given) if part.partition("=")[0].strip() != COOKIE]
+    if cookies:
+        kept.append((b"cookie", "; ".join(cookies).encode("latin-1")))
+    if is_upgrade:
+        protocol = next((value for name, value in given if name.lower() == b"upgrade"), b"websocket")
+        return [*kept, (b"connection", b"Upgrade"), (b"upgrade", protocol)]
+    return [*kept, (b"connection", b"close")]
+
+
+def response_headers(
+    headers: Iterable[tuple[bytes, bytes]], target: Target, host: bytes, *, is_upgrade: bool = False
+) -> Headers:
+    """Returns the headers for the browser. host: of the request, for the policy of the task's pages."""
+    kept: Headers = []
+    for name, value in headers:
+        low = name.lower()
+        if low in _ORIGIN_WIDE or (low in _HOP_BY_HOP and not (is_upgrade and low in (b"connection", b"upgrade"))):
+            continue
+        if low == b"set-cookie":
+            cookie = narrow_cookie(value.decode("latin-1"), target.base)
+            if cookie:
+                kept.append((low, cookie.encode("latin-1")))
+        else:
+            kept.append((low, value))
+    return kept if is_upgrade else [*kept, (b"content-security-policy", _policy(target, host).encode("latin-1"))]
+
+
+def narrow_cookie(cookie: str, base: str) -> str:
+    """Returns a cookie that is sent to the task alone; empty for one with the name of ours."""
+    pair, *attributes = [part.strip() for part in cookie.split(";")]
+    if pair.partition("=")[0].strip() == COOKIE:
+        return ""
+    kept, path = [], base
+    for attribute in attributes:
+        name, _, value = attribute.partition("=")
+        if name.strip().lower() == "path":
+            path = value.strip() if value.strip().startswith(base) and ".." not in value else base
+        elif name.strip().lower() != "domain":
+            kept.append(attribute)
+    return "; ".join([pair, *kept, f"Path={path}"])
+
+
+def own_cookie(token: str, target: Target, seconds: int, *, is_secure: bool) -> bytes:
+    secure = "; Secure" if is_secure else ""
+    text = f"{COOKIE}={token}; Path={target.base}; Max-Age={seconds}; HttpOnly; SameSite=Lax{secure}"
+    return text.encode("latin-1")
+
+
+def _policy(target: Target, host: bytes) -> str:
+    """Returns a policy under which the task's pages connect to the task alone, on this origin. They may load what they
+    like from elsewhere."""
+    own = host.decode("latin-1") if re.fullmatch(rb"[A-Za-z0-9.\-:\[\]]{1,255}", host) else "invalid.invalid"
+    places = " ".join(f"{scheme}://{own}{target.base}" for scheme in ("http", "https", "ws", "wss"))
+    return f"connect-src {places} data: blob:; frame-src {places} data: blob:; form-action {places}"

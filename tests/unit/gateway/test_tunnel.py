@@ -1,0 +1,187 @@
+"""Connections to tasks: who may open one, and what happens when either side ends, is late or is not the right one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.user import User
+from gangline.domain.state import Outcome, State, TaskKind
+from gangline.errors import ErrorKind, GanglineError
+from services.common import keys
+from services.common.server import Principal
+from services.gateway.history.reader import Reader
+from services.gateway.usecase import tunnel as module
+from services.gateway.usecase.pending import Pending
+from services.gateway.usecase.tunnel import Tunnel, Tunnels
+from services.gateway.usecase.view import Views
+from tests.support.stand_in_mirror import StandInMirror
+
+CLUSTER = "the-cluster-token-of-this-test"
+RUNNER = Principal("allocation", "1.1.1")
+ANN, BOB, ADMIN = Principal("user", "ann"), Principal("user", "bob"), Principal("user", "root", is_admin=True)
+SHELL = Experiment(1, "shell", "ann", "{}", "", task_kind=TaskKind.SHELL, state=State.RUNNING)
+
+
+@pytest.fixture
+def mirror() -> StandInMirror:
+    mirror = StandInMirror()
+    mirror.put(keys.experiment(1), SHELL)
+    mirror.put(keys.trial("1.1"), Trial("1.1", 1, 1))
+    mirror.put(keys.experiment(2), Experiment(2, "training", "ann", "{}", ""))
+    mirror.put(keys.user("ann"), User("ann", "sha-of-ann"))
+    return mirror
+
+
+@pytest.fixture
+def tunnels(mirror: StandInMirror) -> Tunnels:
+    views = Views(mirror, cast("Reader", None), cast("Pending", None))
+    return Tunnels(mirror, views, CLUSTER)
+
+
+async def _bytes(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def _order(orders: AsyncIterator[tuple[str, str]]) -> str:
+    _, order = await anext(orders)
+    return order
+
+
+async def test_a_runner_answers_an_order_and_bytes_flow_both_ways(tunnels: Tunnels) -> None:
+    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+    key, order = await anext(orders)
+    assert (key.partition(" ")[0], order) == ("ssh-ed25519", "")
+    assert tunnels.is_ready(1)
+    opening = asyncio.create_task(tunnels.open(tunnels.find(ANN, 1)))
+    taken = tunnels.take(RUNNER, await _order(orders))
+    taken.attach(_bytes(b"from the task"), "")
+    with await opening as tunnel:
+        await tunnel.write(b"to the task")
+        assert await anext(taken.outgoing()) == b"to the task"
+        assert [await tunnel.read(), await tunnel.read()] == [b"from the task", b""]
+    assert [data async for data in taken.outgoing()] == []
+    with pytest.raises(ConnectionError):
+        await tunnel.write(b"too late")
+
+
+async def test_only_the_owner_and_administrators_reach_a_task(tunnels: Tunnels) -> None:
+    assert tunnels.find(ANN, 1) is tunnels.find(ADMIN, 1)
+    for principal, number, code in (
+        (BOB, 1, "auth.not_owner"),
+        (RUNNER, 1, "auth.forbidden"),
+        (ANN, 2, "task.no_tunnel"),
+    ):
+        with pytest.raises(GanglineError) as caught:
+            tunnels.find(principal, number)
+        assert caught.value.code == code
+
+
+async def test_a_runner_serves_its_own_allocation_alone(tunnels: Tunnels) -> None:
+    with pytest.raises(GanglineError, match="may not deliver"):
+        await anext(tunnels.offer(Principal("allocation", "9.1.1"), "1.1.1", "trainer"))
+    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+    await anext(orders)
+    opening = asyncio.create_task(tunnels.open(SHELL))
+    order = await _order(orders)
+    with pytest.raises(GanglineError, match="may not deliver"):
+        tunnels.take(Principal("allocation", "9.1.1"), order)
+    tunnels.take(RUNNER, order).attach(_bytes(), "")
+    await opening
+    with pytest.raises(GanglineError) as caught:
+        tunnels.take(RUNNER, order)
+    assert caught.value.code == "tunnel.not_found"
+
+
+async def test_an_attempt_that_is_over_offers_nothing(tunnels: Tunnels, mirror: StandInMirror) -> None:
+    mirror.put(keys.trial("1.1"), Trial("1.1", 1, 1, attempts=2))
+    with pytest.raises(GanglineError) as caught:
+        await anext(tunnels.offer(RUNNER, "1.1.1", "trainer"))
+    assert caught.value.code == "task.over"
+
+
+async def test_a_later_offer_replaces_an_earlier_one(tunnels: Tunnels) -> None:
+    earlier, later = (tunnels.offer(RUNNER, "1.1.1", "trainer") for _ in range(2))
+    await anext(earlier)
+    await anext(later)
+    assert [order async for order in earlier] == []
+    assert tunnels.is_ready(1)
+    await cast("object", later).aclose()  # type: ignore[attr-defined]  # a generator
+    assert not tunnels.is_ready(1)
+
+
+async def test_a_task_that_is_not_there_is_refused_in_one_line(tunnels: Tunnels, mirror: StandInMirror) -> None:
+    with pytest.raises(GanglineError, match=r"^shell 1 is not ready \(RUNNING\); try again in a moment$"):
+        await tunnels.open(SHELL)
+    ended = Experiment(1, "s", "ann", "{}", "", State.TERMINAL, Outcome.FAILED, "why", task_kind=TaskKind.SHELL)
+    with pytest.raises(GanglineError, match=r"^shell 1 has ended: why$") as caught:
+        await tunnels.open(ended)
+    assert caught.value.kind is ErrorKind.UNAVAILABLE
+
+
+async def test_a_runner_that_says_nothing_or_cannot_reach_the_socket(
+    tunnels: Tunnels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+    await anext(orders)
+    opening = asyncio.create_task(tunnels.open(SHELL))
+    tunnels.take(RUNNER, await _order(orders)).attach(_bytes(), "its socket: Connection refused")
+    with pytest.raises(GanglineError, match=r"^shell 1 cannot be reached: its socket: Connection refused$"):
+        await opening
+    monkeypatch.setattr(module, "OPEN_SECONDS", 0.01)
+    with pytest.raises(GanglineError, match="its trial runner did not answer within"):
+        await tunnels.open(SHELL)
+    with pytest.raises(GanglineError, match="not waited for any more"):
+        tunnels.take(RUNNER, await _order(orders))
+
+
+async def test_connections_are_counted(tunnels: Tunnels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_TUNNELS", 1)
+    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+    await anext(orders)
+    opening = asyncio.create_task(tunnels.open(SHELL))
+    tunnels.take(RUNNER, await _order(orders)).attach(_bytes(), "")
+    with await opening, pytest.raises(GanglineError, match="has 1 open connections, the most"):
+        await tunnels.open(SHELL)
+    opening = asyncio.create_task(tunnels.open(SHELL))
+    tunnels.take(RUNNER, await _order(orders)).attach(_bytes(), "")
+    assert await opening
+
+
+async def test_a_writer_waits_for_a_slow_task_and_ends_with_it() -> None:
+    tunnel = Tunnel()
+    for _ in range(4):
+        await tunnel.write(b"x")
+    writing = asyncio.create_task(tunnel.write(b"too much"))
+    done, _ = await asyncio.wait([writing], timeout=0.01)
+    assert not done
+    tunnel.close()
+    with pytest.raises(ConnectionError):
+        await writing
+
+
+async def test_the_access_of_a_task(tunnels: Tunnels) -> None:
+    access = tunnels.access(ANN, 1)
+    assert (access.is_ready, access.user) == (False, "")
+    assert access.private_key.startswith("-----BEGIN OPENSSH PRIVATE KEY-----")
+    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+    await anext(orders)
+    access = tunnels.access(ANN, 1)
+    assert (access.is_ready, access.user) == (True, "trainer")
+    token = access.path.partition("?token=")[2]
+    principal, seconds = tunnels.identify(token, 1)
+    assert (principal, seconds > 0) == (ANN, True)
+    for wrong, number in ((token, 2), ("", 1), (token + "0", 1)):
+        with pytest.raises(GanglineError) as caught:
+            tunnels.identify(wrong, number)
+        assert caught.value.code == "auth.proxy"
+
+
+async def test_the_code_of_a_task_is_for_its_owner(tunnels: Tunnels) -> None:
+    assert tunnels.code_of(ANN, SHELL) == tunnels.code_of(ADMIN, SHELL) != ""
+    assert tunnels.code_of(BOB, SHELL) == ""
