@@ -56,6 +56,7 @@ _ENTRIES = {
     "task": _Entry("task", "app", True, ("t",)),
     "cmd": _Entry("command", "app", True, ("command",)),
     "notebook": _Entry("notebook", "app", True),
+    "shell": _Entry("shell", "app", True),
     "job": _Entry("job", "app", True, ("j",)),
     "agent": _Entry("agent", "app", True, ("a",)),
     "slot": _Entry("agent", "slot_app", True, ("s",)),

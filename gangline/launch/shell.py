@@ -1,7 +1,7 @@
 """Serves a shell: runs OpenSSH's server for each connection to the socket of its trial runner.
 
-sshd runs in its inetd mode, with the connection as its input and output, so it listens nowhere. It runs as the account of
-the task and lets in this account alone, with the key of the shell's owner, which the runner writes to a file.
+sshd runs in its inetd mode, with the connection as its input and output, so it listens nowhere. It runs as the account
+of the task and lets in this account alone, with the key of the shell's owner, which the runner writes to a file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import pwd
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +25,7 @@ _SSHD = "/usr/sbin/sshd"
 # sshd as root demands this folder, which Debian's unit makes at each start of the machine.
 _PRIVILEGE_FOLDER = Path("/run/sshd")
 # Variables that sshd or the login shell sets itself.
-_OWN = ("HOME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "SSH_", "TERM", "USER", "_")
+_OWN = frozenset({"HOME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM", "USER", "_"})
 _LONGEST_VALUE = 4096
 
 
@@ -60,9 +59,10 @@ def configure(folder: Path, keys: str, directory: str, environment: Mapping[str,
 
 
 def session_command(directory: str) -> str:
-    """Returns the command of a session: a login shell, or the user's own command, in the task's folder."""
-    place = shlex.quote(directory)
-    return f'cd {place}; if [ -n "$SSH_ORIGINAL_COMMAND" ]; then exec "$SHELL" -c "$SSH_ORIGINAL_COMMAND"; fi; exec "$SHELL" -l'
+    """Returns the command of a session: a shell, or the user's own command, in the task's folder. A login shell would
+    replace the task's PATH."""
+    own = 'if [ -n "$SSH_ORIGINAL_COMMAND" ]; then exec "$SHELL" -c "$SSH_ORIGINAL_COMMAND"; fi'
+    return f'cd {shlex.quote(directory)}; {own}; exec "$SHELL"'
 
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -70,7 +70,8 @@ def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(_OWN)
+        if name not in _OWN
+        and not name.startswith("SSH_")
         and name.isidentifier()
         and value.isprintable()
         and '"' not in value
@@ -101,14 +102,13 @@ def main() -> None:
     unix_socket.bind(listener, os.environ[TASK_SOCKET])
     Path(os.environ[TASK_SOCKET]).chmod(0o600)
     listener.listen(64)
-    # The kernel reaps the servers of connections that have ended.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("the shell is ready", flush=True)
     while True:
         connection, _ = listener.accept()
         with connection:
             command = [sshd, "-i", "-e", "-f", str(config)]
-            subprocess.Popen(command, stdin=connection, stdout=connection)
+            # Each start reaps the servers of connections that have ended.
+            subprocess.Popen(command, stdin=connection.fileno(), stdout=connection.fileno())
 
 
 if __name__ == "__main__":

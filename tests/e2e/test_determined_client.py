@@ -248,7 +248,6 @@ def test_an_experiment_continues(det: DeterminedClient, lab: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "way_out"),
     [
-        ("shell list", "cmd run"),
         ("tensorboard start 1", "gangline tensorboard"),
         ("model list", "gangline checkpoint download"),
         ("master config show", "docs/cluster.md"),

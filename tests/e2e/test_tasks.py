@@ -1,4 +1,4 @@
-"""Commands and notebooks on a real cluster, through our commands and the published client of Determined.
+"""Commands, notebooks and shells on a real cluster, through our commands and the published client of Determined.
 
 A stand-in takes the place of Jupyter. Tests of commands come first, because a notebook then keeps one of the two slots.
 """
@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.launch.shell import find_sshd
 from gangline.login import HOME_VARIABLE
 from tests.support import stand_in_jupyter
 from tests.support.cluster import COMMAND, Cluster, running_cluster
@@ -63,7 +65,7 @@ def context(tmp_path: Path) -> Path:
 def _start(cluster: Cluster, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [COMMAND, *words], env={**os.environ, HOME_VARIABLE: str(cluster.home)}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
 
 
@@ -241,8 +243,9 @@ def test_who_may_not_reach_it_is_told_so(browser: Browser, cluster: Cluster) -> 
 def test_pages_of_tasks_do_not_use_the_basic_credentials_of_a_browser(cluster: Cluster, browser: Browser) -> None:
     basic = "Basic " + base64.b64encode(f":{cluster.login.token}".encode()).decode()
     assert browser.get("/api/v1/experiments", Authorization=basic).status == 200
-    page = {"Authorization": basic, "Sec-Fetch-Site": "same-origin"}
-    assert browser.get("/api/v1/experiments", **page).status == 401
+    connection = http.client.HTTPConnection(browser.host, timeout=60)
+    connection.request("GET", "/api/v1/experiments", None, {"Authorization": basic, "Sec-Fetch-Site": "same-origin"})
+    assert connection.getresponse().status == 401
 
 
 def test_a_websocket_carries_bytes_both_ways(browser: Browser) -> None:
@@ -325,3 +328,55 @@ def test_an_environment_without_jupyter_is_told_what_to_install(cluster: Cluster
     done = cluster.run("notebook", "start", "--no-browser", "--env", "PATH=/nowhere", check=False)
     assert done.returncode == 1
     assert "this environment has no jupyter; install it where environment.python points" in done.stderr
+
+
+needs_sshd = pytest.mark.skipif(
+    not find_sshd(shutil.which) or shutil.which("ssh") is None, reason="OpenSSH's server or client is not installed"
+)
+
+
+@needs_sshd
+async def test_a_shell_is_opened_again_and_again_until_it_is_killed(cluster: Cluster, context: Path) -> None:
+    script = 'cat data.txt; echo "$WHOM $DET_TASK_TYPE"; exit 5'
+    done = cluster.run("shell", "start", "-c", context, "--env", "WHOM=me", "--", script, check=False)
+    assert (done.returncode, done.stdout) == (5, "of the context\nme SHELL\n")
+    [number] = re.findall(r"shell (\d+) goes on", done.stderr)
+    content = os.urandom(1 << 20).hex()
+    opened = _start(cluster, "shell", "open", number, "--", "cat")
+    assert opened.communicate(content, timeout=60)[0] == content
+    host = cluster.http_url.removeprefix("http://")
+    with socket.create_connection((host.split(":")[0], int(host.split(":")[1])), timeout=60) as stranger:
+        stranger.sendall(UPGRADE.format(path=f"/proxy/{number}/", host=host, more="").encode())
+        assert stranger.recv(100).startswith(b"HTTP/1.1 401 ")
+    cluster.run("shell", "kill", number)
+    await until(lambda: cluster.read("shell", "describe", number)["experiment"]["outcome"] == "CANCELED", "the end", 60)
+    failed = cluster.run("shell", "open", number, check=False)
+    assert (failed.returncode, "has ended: killed by admin" in failed.stderr) == (1, True)
+
+
+@needs_sshd
+def test_shells_of_determined(det: DeterminedClient, context: Path) -> None:
+    shell_id = det.works("shell", "start", "--detach", "-c", str(context)).text.split()[-1]
+    said = det.works("shell", "open", shell_id, "cat data.txt; echo of $DET_TASK_TYPE")
+    assert "of the context" in said
+    assert "of SHELL" in said
+    assert shell_id in det.works("shell", "show-ssh-command", shell_id)
+    [row] = [row for row in _rows(det.works("shell", "list", "--csv").text) if row["id"] == shell_id]
+    assert row["state"] == "RUNNING"
+    assert "the shell is ready" in det.works("shell", "logs", shell_id)
+    det.works("shell", "kill", shell_id)
+
+
+@needs_sshd
+def test_a_shell_has_no_password_and_no_other_key(det: DeterminedClient, cluster: Cluster, tmp_path: Path) -> None:
+    """The tunnel of Determined's client carries no token. So the shell's own key is what lets a user in."""
+    shell_id = det.works("shell", "start", "--detach").text.strip()
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    command = det.works("shell", "show-ssh-command", shell_id).text
+    [line] = [line for line in command.splitlines() if "ssh -o" in line]
+    wrong = re.sub(r"-i \S+", f"-i {other} -o BatchMode=yes", re.sub(r"\x1b\[\d+m", "", line))
+    refused = subprocess.run(wrong, shell=True, env=det.environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 255
+    assert "Permission denied (publickey)" in refused.stderr
+    det.works("shell", "kill", shell_id)

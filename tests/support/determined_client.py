@@ -64,7 +64,7 @@ class Said:
 
 class DeterminedClient:
     def __init__(self, python: Path, environment: dict[str, str], folder: Path) -> None:
-        self._python, self._environment, self._folder = python, environment, folder
+        self._python, self.environment, self._folder = python, environment, folder
         self._driver = self._start([str(python), "-c", _DRIVER])
 
     def run(self, *words: str, passwords: Sequence[str] = ()) -> Said:
@@ -97,7 +97,7 @@ class DeterminedClient:
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            command, env=self._environment, cwd=self._folder, text=True,
+            command, env=self.environment, cwd=self._folder, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 

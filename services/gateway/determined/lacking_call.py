@@ -12,7 +12,6 @@ _BY_PREFIX = {
     "/api/v1/model": "there is no registry of models; a checkpoint has metadata and an id, and gangline checkpoint "
     "download ID fetches it",
     "/api/v1/tensorboards": "TensorBoard runs where you are, and reads through the gateway: gangline tensorboard ID",
-    "/api/v1/shells": f"there are no shells; {_NO_TASKS}",
     "/api/v1/generic-tasks": f"there are no generic tasks; {_NO_TASKS}",
     "/api/v1/users": "this cannot be done with a user here; see: gangline user --help",
     "/api/v1/tokens": "this cannot be done with a token here; see: gangline token --help",

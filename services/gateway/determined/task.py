@@ -34,6 +34,8 @@ _STATES = {
 }
 _ID = re.compile(r"(\d{1,18})(?:\.[0-9a-f-]{1,36})?")
 _MAX_PAGE = 1000
+# So long the answer to the start of a shell waits for the shell.
+_ACCOUNT_SECONDS = 20.0
 _NO_CODE = str(uuid.UUID(int=0))
 
 
@@ -72,6 +74,9 @@ def launching(kind: TaskKind) -> Handler:
         experiment, _ = await call.cases.experiments.create(
             call.caller, str(uuid.uuid4()), config_json, await _take_files(call), inherited.template
         )
+        if kind is TaskKind.SHELL:
+            # The client takes the account of the shell from this answer alone.
+            await call.cases.tunnels.wait_ready(experiment.id, _ACCOUNT_SECONDS)
         return {kind.lower(): describe(call, experiment), "config": load(experiment.config_json), "warnings": []}
 
     return launch
@@ -182,7 +187,17 @@ def describe(call: Call, experiment: Experiment) -> Json:
     if experiment.task_kind is TaskKind.NOTEBOOK and experiment.id:
         is_own = call.caller.is_admin or call.caller.name == experiment.owner
         described["serviceAddress"] = call.cases.tunnels.path_of(call.caller, experiment.id) if is_own else ""
+    if experiment.task_kind is TaskKind.SHELL and experiment.id:
+        described |= _describe_access(call, experiment)
     return described
+
+
+def _describe_access(call: Call, experiment: Experiment) -> Json:
+    """Returns how a shell is opened, to its owner and administrators."""
+    if not (call.caller.is_admin or call.caller.name == experiment.owner):
+        return {"agentUserGroup": {"user": ""}}
+    access = call.cases.tunnels.access(call.caller, experiment.id)
+    return {"privateKey": access.private_key, "publicKey": "", "agentUserGroup": {"user": access.user}}
 
 
 def _exit_status(experiment: Experiment) -> str:
@@ -191,7 +206,7 @@ def _exit_status(experiment: Experiment) -> str:
     return "success" if experiment.outcome is Outcome.COMPLETED else experiment.reason
 
 
-_PLURALS = {TaskKind.COMMAND: "commands", TaskKind.NOTEBOOK: "notebooks"}
+_PLURALS = {TaskKind.COMMAND: "commands", TaskKind.NOTEBOOK: "notebooks", TaskKind.SHELL: "shells"}
 ROUTES: Routes = (
     *(
         route

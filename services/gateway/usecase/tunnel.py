@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -122,6 +123,8 @@ class Tunnels:
         self._cluster_token = cluster_token
         self._offers: dict[str, _Offer] = {}
         self._waiting: dict[str, tuple[str, Tunnel]] = {}
+        # Set, and replaced by a new one, with each new offer.
+        self._offered = asyncio.Event()
 
     async def offer(self, principal: Principal, allocation_id: str, user: str) -> AsyncIterator[tuple[str, str]]:
         """Yields the owner's public key, and then orders, each as a pair of both with one of them empty."""
@@ -135,6 +138,8 @@ class Tunnels:
         if earlier := self._offers.get(own_trial_id):
             earlier.orders.put_nowait(None)
         self._offers[own_trial_id] = offer
+        self._offered.set()
+        self._offered = asyncio.Event()
         try:
             yield self._public_key(experiment), ""
             while (order := await offer.orders.get()) is not None:
@@ -203,6 +208,14 @@ class Tunnels:
 
     def is_ready(self, experiment_id: int) -> bool:
         return trial_id(experiment_id, 1) in self._offers
+
+    async def wait_ready(self, experiment_id: int, seconds: float) -> bool:
+        """Returns whether the task can be reached, as soon as it can, or after so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.is_ready(experiment_id):
+                    await self._offered.wait()
+        return self.is_ready(experiment_id)
 
     def path_of(self, principal: Principal, experiment_id: int) -> str:
         """Returns the path of a task, with a token for the caller's browser; without one for a caller that is no

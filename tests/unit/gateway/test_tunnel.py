@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from gangline.domain.experiment import Experiment, Trial
-from gangline.domain.user import User
 from gangline.domain.state import Outcome, State, TaskKind
+from gangline.domain.user import User
 from gangline.errors import ErrorKind, GanglineError
 from services.common import keys
 from services.common.server import Principal
