@@ -241,11 +241,10 @@ def check_kind(client: Client, number: int, kind_name: str) -> ExperimentView:
     """Returns the view of a task. Raises GanglineError `task.not_found` for another kind of work."""
     view = client.get_experiment(number)
     if view.experiment.task_kind != kind_name:
-        own = view.experiment.task_kind or "experiment"
         noun = {"COMMAND": "cmd"}.get(kind_name, kind_name.lower())
         raise not_found(
             "task.not_found",
-            f"{number} is no {kind_name.lower()} but a {own.lower()}; list them with: gangline {noun} list --all",
+            f"{number} is no {kind_name.lower()}; list them with: gangline {noun} list --all",
         )
     return view
 

@@ -1,4 +1,4 @@
-"""PURE: what opens one task: the code in its id, the token of a browser, and the seed of a shell's key.
+"""Tokens of tasks: the code in its id, the token of a browser, and the seed of a shell's key.
 
 All are derived from the cluster token, so they are stored nowhere, and every gateway makes and checks the same ones.
 """

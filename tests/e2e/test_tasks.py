@@ -75,7 +75,7 @@ def test_a_command_prints_and_exits_as_it_would_here(cluster: Cluster, context: 
     assert (done.returncode, done.stdout) == (7, "of the context\n")
     assert "to stderr, a COMMAND\n" in done.stderr
     assert re.search(r"^error: command \d+: trial \d+\.1 failed: ", done.stderr, re.MULTILINE)
-    done = cluster.run("cmd", "run", "--", "echo", "one  word")
+    done = cluster.run("cmd", "run", "--slots", "2", "--", "echo", "one  word")
     assert done.stdout == "one  word\n"
     assert cluster.run("cmd", "run", "--", "kill -9 $$", check=False).returncode == 128 + signal.SIGKILL
 

@@ -35,6 +35,10 @@ _OWN = {
     "user create",
     "user change-password",
 }
+# They show tasks with the functions of `experiment describe`, `logs` and `kill`, and refuse any other experiment; or
+# they run a program that the user names.
+_OWN |= {f"{kind} {name}" for kind in ("cmd", "notebook", "shell") for name in ("describe", "logs", "kill")}
+_OWN |= {"cmd run", "notebook start", "notebook open", "shell start", "shell open"}
 # A stored configuration has none of these texts, and a fork refuses them.
 _FORKED = (
     "--config", "entrypoint=model_def:T", "--config", "name=x", "--config", "labels=[]", "--config", "hyperparameters=",
@@ -55,6 +59,7 @@ _COMMANDS = {
     "experiment label add": ("1", "x"), "experiment label remove": ("1", "x"),
     "trial describe": ("1.1",), "trial logs": ("1.1",), "trial metrics": ("1.1",), "trial kill": ("1.1",),
     "trial profile": ("1.1",),
+    "cmd list": (), "notebook list": (), "shell list": (),
     "task list": (), "job list": (), "job explain": ("1",), "job update": ("1", "--priority", "3"),
     "agent list": (), "agent enable": ("a1",), "agent disable": ("a1",),
     "slot list": (), "slot enable": ("a1/0",), "slot disable": ("a1/0",),
