@@ -35,15 +35,19 @@ Context = Any
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every call. admit: receives method and token; returns or raises GanglineError. It runs in the task of the
     handler, so the handler finds the context variables that it sets. limits: by method, the most bytes of one message,
-    where that is not MAX_MESSAGE_BYTES. catch_up: runs before a call that asks for it (rpc.CATCH_UP_METADATA)."""
+    where that is not MAX_MESSAGE_BYTES. catch_up: runs before a call that asks for it (rpc.CATCH_UP_METADATA).
+    is_readmitting: a stream's caller is admitted again before each answer, so a stream ends with its caller's token."""
 
     def __init__(
         self,
         admit: Admit,
         limits: Mapping[str, int] = MappingProxyType({}),
         catch_up: Callable[[], Awaitable[None]] | None = None,
+        *,
+        is_readmitting: bool = False,
     ) -> None:
         self._admit = admit
+        self._readmit = admit if is_readmitting else None
         self._limits = limits
         self._catch_up = catch_up
         # By method: the handler of the service, and the same with all that happens around it.
@@ -66,7 +70,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return _Call(method, MAX_MESSAGE_BYTES).refuse(error)
         wrapped = self._wrapped.get(method)
         if wrapped is None or wrapped[0] is not handler:
-            wrapped = handler, _Call(method, self._limits.get(method, MAX_MESSAGE_BYTES)).wrap(handler)
+            call = _Call(method, self._limits.get(method, MAX_MESSAGE_BYTES), self._readmit)
+            wrapped = handler, call.wrap(handler)
             self._wrapped[method] = wrapped
         return wrapped[1]
 
@@ -98,11 +103,13 @@ def _check(request: Any) -> Any:
 
 
 class _Call:
-    """Handles every call of one method. It keeps nothing of a call but its metrics."""
+    """Handles every call of one method. It keeps nothing of a call but its metrics. readmit: admits the caller of a
+    stream before each answer; None admits it once."""
 
-    def __init__(self, method: str, max_bytes: int) -> None:
+    def __init__(self, method: str, max_bytes: int, readmit: Admit | None = None) -> None:
         self._method = method
         self._max_bytes = max_bytes
+        self._readmit = readmit
         # To look a metric up by its labels takes longer than to count.
         self._count_by_status: dict[str, Counter] = {}
         self._seconds: Histogram | None = None
@@ -168,6 +175,8 @@ class _Call:
         async def run(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
                 async for response in inner(_Requests(request) if is_stream else _check(request), context):
+                    if self._readmit is not None:
+                        await self._readmit(self._method, find_token(context.invocation_metadata()))
                     yield response
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the top of every call
                 await self._end(context, error)

@@ -83,13 +83,15 @@ async def serve(
     limit_by_method: Mapping[str, int] | None = None,
     flag: str = "--listen",
     catch_up: Callable[[], Awaitable[None]] | None = None,
+    is_readmitting: bool = False,
 ) -> Server:
     """Serves until stopped.
 
     authenticate: receives the method's full name and the bearer token; returns the caller or raises GanglineError. It
     is called before any of the request is read. limit_by_method: the most bytes of one request message, for methods
     that take more than MAX_MESSAGE_BYTES. flag: the command line's name of `listen`, for messages. catch_up: runs
-    before a call that asks for it (rpc.CATCH_UP_METADATA).
+    before a call that asks for it (rpc.CATCH_UP_METADATA). is_readmitting: `authenticate` runs before each answer of a
+    stream as well.
 
     Raises GanglineError `server.port_in_use`.
     """
@@ -105,7 +107,7 @@ async def serve(
     # grpc has one limit for all methods of a server; the interceptor applies the limit of each.
     largest = max([MAX_MESSAGE_BYTES, *limits.values()])
     options = [*(dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": largest}).items()]
-    interceptor = CallInterceptor(admit, limits, catch_up)
+    interceptor = CallInterceptor(admit, limits, catch_up, is_readmitting=is_readmitting)
     server = grpc.aio.server(interceptors=[interceptor], options=options, maximum_concurrent_rpcs=MAX_CALLS)
     add_services(server)
     try:

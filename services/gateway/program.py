@@ -203,7 +203,13 @@ async def _serve_grpc(
 
     admit = authenticator.authenticate
     return await serve(
-        listen, add_services, admit, limit_by_method=MESSAGE_LIMITS, flag="--grpc-listen", catch_up=catch_up
+        listen,
+        add_services,
+        admit,
+        limit_by_method=MESSAGE_LIMITS,
+        flag="--grpc-listen",
+        catch_up=catch_up,
+        is_readmitting=True,
     )
 
 

@@ -14,7 +14,7 @@ from gangline.errors import GanglineError
 from services.common.security import is_of_determined
 from services.gateway.determined.determined_app import build_determined_app, error_response
 from services.gateway.determined.user import OPEN_ROUTES
-from services.gateway.http.admission import check_body
+from services.gateway.http.admission import check_body, while_admitted
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 
@@ -45,6 +45,7 @@ class Door:
         try:
             if is_session and place not in _OPEN:
                 scope.setdefault("state", {})["principal"] = self._authenticator.identify(token.strip())
+                send = while_admitted(send, self._authenticator, token.strip())
             check_body(scope)
         except GanglineError as error:
             await error_response(error)(scope, receive, send)

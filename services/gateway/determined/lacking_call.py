@@ -5,7 +5,7 @@ from __future__ import annotations
 from gangline.errors import GanglineError, not_found
 
 _NO_TASKS = "give slots to a program with: gangline cmd run -- COMMAND, or det cmd run COMMAND"
-_NO_GROUPS = "users act on their own work and administrators on all: see docs/cluster.md"
+_NO_GROUPS = "users see everything, and administrators may do everything: see docs/cluster.md"
 _BY_PREFIX = {
     "/api/v1/models": "there is no registry of models; a checkpoint has metadata and an id, and gangline checkpoint "
     "download ID fetches it",

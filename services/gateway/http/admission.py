@@ -7,6 +7,7 @@ requests that other sites make.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import functools
@@ -14,7 +15,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gangline.errors import GanglineError, invalid
 from services.common.archive import MAX_ARCHIVE_BYTES, too_large
@@ -24,6 +25,8 @@ from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/prom/http-sd"})
+# The sender of an answer that has ended is cancelled in this time.
+_END_SECONDS = 5.0
 # Below this path alone, bodies are read in pieces.
 _UPLOADS = "/api/v1/code/"
 # Bodies that bring code.
@@ -45,18 +48,42 @@ class Admission:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                self._admit(scope)
+                token = self._admit(scope)
             except GanglineError as error:
                 await problem_response(error, is_change=is_changing(scope["method"]))(scope, receive, send)
                 return
+            send = while_admitted(send, self._authenticator, token)
         await self._app(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> None:
+    def _admit(self, scope: Scope) -> str | None:
         headers = Headers(scope=scope)
         is_reading = scope["method"] in ("GET", "HEAD") and not _is_of_page(headers, scope["path"])
         token = _find_token(headers.get("authorization", ""), is_reading=is_reading)
         scope.setdefault("state", {})["principal"] = self._authenticator.identify(token)
         check_body(scope)
+        return token
+
+
+def while_admitted(send: Send, authenticator: Authenticator, token: str | None) -> Send:
+    """Returns a `send` that ends an answer in parts when its caller's token ends: the next part is not sent."""
+    is_begun = False
+
+    async def send_or_end(message: Message) -> None:
+        nonlocal is_begun
+        if message["type"] == "http.response.body":
+            try:
+                # An answer of one part was decided when the request was admitted, and may be what ended the token.
+                if is_begun:
+                    authenticator.identify(token)
+            except GanglineError:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                # The server tells the sender of the end of the answer, which cancels it.
+                await asyncio.sleep(_END_SECONDS)
+                raise OSError("the answer has ended") from None
+            is_begun = True
+        await send(message)
+
+    return send_or_end
 
 
 def _is_of_page(headers: Headers, path: str) -> bool:

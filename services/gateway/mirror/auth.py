@@ -81,10 +81,6 @@ class Authenticator:
         check_user(principal)
         return self._users()
 
-    def find_user(self, name: str) -> User:
-        """Returns a user; one without a record, such as the cluster itself, has a name alone."""
-        return self._find_user(name) or User(name, "", is_admin=name == CLUSTER.name)
-
     def number_of_user(self, name: str) -> int:
         """Returns the id that Determined's client has for a user; 0 for none of them."""
         user = self._find_user(name)
@@ -111,17 +107,16 @@ class Authenticator:
         return self._mirror.state.users.find(keys.user(name))
 
     def _identify_user(self, token_sha256: str) -> Principal:
-        state, found = self._mirror.state, None
-        # A token's sha256 reveals nothing of how much of it was right, so a look-up by it is safe.
-        for token in state.tokens.of(token_sha256):
+        users, found = self._mirror.state.users, None
+        # The time of a look-up by sha256 reveals nothing of the token that has it.
+        for token in self._mirror.state.tokens.of(token_sha256):
             found = self._owner_of(token)
         # The loop goes on after a match, so that its time does not depend on which user calls.
-        for user in state.users.all():
-            if is_same_token(user.token_sha256, token_sha256):
+        for user in users.all() if found is None else ():
+            if user.token_sha256 and is_same_token(user.token_sha256, token_sha256):
                 found = user
         if found is not None:
             return _principal_of(found)
-        users = state.users
         # The first leader creates the first users.
         if not len(users):
             raise unavailable(

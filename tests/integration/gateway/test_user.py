@@ -32,6 +32,7 @@ from tests.support.wait import until_async
 pytestmark = pytest.mark.timeout(120)
 
 T = TypeVar("T")
+CONFIG = "name: digits\nentrypoint: python3 train.py\nsearcher: {name: single, metric: loss}\n"
 PASSWORD, NEW_PASSWORD = "Password-of-ann-1", "Password-of-ann-2"
 
 
@@ -142,7 +143,21 @@ async def test_a_users_password_session_and_tokens_hold_at_every_gateway_until_t
     ann, elsewhere = bench.client(fresh), bench.client(fresh, 1)
     await until_async(lambda: _works(elsewhere.who_am_i), "the second gateway knowing the new password", 20)
 
-    await call(admin.deactivate_user, "ann")
+    async with bench.http(fresh) as http:
+        code = bench.folder / "code"
+        code.mkdir()
+        (code / "train.py").write_text("print('trains')\n")
+        experiment = await call(ann.create_experiment, CONFIG, code, is_paused=True)
+        views = ann.watch_experiment(experiment.id)
+        assert (await call(next, views)).experiment.owner == "ann"
+        async with http.stream("GET", f"/experiments/{experiment.id}/events") as events:
+            parts = events.aiter_text()
+            assert "digits" in await anext(parts)
+            await call(admin.deactivate_user, "ann")
+            # What she has been following ends with the next thing that there is to see.
+            await call(admin.edit_experiment, experiment.id, name="renamed")
+            assert (await refusal(next, views)).code == "auth.inactive"
+            assert "renamed" not in "".join([part async for part in parts])
     # At once where the change was made, and elsewhere as soon as etcd has told that gateway.
     assert (await refusal(ann.who_am_i)).code == "auth.inactive"
     assert (await refused(elsewhere.who_am_i, "deactivation at the second gateway")).code == "auth.inactive"
@@ -193,6 +208,9 @@ async def test_the_http_interface_and_the_client_of_determined(bench: Bench) -> 
         assert (answers[0]["id"], answers[0]["admin"], answers[0]["hasPassword"]) == (2, False, True)
         weak = await http.post("/users", json={"user": {"username": "eve"}, "password": "short"})
         assert (weak.status_code, weak.json()["code"]) == (400, "user.password")
+        wrong = await http.post("/users", json={"user": {"username": "eve"}, "password": ["Secret-in-a-list"]})
+        assert wrong.status_code == 400
+        assert "Secret-in-a-list" not in wrong.text
         for path in ("/users/2", "/users/ann/by-username"):
             assert (await http.get(path)).json()["user"] == answers[0]
         assert [each["username"] for each in (await http.get("/users?admin=false")).json()["users"]] == ["ann"]

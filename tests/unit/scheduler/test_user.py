@@ -87,6 +87,13 @@ def test_a_new_term_keeps_what_the_administrator_has_changed() -> None:
     assert not found_users(state, "", "", NOW)
 
 
+def test_the_operators_token_is_an_administrators_again_with_the_next_term() -> None:
+    state = SchedulerState.of([User("admin", "t", is_admin=False, id=1, is_deactivated=True)])
+    [admin] = found_users(state, "t", "l", NOW).puts
+    assert isinstance(admin, User)
+    assert (admin.is_admin, admin.is_deactivated) == (True, False)
+
+
 def test_a_repeated_request_creates_one_user() -> None:
     state = _state()
     _after(state, _create(state, ROOT, password="hash"))
