@@ -22,11 +22,11 @@ from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.encoding import let_travel
 from gangline.core.link import Link, temporary_folder
-from gangline.core.manifest import StoredFile
 from gangline.core.storage import CheckpointStore, checkpoint_url, describe_files, list_files, verify
 from gangline.domain.experiment import VALIDATION_METRICS
 from gangline.domain.failure import LATEST_CORRUPT
 from gangline.domain.id import check_checkpoint_id
+from gangline.domain.manifest import StoredFile
 from gangline.domain.storage_url import check_storage_url
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2

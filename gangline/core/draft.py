@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gangline.core.manifest import StoredFile
 from gangline.core.storage import CheckpointStore, list_files
 from gangline.core.stream import DigestStream
+from gangline.domain.manifest import StoredFile
 
 # Bounds the memory for the copy of a file, 1 MiB.
 _CHUNK_BYTES = 1 << 20

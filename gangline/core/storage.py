@@ -19,9 +19,10 @@ from typing import Any
 
 import fsspec
 
-from gangline.core.manifest import StoredFile, files_of, read_document, write_document
 from gangline.core.stream import DigestStream
 from gangline.domain.experiment import METADATA_FILE
+from gangline.domain.foreign_checkpoint import ReadFile
+from gangline.domain.manifest import MANIFEST_KEY, StoredFile, files_of, read_document, write_document
 from gangline.domain.partial import Partial, Writer, partial_name, removed_name
 from gangline.errors import GanglineError, conflict, invalid, not_found
 
@@ -250,6 +251,24 @@ def read_metadata(directory: Path) -> dict[str, Any]:
             "checkpoint.not_found", f"{directory} holds no {METADATA_FILE}, so no complete checkpoint"
         ) from None
     return read_document(content, str(path))
+
+
+def file_reader(directory: Path) -> ReadFile:
+    """Returns a function that reads a file of a folder; None for a file that is not there."""
+
+    def read(name: str) -> bytes | None:
+        try:
+            return (directory / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    return read
+
+
+def has_manifest(directory: Path) -> bool:
+    """Returns whether a folder has a metadata.json of Gangline, damaged or not."""
+    content = file_reader(directory)(METADATA_FILE)
+    return content is not None and f'"{MANIFEST_KEY}"'.encode() in content
 
 
 def verify(directory: Path, paths: Iterable[str] | None = None) -> dict[str, Any]:

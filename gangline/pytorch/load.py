@@ -1,19 +1,25 @@
 """Loads a trained trial from a checkpoint's folder in a separate process, for evaluation, inference or inspection.
 
-It needs no cluster and no other rank, whatever strategy wrote the checkpoint. Checkpoints have no code, so the caller
-names the trial class; Determined's function of the same name does without.
+It needs no cluster and no other rank, whatever strategy wrote the checkpoint. Gangline's checkpoints have no code, so
+the caller names the trial class. Those of Determined have a folder `code`, from which the class is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from gangline import alias
 from gangline.core.context import alone
-from gangline.core.storage import verify
-from gangline.errors import invalid
-from gangline.pytorch.checkpoint import open_source, restore
+from gangline.core.storage import read_metadata
+from gangline.domain.foreign_checkpoint import CODE_FOLDER, DeterminedState
+from gangline.errors import GanglineError, invalid
+from gangline.pytorch.checkpoint import open_checked, restore
+from gangline.pytorch.checkpoint.determined import describe_folder, is_determined_folder
 from gangline.pytorch.group import choose_device
 from gangline.pytorch.parallel import choose_strategy
 from gangline.pytorch.setup import make_setting
@@ -48,29 +54,85 @@ def load_trial_from_checkpoint_path(
     """Returns a trial made with the checkpoint's hyperparameters, with the saved states of its models, optimizers,
     schedulers and scalers. Every file is compared with the manifest first.
 
-    path: a checkpoint's folder, as `gangline checkpoint download` writes it. trial_class: required. trial_kwargs: its
-    arguments after the context. exp_conf: the part of the experiment's configuration that the trial reads, because
-    checkpoints do not have it. It includes `optimizations` with mixed_precision fp16, whose scaler is part of the
-    state. torch_load_kwargs, and torch.load's options by name: accepted, no effect. Only tensors and plain values are
-    unpickled, and models are loaded to this process's GPU where it has one. Callbacks are not made.
+    path: a checkpoint's folder, as `gangline checkpoint download` writes it, or as Determined 0.17 to 0.38 does.
+    trial_class: required, but for a checkpoint of Determined, whose folder `code` is then imported and so runs.
+    trial_kwargs: its arguments after the context. exp_conf: the part of the experiment's configuration that the trial
+    reads; Gangline's checkpoints do not have it, those of Determined do. It includes `optimizations` with
+    mixed_precision fp16, whose scaler is part of the state. torch_load_kwargs, and torch.load's options by name: only
+    `weights_only=False` has an effect, and only for a checkpoint of Determined: it unpickles objects of any class, which
+    may run code of the file. Otherwise only tensors and plain values are unpickled. Models are loaded to this process's
+    GPU where it has one. Callbacks are not made.
 
-    Raises GanglineError `checkpoint.no_code` without a trial class, and the errors of reading a checkpoint:
-    `checkpoint.not_found`, `corrupt`, `newer_format`, `other_trial`, `other_model`.
+    Raises GanglineError `checkpoint.no_code` without a trial class, `checkpoint.code` where the class cannot be
+    imported, and the errors of reading a checkpoint: `checkpoint.not_found`, `corrupt`, `newer_format`, `not_plain`,
+    `other_trial`, `other_model`.
     """
     _check_options(options)
     directory = Path(path)
-    if trial_class is None:
-        raise invalid(
-            "checkpoint.no_code",
-            f"checkpoints hold no code, so nothing says which trial wrote {directory}; pass trial_class=, or use "
-            "load_checkpoint for the states alone",
-        )
-    hparams = verify(directory).get("hparams") or {}
-    source = open_source(directory)
-    context = CheckpointLoadContext(hparams, exp_conf)
-    trial = trial_class(context, **(trial_kwargs or {}))
+    hparams: Mapping[str, Any]
+    if is_determined_folder(directory):
+        is_trusted = {**(torch_load_kwargs or {}), **options}.get("weights_only") is False
+        described = describe_folder(directory)
+        hparams, config = described.hparams, described.config if exp_conf is None else exp_conf
+        source = open_checked(directory, is_trusted)
+        chosen = trial_class or cast("type[T]", _import_class(directory, described))
+    else:
+        if trial_class is None:
+            raise invalid(
+                "checkpoint.no_code",
+                f"checkpoints hold no code, so nothing says which trial wrote {directory}; pass trial_class=, or use "
+                "load_checkpoint for the states alone",
+            )
+        source, chosen, config = open_checked(directory), trial_class, exp_conf or {}
+        hparams = read_metadata(directory).get("hparams") or {}
+    context = CheckpointLoadContext(hparams, config)
+    trial = chosen(context, **(trial_kwargs or {}))
     restore(context, {}, source)
     return trial
+
+
+def _import_class(directory: Path, described: DeterminedState) -> type[PyTorchTrial]:
+    """Imports the trial's class from the checkpoint's own code. Raises GanglineError `checkpoint.no_code` and
+    `checkpoint.code`."""
+    module_name, _, class_name = described.trial_class.partition(":")
+    code = directory / CODE_FOLDER
+    if not module_name or not class_name or not code.is_dir():
+        raise invalid(
+            "checkpoint.no_code",
+            f"{directory} does not tell which trial wrote it, or lacks its code; pass trial_class=",
+        )
+    alias.install()
+    try:
+        with _first_on_path(code, module_name.partition(".")[0]):
+            found: Any = importlib.import_module(module_name)
+            for name in class_name.split("."):
+                found = getattr(found, name)
+    except Exception as error:
+        raise _unusable(code, described.trial_class, f"{type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
+        raise _unusable(code, described.trial_class, "it is no PyTorchTrial of Gangline")
+    return found
+
+
+@contextmanager
+def _first_on_path(code: Path, root: str) -> Iterator[None]:
+    """Puts a folder first on the import path. A module of the same name that was imported from elsewhere steps aside
+    meanwhile."""
+    place = str(code.resolve())
+    aside = {name: module for name, module in sys.modules.items() if name == root or name.startswith(f"{root}.")}
+    for name in aside:
+        del sys.modules[name]
+    sys.path.insert(0, place)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+        sys.modules.update(aside)
+
+
+def _unusable(code: Path, trial_class: str, reason: str) -> GanglineError:
+    return invalid("checkpoint.code", f"{trial_class} cannot be imported from {code}: {reason}; pass trial_class=")
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -13,8 +13,8 @@ import gangline.core
 from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.core import DistributedContext
 from gangline.core.beat import BUILD, GROUP, open_beat
-from gangline.core.manifest import find_unwritable
 from gangline.domain.failure import hang_rule_of
+from gangline.domain.manifest import find_unwritable
 from gangline.errors import invalid
 from gangline.pytorch import group
 from gangline.pytorch.data import seed

@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from gangline.core.manifest import StoredFile, files_of, read_document, write_document
+from gangline.domain.manifest import StoredFile, files_of, read_document, write_document
 from gangline.errors import GanglineError
 
 names = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=6)

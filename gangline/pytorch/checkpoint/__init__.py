@@ -8,11 +8,23 @@ A checkpoint's folder has
 - `metadata.json`: the manifest that makes it a checkpoint.
 The two kinds of .pth have tensors, numbers, strings, lists and dictionaries only, so that torch.load reads them with
 weights_only.
+
+Checkpoints of Determined's trainer are read as well (determined.py).
 """
 
 from gangline.pytorch.checkpoint.content import is_of_another_trial, load_checkpoint
 from gangline.pytorch.checkpoint.keeper import Keeper
 from gangline.pytorch.checkpoint.restore import restore
-from gangline.pytorch.checkpoint.source import TRIAL_ID, Source, open_source
+from gangline.pytorch.checkpoint.source import TRIAL_ID, Source, is_plain_determined, open_checked, open_source
 
-__all__ = ["TRIAL_ID", "Keeper", "Source", "is_of_another_trial", "load_checkpoint", "open_source", "restore"]
+__all__ = [
+    "TRIAL_ID",
+    "Keeper",
+    "Source",
+    "is_of_another_trial",
+    "is_plain_determined",
+    "load_checkpoint",
+    "open_checked",
+    "open_source",
+    "restore",
+]

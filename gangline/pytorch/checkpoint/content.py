@@ -15,11 +15,11 @@ import torch
 
 import gangline
 from gangline.core.checkpoint import STEPS_COMPLETED
-from gangline.core.storage import verify
 from gangline.domain.experiment import VALIDATION_METRICS
+from gangline.domain.foreign_checkpoint import STATE_FORMAT_KEY
 from gangline.pytorch.checkpoint.capture import MODEL_VALUES, OPTIMIZER_CLASSES
 from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, state_path
-from gangline.pytorch.checkpoint.source import STATE_FORMAT, STATE_FORMAT_KEY, TRIAL_ID, Source, open_source
+from gangline.pytorch.checkpoint.source import STATE_FORMAT, TRIAL_ID, Source, open_checked
 from gangline.pytorch.trial.context import PyTorchTrialContext
 
 # Entries of trainer.pth that describe the layout, so load_checkpoint leaves them out.
@@ -28,14 +28,12 @@ _INTERNAL = ("num_models", MODEL_VALUES, OPTIMIZER_CLASSES)
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Returns the content of a checkpoint's folder, its tensors whole and on the CPU. Checks every file against the
-    manifest first.
+    manifest first. The folder may be of Determined.
 
     `models_state_dict` lists the models' states in the order in which the trial wrapped them; each fits the user's bare
     model. `optimizers_state_dict` fits optimizers that were built as the trial builds them.
     """
-    directory = Path(path)
-    verify(directory)
-    source = open_source(directory)
+    source = open_checked(Path(path))
     tensors = {name: torch.empty(described.shape, dtype=described.dtype) for name, described in source.tensors.items()}
     source.load(tensors)
     trainer = {key: value for key, value in source.trainer.items() if key not in _INTERNAL}
@@ -44,7 +42,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         **trainer,
         MODELS: [_model_state(index, source, tensors) for index in numbers],
         OPTIMIZERS: [_optimizer_state(number, source, tensors) for number in range(len(source.trainer[OPTIMIZERS]))],
-        "rng_state": [rank["rng_state"] for rank in source.ranks],
+        "rng_state": [rank.get("rng_state") for rank in source.ranks],
         "rank_state": [rank.get("rank_state") or {} for rank in source.ranks],
     }
 

@@ -43,6 +43,7 @@ def restore(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallbac
     trainer = source.trainer
     _check_counts(context, trainer)
     for index, model in enumerate(context.models):
+        source.align(index, set(context.strategy.model_state(model)))
         _check_model(context, index, model, source)
     names = name_parameters(context.models, context.optimizers)
     keys: list[list[str]] = []

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.distributed import BACKGROUND_GROUP, DistributedContext
 from gangline.core.draft import CheckpointDraft
-from gangline.core.manifest import StoredFile
 from gangline.core.transport import AloneTransport, TorchTransport, Transport
+from gangline.domain.manifest import StoredFile
 from gangline.errors import ErrorKind, GanglineError
 from gangline.pytorch.checkpoint.capture import Captured, rank_file
 from gangline.pytorch.checkpoint.name import Path

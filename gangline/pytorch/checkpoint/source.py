@@ -1,7 +1,8 @@
 """Source: a checkpoint's folder on this machine, for restoring from it.
 
-Owns the two layouts that exist. In format 2 any number of ranks read a part of the tensors. Format 1, of the first
-version, is one file with everything. Files have been compared with the manifest before.
+Owns the two layouts of Gangline. In format 2 any number of ranks read a part of the tensors. Format 1, of the first
+version, is one file with everything, and a checkpoint of Determined is read as such a file. Files have been compared
+with the manifest before, where there is one.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from gangline.core.storage import has_manifest, verify
 from gangline.core.storage import read_metadata as read_manifest
+from gangline.domain.foreign_checkpoint import STATE_FILE, STATE_FORMAT_KEY
 from gangline.errors import invalid
-from gangline.pytorch.checkpoint import metadata
+from gangline.pytorch.checkpoint import determined, metadata
 from gangline.pytorch.checkpoint.capture import (
     MODEL_VALUES,
     OPTIMIZER_VALUES,
@@ -32,10 +35,8 @@ from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, mo
 from gangline.pytorch.checkpoint.writer import TENSORS_FOLDER
 
 STATE_FORMAT = 2
-STATE_FORMAT_KEY = "state_format"
 # Key of the id of the trial that saved the checkpoint; its value is empty off the cluster, where trials have no id.
 TRIAL_ID = "trial_id"
-_FIRST_FILE = "state_dict.pth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,9 @@ class Source(ABC):
     trainer: dict[str, Any]
     ranks: list[dict[str, Any]]
     tensors: Mapping[str, Described]
+
+    def align(self, index: int, names: set[str]) -> None:  # noqa: B027  most sources have nothing to align
+        """Renames the tensors of a model to the names that the trial's model has, where a wrapper changed them all."""
 
     @abstractmethod
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
@@ -77,8 +81,11 @@ class Source(ABC):
         return tensors_by_parameter
 
 
-def open_source(directory: Path) -> Source:
-    """Opens a checkpoint's folder. Raises GanglineError `checkpoint.newer_format`."""
+def open_source(directory: Path, is_trusted: bool = False) -> Source:
+    """Opens a checkpoint's folder. is_trusted: unpickles any class from a checkpoint of Determined. Raises GanglineError
+    `checkpoint.newer_format`, and those of reading one of Determined."""
+    if determined.is_determined_folder(directory):
+        return _DeterminedSource(directory, is_trusted)
     manifest = read_manifest(directory)
     state_format = manifest.get(STATE_FORMAT_KEY, 1)
     if type(state_format) is not int or state_format > STATE_FORMAT:
@@ -87,9 +94,21 @@ def open_source(directory: Path) -> Source:
             f"the checkpoint holds a trial's state in format {state_format}, this version of Gangline reads up to "
             f"{STATE_FORMAT}; use a newer one",
         )
-    source = _DividedSource(directory) if state_format == STATE_FORMAT else _WholeSource(directory)
+    source = _DividedSource(directory) if state_format == STATE_FORMAT else _WholeSource(_load(directory / STATE_FILE))
     source.trial_id = manifest.get(TRIAL_ID, "")
     return source
+
+
+def open_checked(directory: Path, is_trusted: bool = False) -> Source:
+    """Compares a folder's files with its manifest and opens it. A folder as Determined wrote it has no manifest."""
+    if not is_plain_determined(directory):
+        verify(directory)
+    return open_source(directory, is_trusted)
+
+
+def is_plain_determined(directory: Path) -> bool:
+    """Returns whether a folder is a checkpoint of Determined that was not imported."""
+    return determined.is_determined_folder(directory) and not has_manifest(directory)
 
 
 class _DividedSource(Source):
@@ -116,8 +135,7 @@ class _DividedSource(Source):
 class _WholeSource(Source):
     """Reads format 1, in which optimizers number their parameters in the order of their groups."""
 
-    def __init__(self, directory: Path) -> None:
-        state = _load(directory / _FIRST_FILE)
+    def __init__(self, state: dict[str, Any]) -> None:
         models, optimizers = state.pop(MODELS), state.pop(OPTIMIZERS)
         everything = {
             model_path(index, name): value for index, model in enumerate(models) for name, value in model.items()
@@ -155,6 +173,31 @@ class _WholeSource(Source):
                 target.to_local().copy_(part.to_local())
             else:
                 target.copy_(content)
+
+
+class _DeterminedSource(_WholeSource):
+    """Reads a checkpoint of Determined's trainer. An imported one is of another trial than any of this cluster; a plain
+    folder is of the trial that reads it, as a checkpoint off the cluster is."""
+
+    def __init__(self, directory: Path, is_trusted: bool) -> None:
+        described = determined.describe_folder(directory)
+        super().__init__(determined.translate(determined.read_state(directory, is_trusted), described))
+        # Without a state of all generators the rank keeps its own.
+        self.ranks = [{key: value for key, value in rank.items() if value is not None} for rank in self.ranks]
+        self.trial_id = f"determined:{described.trial_id or 'unknown'}"
+
+    def align(self, index: int, names: set[str]) -> None:
+        start = join((MODELS, index, ""))
+        own = {path.removeprefix(start): path for path in self.tensors if path.startswith(start)}
+        prefix = determined.strip_prefix({**own, **self.trainer[MODEL_VALUES][index]}, names)
+        if not prefix:
+            return
+        moved = {path: start + name.removeprefix(prefix) for name, path in own.items()}
+        self._content = {moved.get(path, path): value for path, value in self._content.items()}
+        self.tensors = {moved.get(path, path): described for path, described in self.tensors.items()}
+        self.trainer[MODEL_VALUES][index] = {
+            name.removeprefix(prefix): value for name, value in self.trainer[MODEL_VALUES][index].items()
+        }
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -442,7 +442,8 @@ class TrainingLoop:
 def _place_here(progress: Mapping[str, Any], loader: DataLoader | ForeignLoader, size: int) -> tuple[int, int]:
     """Returns the offset and the shift behind the records that were trained when the state was saved. Batches may have
     another size now."""
-    batches = progress["offset"] * progress["world_size"]
+    # A checkpoint of Determined may not tell its number of slots: then it had as many as train now.
+    batches = progress["offset"] * (progress["world_size"] or size)
     if (loader.batch_size is None) != (progress["batch_size"] is None):
         return int(batches // size), 0
     # Earlier versions continued at the beginning of a batch and saved no shift.

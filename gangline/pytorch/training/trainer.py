@@ -4,6 +4,7 @@ checkpoint to continue from, and runs the loop."""
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from torch.utils import data
@@ -13,7 +14,8 @@ from gangline.core.beat import BUILD
 from gangline.core.checkpoint import STEPS_COMPLETED, CheckpointContext, location_of
 from gangline.core.storage import CheckpointStore
 from gangline.errors import invalid
-from gangline.pytorch.checkpoint import TRIAL_ID, Source, is_of_another_trial, open_source
+from gangline.pytorch.checkpoint import TRIAL_ID, Source, is_of_another_trial, is_plain_determined, open_source
+from gangline.pytorch.checkpoint.determined import describe_folder
 from gangline.pytorch.data.foreign_loader import ForeignLoader
 from gangline.pytorch.data.loader import DataLoader
 from gangline.pytorch.profile.profile import ProfileSetting, open_profile
@@ -53,8 +55,8 @@ class Trainer:
 
         Missing arguments come from the experiment's configuration. With neither, checkpoints and validations happen at
         the end only, and reports every 100 batches. checkpoint_policy: which states to save after a validation: "best",
-        "all" or "none". latest_checkpoint: the checkpoint to continue from: an id, the URL of its folder, or
-        get_cluster_info().latest_checkpoint; None starts anew. From another trial's checkpoint training takes
+        "all" or "none". latest_checkpoint: the checkpoint to continue from: an id, the URL of its folder,
+        get_cluster_info().latest_checkpoint, or a folder that Determined wrote; None starts anew. From another trial's checkpoint training takes
         everything but the position, and begins at batch 0. step_zero_validation: validate before the first batch.
         test_mode: one batch of everything, to see whether the code works. profiling_enabled: as profiling.enabled.
         """
@@ -145,6 +147,8 @@ class Trainer:
             return 0
         if isinstance(checkpoint, CheckpointInfo):
             return checkpoint.batches_completed
+        if is_plain_determined(Path(checkpoint)):
+            return 0 if self._context.get_trial_id() else describe_folder(Path(checkpoint)).batches
         storage_url, storage_id = location_of(checkpoint, self._context.core.checkpoint.storage_url)
         metadata = self._stored(storage_url).get_metadata(storage_id)
         if is_of_another_trial(metadata.get(TRIAL_ID, ""), self._context.get_trial_id()):
@@ -174,13 +178,18 @@ class Trainer:
     def _restore(self, loop: TrainingLoop, checkpoint: str | CheckpointInfo | None) -> Source | None:
         if checkpoint is None:
             return None
+        if not isinstance(checkpoint, CheckpointInfo) and is_plain_determined(Path(checkpoint)):
+            return self._load_source(loop, Path(checkpoint), checkpoint)
         place = checkpoint.url if isinstance(checkpoint, CheckpointInfo) else checkpoint
         storage_url, storage_id = location_of(place, self._context.core.checkpoint.storage_url)
         with self._stored(storage_url).restore_path(storage_id) as directory:
-            source = open_source(directory)
-            loop.restore(source)
+            return self._load_source(loop, directory, storage_id)
+
+    def _load_source(self, loop: TrainingLoop, directory: Path, name: str) -> Source:
+        source = open_source(directory)
+        loop.restore(source)
         if self._context.position.batches:
-            _log.info("training goes on after batch %d of checkpoint %s", self._context.position.batches, storage_id)
+            _log.info("training goes on after batch %d of checkpoint %s", self._context.position.batches, name)
         return source
 
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from gangline import pytorch
 from gangline.core import CheckpointContext
-from gangline.core.manifest import StoredFile, files_of, write_document
 from gangline.core.storage import CheckpointStore, digest_of
+from gangline.domain.manifest import StoredFile, files_of, write_document
 from gangline.domain.state import ExitKind
 from gangline.errors import GanglineError
 from gangline.launch.failure import describe
