@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from gangline.cli.output.checkpoint_text import checkpoint_lines
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age, format_bytes
 from gangline.cli.shared import MOST_ID, Json, Wide, connect, new_group, show, show_table
 
-app = new_group("Find, fetch and delete checkpoints.")
+app = new_group("Find, fetch, import and delete checkpoints.")
 
 _COLUMNS = (
     Column("CHECKPOINT"),
@@ -40,7 +41,7 @@ def list_checkpoints(
     rows = [
         (
             checkpoint.id,
-            checkpoint.trial_id,
+            checkpoint.trial_id or "imported",
             checkpoint.batches_completed,
             checkpoint.state,
             format_bytes(sum(checkpoint.file_bytes.values())) if checkpoint.file_bytes else "-",
@@ -49,6 +50,35 @@ def list_checkpoints(
         for checkpoint in checkpoints
     ]
     show_table(checkpoints, _COLUMNS, rows, "no checkpoints yet", is_json=is_json, is_wide=is_wide)
+
+
+@app.command()
+def describe(
+    checkpoint_id: Annotated[str, typer.Argument(metavar="ID")],
+    is_json: Json = False,
+) -> None:
+    """Show a checkpoint: where it comes from, its metadata and its files."""
+    with connect() as client:
+        checkpoint = client.checkpoint(checkpoint_id).record
+    show(checkpoint, is_json, lambda: checkpoint_lines(checkpoint))
+
+
+@app.command("import")
+def import_checkpoint(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a checkpoint, with all its files.")],
+    name: Annotated[str, typer.Option(help="The name to list it under; default: the folder's.")] = "",
+    is_json: Json = False,
+) -> None:
+    """Bring a checkpoint of Determined, of another cluster or of a script into the cluster's storage."""
+    with connect() as client:
+        imported = client.import_checkpoint(folder, name)
+    checkpoint = imported.checkpoint
+    size = format_bytes(sum(checkpoint.file_bytes.values()))
+    text = f"{size} of batch {checkpoint.batches_completed}, named {checkpoint.imported_as}"
+    said = f"imported: {text}" if imported.is_new else f"this content was imported before: {text}"
+    lines = [said, f"checkpoint {checkpoint.id}"]
+    hint = f"begin from it with: searcher: {{source_checkpoint_uuid: {checkpoint.id}}}"
+    show(imported, is_json, lambda: [*lines, hint])
 
 
 @app.command()

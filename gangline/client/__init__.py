@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.client.call_message import new_request_id
 from gangline.client.handle import Agent, Checkpoint, Experiment, Job, MetricsReader, Trial
 from gangline.client.packing import CodeArchive, pack_code
-from gangline.client.record import Created, LogEntry, LogOptions
+from gangline.client.record import Created, ImportedCheckpoint, LogEntry, LogOptions
 from gangline.client.session import Client
 from gangline.client.submission import Submission, prepare_submission
 from gangline.domain.experiment import Inheritance, Project, Template, Workspace
@@ -64,6 +64,7 @@ __all__ = [
     "ExperimentProgress",
     "ExperimentView",
     "Explanation",
+    "ImportedCheckpoint",
     "Inheritance",
     "Job",
     "LogEntry",

@@ -12,16 +12,18 @@ from types import TracebackType
 from typing import Self
 
 from gangline.client import call_message
-from gangline.client.async_connection import AsyncConnection, in_thread_to_its_end
+from gangline.client.async_connection import AsyncConnection, in_thread, in_thread_to_its_end
 from gangline.client.call_message import new_request_id
+from gangline.client.checkpoint_folder import ImportMessages, read_checkpoint_folder
 from gangline.client.download import CheckpointFolder, GrowingFolder, list_sizes
-from gangline.client.record import OnProgress, ignore_progress
+from gangline.client.record import ImportedCheckpoint, OnProgress, ignore_progress
 from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.resource import Agent
-from gangline.domain.state import Availability, UsageGroup
+from gangline.domain.state import Availability, CheckpointState, UsageGroup
 from gangline.domain.usage import UsageReport
 from gangline.domain.view import AgentView, ClusterView
+from gangline.errors import GanglineError
 from gangline.login import Login, find_login, find_retry_seconds
 from gangline.protocol.wire import enum_number, from_proto
 from gangline.v1 import gateway_pb2 as pb
@@ -146,6 +148,26 @@ class AsyncClusterCalls:
             async for message in self._connection.stream_once(self._stub.DownloadTensorboard, request):
                 await in_thread_to_its_end(target.write, message)
         return target.num_bytes
+
+    async def import_checkpoint(
+        self, folder: str | Path, name: str = "", request_id: str | None = None
+    ) -> ImportedCheckpoint:
+        """Imports the folder of a checkpoint that another cluster, Determined, or a script with the Core API wrote. It
+        belongs to no trial. Its id is a digest of its content, so the same folder is imported once.
+
+        name: under which it is listed; the folder's own by default. Raises GanglineError `checkpoint.not_one`,
+        `checkpoint.corrupt`, `checkpoint.path`, `checkpoint.import`, `checkpoint.deleting` and `storage.full`.
+        """
+        files = await in_thread(read_checkpoint_folder, Path(folder), name)
+        for existing in await self.list_checkpoints(checkpoint_id=files.checkpoint_id):
+            if existing.state is CheckpointState.COMPLETED:
+                return ImportedCheckpoint(existing, is_new=False)
+        messages = ImportMessages(files, request_id or new_request_id(), partial(self._on_progress, "upload"))
+        try:
+            answer = await self._connection.call(self._stub.ImportCheckpoint, messages, seconds=messages.seconds)
+        except GanglineError as error:
+            raise messages.failure or error from error
+        return ImportedCheckpoint(from_proto(Checkpoint, answer.checkpoint), is_new=answer.is_new)
 
     async def delete_checkpoints(
         self, checkpoint_ids: Sequence[str], request_id: str | None = None

@@ -98,13 +98,15 @@ class AsyncConnection(Route[_Gateway]):
         for gateway in self.gateways:
             await gateway.close()
 
-    async def call(self, method: Callable[..., T], request: Any, *, is_open: bool = False) -> T:
+    async def call(
+        self, method: Callable[..., T], request: Any, *, is_open: bool = False, seconds: float | None = None
+    ) -> T:
         """See `Connection.call`."""
         self._check_loop()
         effects = find_effects(request, is_open=is_open)
         attempts = Attempts(self, effects)
         try:
-            return cast("T", await self._call(method, request, attempts))
+            return cast("T", await self._call(method, request, attempts, seconds))
         except GanglineError as error:
             if effects is None:
                 raise
@@ -163,12 +165,15 @@ class AsyncConnection(Route[_Gateway]):
                         messages.cancel()
                 await asyncio.sleep(pause)
 
-    async def _call(self, method: Callable[..., Any], request: Any, attempts: Attempts[_Gateway]) -> Any:
+    async def _call(
+        self, method: Callable[..., Any], request: Any, attempts: Attempts[_Gateway], seconds: float | None
+    ) -> Any:
         while True:
             async with self._places:
                 sent = request() if callable(request) else request
                 try:
-                    answer = await method(attempts.gateway, sent, timeout=self.call_seconds, metadata=attempts.metadata)
+                    timeout = seconds or self.call_seconds
+                    answer = await method(attempts.gateway, sent, timeout=timeout, metadata=attempts.metadata)
                 except grpc.RpcError as failure:
                     rpc.raise_if_cancelled()
                     pause = attempts.fail(failure)

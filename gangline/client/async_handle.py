@@ -403,7 +403,9 @@ class AsyncCheckpoint:
         return metrics_of(self.record)
 
     async def trial(self) -> AsyncTrial:
-        """Returns the trial that saved it."""
+        """Returns the trial that saved it. Raises GanglineError `checkpoint.imported` for one without a trial."""
+        if self.record.imported_as:
+            raise not_found("checkpoint.imported", f"checkpoint {self.id} was imported, so no trial here saved it")
         return AsyncTrial(self._client, await self._client.find_trial(self.trial_id))
 
     async def download(self, path: str | Path) -> Path:
@@ -419,7 +421,9 @@ class AsyncCheckpoint:
         trial_class: the PyTorchTrial that saved it, because checkpoints hold no code. path: keeps the files in this
         folder. Raises GanglineError `client.no_torch` where torch is not installed.
         """
-        config = json.loads((await self._client.get_experiment(self.experiment_id)).experiment.config_json)
+        config = None
+        if not self.record.imported_as:
+            config = json.loads((await self._client.get_experiment(self.experiment_id)).experiment.config_json)
         with tempfile.TemporaryDirectory(prefix="gangline-") as scratch:
             folder = await self.download(path or Path(scratch) / self.id)
             return await in_thread(load_trial, folder, trial_class, trial_kwargs, config)

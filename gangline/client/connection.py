@@ -53,17 +53,18 @@ class Connection(Route[_Gateway]):
         for gateway in self.gateways:
             gateway.close()
 
-    def call(self, method: Callable[..., T], request: Any, *, is_open: bool = False) -> T:
+    def call(self, method: Callable[..., T], request: Any, *, is_open: bool = False, seconds: float | None = None) -> T:
         """Calls a method of `stub` and returns its one answer. request: a message, or a function that makes a fresh
         iterator of them for each attempt.
 
         A message with a request id is a change, which is sent again after a timeout too. Its error reports what is
-        known of its effect. is_open: an earlier call with this request id may have made the change.
+        known of its effect. is_open: an earlier call with this request id may have made the change. seconds: for each
+        attempt; None for call_seconds.
         """
         effects = find_effects(request, is_open=is_open)
         attempts = Attempts(self, effects)
         try:
-            return self._call(method, request, attempts)
+            return self._call(method, request, attempts, seconds)
         except GanglineError as error:
             if effects is None:
                 raise
@@ -120,11 +121,13 @@ class Connection(Route[_Gateway]):
                 messages.cancel()
             time.sleep(pause)
 
-    def _call(self, method: Callable[..., T], request: Any, attempts: Attempts[_Gateway]) -> T:
+    def _call(self, method: Callable[..., T], request: Any, attempts: Attempts[_Gateway], seconds: float | None) -> T:
         while True:
             sent = request() if callable(request) else request
             try:
-                answer = method(attempts.gateway, sent, timeout=self.call_seconds, metadata=attempts.metadata)
+                answer = method(
+                    attempts.gateway, sent, timeout=seconds or self.call_seconds, metadata=attempts.metadata
+                )
             except grpc.RpcError as failure:
                 pause = attempts.fail(failure)
             else:

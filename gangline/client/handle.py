@@ -398,7 +398,9 @@ class Checkpoint:
         return metrics_of(self.record)
 
     def trial(self) -> Trial:
-        """Returns the trial that saved it."""
+        """Returns the trial that saved it. Raises GanglineError `checkpoint.imported` for one without a trial."""
+        if self.record.imported_as:
+            raise not_found("checkpoint.imported", f"checkpoint {self.id} was imported, so no trial here saved it")
         return Trial(self._client, self._client.find_trial(self.trial_id))
 
     def download(self, path: str | Path) -> Path:
@@ -414,7 +416,9 @@ class Checkpoint:
         trial_class: the PyTorchTrial that saved it, because checkpoints hold no code. path: keeps the files in this
         folder. Raises GanglineError `client.no_torch` where torch is not installed.
         """
-        config = json.loads(self._client.get_experiment(self.experiment_id).experiment.config_json)
+        config = None
+        if not self.record.imported_as:
+            config = json.loads(self._client.get_experiment(self.experiment_id).experiment.config_json)
         with tempfile.TemporaryDirectory(prefix="gangline-") as scratch:
             folder = self.download(path or Path(scratch) / self.id)
             return in_thread(load_trial, folder, trial_class, trial_kwargs, config)

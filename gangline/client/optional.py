@@ -49,7 +49,7 @@ def make_frame(entries: Sequence[StoredMetrics]) -> DataFrame:
 
 
 def load_trial(
-    folder: Path, trial_class: type[T], trial_kwargs: Mapping[str, Any] | None, config: Mapping[str, Any]
+    folder: Path, trial_class: type[T], trial_kwargs: Mapping[str, Any] | None, config: Mapping[str, Any] | None
 ) -> T:
     """Returns a trial with the states of a checkpoint's folder, as gangline.pytorch.load_trial_from_checkpoint_path."""
     _check("torch", "train", "or use download() and read the files where torch is installed")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
-from gangline.domain.experiment import Experiment
+from gangline.domain.experiment import Checkpoint, Experiment
 from gangline.domain.state import LogLevel
 from gangline.domain.view import ExperimentView
 
@@ -28,6 +28,14 @@ class Created:
 
     experiment: Experiment
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedCheckpoint:
+    """is_new: False where the same content was imported before."""
+
+    checkpoint: Checkpoint
+    is_new: bool
 
 
 @dataclass(frozen=True, slots=True)

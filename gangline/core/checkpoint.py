@@ -23,7 +23,7 @@ from gangline.core.draft import CheckpointDraft
 from gangline.core.encoding import let_travel
 from gangline.core.link import Link, temporary_folder
 from gangline.core.storage import CheckpointStore, checkpoint_url, describe_files, list_files, verify
-from gangline.domain.experiment import VALIDATION_METRICS
+from gangline.domain.experiment import STEPS_COMPLETED, VALIDATION_METRICS
 from gangline.domain.failure import LATEST_CORRUPT
 from gangline.domain.id import check_checkpoint_id
 from gangline.domain.manifest import StoredFile
@@ -31,7 +31,6 @@ from gangline.domain.storage_url import check_storage_url
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
-STEPS_COMPLETED = "steps_completed"
 # Codes of errors that make a checkpoint unusable. The absences among them may also mean that the whole storage is away.
 _DAMAGES = ("checkpoint.corrupt", "checkpoint.file_missing", "checkpoint.not_found")
 _ABSENCES = ("checkpoint.file_missing", "checkpoint.not_found")

@@ -14,6 +14,8 @@ from gangline.domain.usage import AttemptUsage
 METADATA_FILE = "metadata.json"
 # The key of a checkpoint's metadata with its validation metrics, by which checkpoints are compared.
 VALIDATION_METRICS = "validation_metrics"
+# The key with the steps after which it was saved; Determined has the same.
+STEPS_COMPLETED = "steps_completed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,8 @@ class Checkpoint:
     created_at: float = 0.0
     state: CheckpointState = CheckpointState.COMPLETED
     delete_request_id: str = ""
+    # Of an imported one: the name that its user gave it. It has no trial and no experiment.
+    imported_as: str = ""
 
 
 # The project of experiments that name none, and its workspace. Both exist in every cluster, and nothing changes them.

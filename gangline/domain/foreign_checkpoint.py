@@ -21,12 +21,15 @@ from gangline.errors import GanglineError, invalid
 # Key of metadata.json that names the layout of a trial's state: a number for ours, or DETERMINED.
 STATE_FORMAT_KEY = "state_format"
 DETERMINED = "determined"
+# Key of the id of the trial that saved the checkpoint; its value is empty off the cluster, where trials have no id.
+TRIAL_ID = "trial_id"
 STATE_FILE = "state_dict.pth"
 CODE_FOLDER = "code"
 LOAD_FILE = "load_data.json"
 # From 0.21 on, and before. Each is the pickle of a dictionary of numbers.
 _PROGRESS_FILES = ("trial_state.pkl", "workload_sequencer.pkl")
 _BATCH_KEYS = ("batches_trained", "steps_completed", "latest_batch")
+_FOREIGN = "imported:"
 # Returns the content of a file of the folder, or None where there is no such file.
 ReadFile = Callable[[str], bytes | None]
 
@@ -87,6 +90,11 @@ def describe_determined(read: ReadFile) -> DeterminedState:
         hparams=_object_of(given, "hparams"),
         config=config,
     )
+
+
+def mark_foreign(trial_id: str) -> str:
+    """Returns the id under which another cluster's trial is known here, which no trial of this one has."""
+    return trial_id if trial_id.startswith(_FOREIGN) else f"{_FOREIGN}{trial_id}"
 
 
 def _check_framework(metadata: Mapping[str, Any], loading: Mapping[str, Any]) -> None:

@@ -59,9 +59,9 @@ def load_trial_from_checkpoint_path(
     trial_kwargs: its arguments after the context. exp_conf: the part of the experiment's configuration that the trial
     reads; Gangline's checkpoints do not have it, those of Determined do. It includes `optimizations` with
     mixed_precision fp16, whose scaler is part of the state. torch_load_kwargs, and torch.load's options by name: only
-    `weights_only=False` has an effect, and only for a checkpoint of Determined: it unpickles objects of any class, which
-    may run code of the file. Otherwise only tensors and plain values are unpickled. Models are loaded to this process's
-    GPU where it has one. Callbacks are not made.
+    `weights_only=False` has an effect, and only for a checkpoint of Determined: it unpickles objects of any class,
+    which may run code of the file. Otherwise only tensors and plain values are unpickled. Models are loaded to this
+    process's GPU where it has one. Callbacks are not made.
 
     Raises GanglineError `checkpoint.no_code` without a trial class, `checkpoint.code` where the class cannot be
     imported, and the errors of reading a checkpoint: `checkpoint.not_found`, `corrupt`, `newer_format`, `not_plain`,

@@ -1628,6 +1628,79 @@ class DownloadTensorboardResponse(google.protobuf.message.Message):
 Global___DownloadTensorboardResponse: typing_extensions.TypeAlias = DownloadTensorboardResponse
 
 @typing.final
+class ImportCheckpointRequest(google.protobuf.message.Message):
+    """The first message has everything but a chunk. The others carry the content of the files, one after another."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    METADATA_JSON_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    name: builtins.str
+    metadata_json: builtins.str
+    chunk: builtins.bytes
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ImportedFile]: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        name: builtins.str = ...,
+        metadata_json: builtins.str = ...,
+        files: collections.abc.Iterable[Global___ImportedFile] | None = ...,
+        chunk: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "files", b"files", "metadata_json", b"metadata_json", "name", b"name", "request_id", b"request_id"]) -> None: ...
+
+Global___ImportCheckpointRequest: typing_extensions.TypeAlias = ImportCheckpointRequest
+
+@typing.final
+class ImportedFile(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """Inside the folder."""
+    bytes: builtins.int
+    sha256: builtins.str
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        bytes: builtins.int = ...,
+        sha256: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "path", b"path", "sha256", b"sha256"]) -> None: ...
+
+Global___ImportedFile: typing_extensions.TypeAlias = ImportedFile
+
+@typing.final
+class ImportCheckpointResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: builtins.int
+    IS_NEW_FIELD_NUMBER: builtins.int
+    is_new: builtins.bool
+    """False where an earlier call has imported the same."""
+    @property
+    def checkpoint(self) -> gangline.v1.types_pb2.Checkpoint: ...
+    def __init__(
+        self,
+        *,
+        checkpoint: gangline.v1.types_pb2.Checkpoint | None = ...,
+        is_new: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "is_new", b"is_new"]) -> None: ...
+
+Global___ImportCheckpointResponse: typing_extensions.TypeAlias = ImportCheckpointResponse
+
+@typing.final
 class DeleteCheckpointsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

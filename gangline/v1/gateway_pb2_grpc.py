@@ -171,6 +171,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardResponse.FromString,
                 _registered_method=True)
+        self.ImportCheckpoint = channel.stream_unary(
+                '/gangline.v1.GatewayService/ImportCheckpoint',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.ImportCheckpointRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.ImportCheckpointResponse.FromString,
+                _registered_method=True)
         self.DeleteCheckpoints = channel.unary_unary(
                 '/gangline.v1.GatewayService/DeleteCheckpoints',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteCheckpointsRequest.SerializeToString,
@@ -482,6 +487,14 @@ class GatewayServiceServicer(object):
 
     def DownloadTensorboard(self, request, context):
         """What has been added to the TensorBoard files of some trials since the caller's last call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportCheckpoint(self, request_iterator, context):
+        """Stores the files of a checkpoint that another program or cluster wrote, and makes its record. The same files and
+        metadata make one checkpoint, however often they are sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -800,6 +813,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.DownloadTensorboard,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardResponse.SerializeToString,
+            ),
+            'ImportCheckpoint': grpc.stream_unary_rpc_method_handler(
+                    servicer.ImportCheckpoint,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.ImportCheckpointRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.ImportCheckpointResponse.SerializeToString,
             ),
             'DeleteCheckpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteCheckpoints,
@@ -1661,6 +1679,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/DownloadTensorboard',
             gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportCheckpoint(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/gangline.v1.GatewayService/ImportCheckpoint',
+            gangline_dot_v1_dot_gateway__pb2.ImportCheckpointRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.ImportCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

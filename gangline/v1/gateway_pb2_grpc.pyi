@@ -461,6 +461,22 @@ _GatewayServiceDownloadTensorboardType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceImportCheckpointType = typing_extensions.TypeVar(
+    '_GatewayServiceImportCheckpointType',
+    grpc.StreamUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ImportCheckpointRequest,
+        gangline.v1.gateway_pb2.ImportCheckpointResponse,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ImportCheckpointRequest,
+        gangline.v1.gateway_pb2.ImportCheckpointResponse,
+    ],
+    default=grpc.StreamUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ImportCheckpointRequest,
+        gangline.v1.gateway_pb2.ImportCheckpointResponse,
+    ],
+)
+
 _GatewayServiceDeleteCheckpointsType = typing_extensions.TypeVar(
     '_GatewayServiceDeleteCheckpointsType',
     grpc.UnaryUnaryMultiCallable[
@@ -877,7 +893,7 @@ _GatewayServiceConnectTaskType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -987,6 +1003,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryStreamMultiCallable[
             gangline.v1.gateway_pb2.DownloadTensorboardRequest,
             gangline.v1.gateway_pb2.DownloadTensorboardResponse,
+        ],
+        grpc.StreamUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ImportCheckpointRequest,
+            gangline.v1.gateway_pb2.ImportCheckpointResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
@@ -1204,6 +1224,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.DownloadTensorboardRequest,
             gangline.v1.gateway_pb2.DownloadTensorboardResponse,
         ],
+        grpc.aio.StreamUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ImportCheckpointRequest,
+            gangline.v1.gateway_pb2.ImportCheckpointResponse,
+        ],
         grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
             gangline.v1.gateway_pb2.DeleteCheckpointsResponse,
@@ -1384,6 +1408,11 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     DownloadTensorboard: _GatewayServiceDownloadTensorboardType
     """What has been added to the TensorBoard files of some trials since the caller's last call."""
+
+    ImportCheckpoint: _GatewayServiceImportCheckpointType
+    """Stores the files of a checkpoint that another program or cluster wrote, and makes its record. The same files and
+    metadata make one checkpoint, however often they are sent.
+    """
 
     DeleteCheckpoints: _GatewayServiceDeleteCheckpointsType
     """All of them or none; their files are deleted soon after."""
@@ -1566,6 +1595,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         gangline.v1.gateway_pb2.DownloadTensorboardRequest,
         gangline.v1.gateway_pb2.DownloadTensorboardResponse,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ImportCheckpointRequest,
+        gangline.v1.gateway_pb2.ImportCheckpointResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.DeleteCheckpointsRequest,
@@ -1883,6 +1916,16 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[gangline.v1.gateway_pb2.DownloadTensorboardResponse], collections.abc.AsyncIterator[gangline.v1.gateway_pb2.DownloadTensorboardResponse]]:
         """What has been added to the TensorBoard files of some trials since the caller's last call."""
+
+    @abc.abstractmethod
+    def ImportCheckpoint(
+        self,
+        request_iterator: _MaybeAsyncIterator[gangline.v1.gateway_pb2.ImportCheckpointRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.ImportCheckpointResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.ImportCheckpointResponse]]:
+        """Stores the files of a checkpoint that another program or cluster wrote, and makes its record. The same files and
+        metadata make one checkpoint, however often they are sent.
+        """
 
     @abc.abstractmethod
     def DeleteCheckpoints(

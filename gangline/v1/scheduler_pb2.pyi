@@ -637,6 +637,54 @@ class ForgetFusionResponse(google.protobuf.message.Message):
 Global___ForgetFusionResponse: typing_extensions.TypeAlias = ForgetFusionResponse
 
 @typing.final
+class SchedulerServiceImportCheckpointRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    CHECKPOINT_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    user: builtins.str
+    @property
+    def checkpoint(self) -> gangline.v1.types_pb2.Checkpoint: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        checkpoint: gangline.v1.types_pb2.Checkpoint | None = ...,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "request_id", b"request_id", "user", b"user"]) -> None: ...
+
+Global___SchedulerServiceImportCheckpointRequest: typing_extensions.TypeAlias = SchedulerServiceImportCheckpointRequest
+
+@typing.final
+class SchedulerServiceImportCheckpointResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: builtins.int
+    IS_NEW_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    is_new: builtins.bool
+    revision: builtins.int
+    @property
+    def checkpoint(self) -> gangline.v1.types_pb2.Checkpoint:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: gangline.v1.types_pb2.Checkpoint | None = ...,
+        is_new: builtins.bool = ...,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "is_new", b"is_new", "revision", b"revision"]) -> None: ...
+
+Global___SchedulerServiceImportCheckpointResponse: typing_extensions.TypeAlias = SchedulerServiceImportCheckpointResponse
+
+@typing.final
 class SchedulerServiceDeleteCheckpointsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -101,6 +101,11 @@ class SchedulerServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.FromString,
                 _registered_method=True)
+        self.ImportCheckpoint = channel.unary_unary(
+                '/gangline.v1.SchedulerService/ImportCheckpoint',
+                request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceImportCheckpointRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceImportCheckpointResponse.FromString,
+                _registered_method=True)
         self.DeleteCheckpoints = channel.unary_unary(
                 '/gangline.v1.SchedulerService/DeleteCheckpoints',
                 request_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceDeleteCheckpointsRequest.SerializeToString,
@@ -315,6 +320,13 @@ class SchedulerServiceServicer(object):
 
     def ForgetFusion(self, request, context):
         """Removes what is remembered of tensor fusion under this key. Removing what is not there changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportCheckpoint(self, request, context):
+        """Makes the record of an imported checkpoint whose files a gateway has stored. A repeated call changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -545,6 +557,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ForgetFusion,
                     request_deserializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.SerializeToString,
+            ),
+            'ImportCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportCheckpoint,
+                    request_deserializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceImportCheckpointRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceImportCheckpointResponse.SerializeToString,
             ),
             'DeleteCheckpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteCheckpoints,
@@ -1018,6 +1035,33 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/ForgetFusion',
             gangline_dot_v1_dot_scheduler__pb2.ForgetFusionRequest.SerializeToString,
             gangline_dot_v1_dot_scheduler__pb2.ForgetFusionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/ImportCheckpoint',
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceImportCheckpointRequest.SerializeToString,
+            gangline_dot_v1_dot_scheduler__pb2.SchedulerServiceImportCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -237,6 +237,22 @@ _SchedulerServiceForgetFusionType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceImportCheckpointType = typing_extensions.TypeVar(
+    '_SchedulerServiceImportCheckpointType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointResponse,
+    ],
+)
+
 _SchedulerServiceDeleteCheckpointsType = typing_extensions.TypeVar(
     '_SchedulerServiceDeleteCheckpointsType',
     grpc.UnaryUnaryMultiCallable[
@@ -621,7 +637,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceCreateUserType, _SchedulerServiceUpdateUserType, _SchedulerServiceEndSessionType, _SchedulerServiceCreateTokenType, _SchedulerServiceRevokeTokenType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceImportCheckpointType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceCreateUserType, _SchedulerServiceUpdateUserType, _SchedulerServiceEndSessionType, _SchedulerServiceCreateTokenType, _SchedulerServiceRevokeTokenType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -675,6 +691,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.ForgetFusionRequest,
             gangline.v1.scheduler_pb2.ForgetFusionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest,
@@ -829,6 +849,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.scheduler_pb2.ForgetFusionResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointRequest,
+            gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest,
             gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse,
         ],
@@ -971,6 +995,9 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     ForgetFusion: _SchedulerServiceForgetFusionType
     """Removes what is remembered of tensor fusion under this key. Removing what is not there changes nothing."""
 
+    ImportCheckpoint: _SchedulerServiceImportCheckpointType
+    """Makes the record of an imported checkpoint whose files a gateway has stored. A repeated call changes nothing."""
+
     DeleteCheckpoints: _SchedulerServiceDeleteCheckpointsType
     """Marks checkpoints for deletion, all of them or none. A gateway then deletes their files."""
 
@@ -1086,6 +1113,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.ForgetFusionRequest,
         gangline.v1.scheduler_pb2.ForgetFusionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointRequest,
+        gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest,
@@ -1295,6 +1326,14 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.scheduler_pb2.ForgetFusionResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.ForgetFusionResponse]]:
         """Removes what is remembered of tensor fusion under this key. Removing what is not there changes nothing."""
+
+    @abc.abstractmethod
+    def ImportCheckpoint(
+        self,
+        request: gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointResponse, collections.abc.Awaitable[gangline.v1.scheduler_pb2.SchedulerServiceImportCheckpointResponse]]:
+        """Makes the record of an imported checkpoint whose files a gateway has stored. A repeated call changes nothing."""
 
     @abc.abstractmethod
     def DeleteCheckpoints(

@@ -1839,6 +1839,7 @@ class Checkpoint(google.protobuf.message.Message):
     CREATED_AT_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     DELETE_REQUEST_ID_FIELD_NUMBER: builtins.int
+    IMPORTED_AS_FIELD_NUMBER: builtins.int
     id: builtins.str
     trial_id: builtins.str
     experiment_id: builtins.int
@@ -1853,6 +1854,8 @@ class Checkpoint(google.protobuf.message.Message):
     """
     delete_request_id: builtins.str
     """The user's request that had it deleted, so that a retry is no error; empty when the scheduler did it by itself."""
+    imported_as: builtins.str
+    """Of one that was imported: the name that its user gave it. It has no trial and no experiment."""
     @property
     def file_bytes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """File path in the folder -> its size."""
@@ -1870,8 +1873,9 @@ class Checkpoint(google.protobuf.message.Message):
         created_at: builtins.float = ...,
         state: Global___CheckpointState.ValueType = ...,
         delete_request_id: builtins.str = ...,
+        imported_as: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "created_at", b"created_at", "delete_request_id", b"delete_request_id", "experiment_id", b"experiment_id", "file_bytes", b"file_bytes", "id", b"id", "metadata_json", b"metadata_json", "state", b"state", "trial_id", b"trial_id", "url", b"url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "created_at", b"created_at", "delete_request_id", b"delete_request_id", "experiment_id", b"experiment_id", "file_bytes", b"file_bytes", "id", b"id", "imported_as", b"imported_as", "metadata_json", b"metadata_json", "state", b"state", "trial_id", b"trial_id", "url", b"url"]) -> None: ...
 
 Global___Checkpoint: typing_extensions.TypeAlias = Checkpoint
 

@@ -18,7 +18,7 @@ from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.search import SearchPreview
 from gangline.domain.state import Availability, CheckpointState, DeletionStage, Outcome, ReasonCode, State
 from gangline.domain.trace import TraceOrder
-from gangline.errors import not_found
+from gangline.errors import GanglineError, not_found
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import keys
@@ -47,6 +47,8 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
         self.deleted_stages: list[tuple[int, DeletionStage | None]] = []
         self.trace_orders: list[scheduler_pb2.ProfileTrialRequest] = []
         self.num_pending_calls = 0
+        # Raised in place of an answer to an import.
+        self.import_failure: GanglineError | None = None
         self.is_standby = False
         self.is_quiet = False
         self.address = ""
@@ -225,6 +227,20 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
         )
         return scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse(
             checkpoints=[wire.to_proto(checkpoint) for checkpoint in marked], revision=committed.revision
+        )
+
+    async def ImportCheckpoint(  # noqa: N802  the method's name in the proto
+        self, request: scheduler_pb2.SchedulerServiceImportCheckpointRequest, context: Any
+    ) -> scheduler_pb2.SchedulerServiceImportCheckpointResponse:
+        await self._admit()
+        assert request.request_id
+        if self.import_failure is not None:
+            raise self.import_failure
+        committed = await self._etcd.commit(
+            [Put(keys.checkpoint(request.checkpoint.id), request.checkpoint.SerializeToString())]
+        )
+        return scheduler_pb2.SchedulerServiceImportCheckpointResponse(
+            checkpoint=request.checkpoint, is_new=True, revision=committed.revision
         )
 
     async def ConfirmCheckpointsDeleted(  # noqa: N802  the method's name in the proto

@@ -12,10 +12,11 @@ weights_only.
 Checkpoints of Determined's trainer are read as well (determined.py).
 """
 
+from gangline.domain.foreign_checkpoint import TRIAL_ID
 from gangline.pytorch.checkpoint.content import is_of_another_trial, load_checkpoint
 from gangline.pytorch.checkpoint.keeper import Keeper
 from gangline.pytorch.checkpoint.restore import restore
-from gangline.pytorch.checkpoint.source import TRIAL_ID, Source, is_plain_determined, open_checked, open_source
+from gangline.pytorch.checkpoint.source import Source, is_plain_determined, open_checked, open_source
 
 __all__ = [
     "TRIAL_ID",

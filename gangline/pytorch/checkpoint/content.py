@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 import gangline
-from gangline.core.checkpoint import STEPS_COMPLETED
-from gangline.domain.experiment import VALIDATION_METRICS
-from gangline.domain.foreign_checkpoint import STATE_FORMAT_KEY
+from gangline.domain.experiment import STEPS_COMPLETED, VALIDATION_METRICS
+from gangline.domain.foreign_checkpoint import STATE_FORMAT_KEY, TRIAL_ID
 from gangline.pytorch.checkpoint.capture import MODEL_VALUES, OPTIMIZER_CLASSES
 from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, state_path
-from gangline.pytorch.checkpoint.source import STATE_FORMAT, TRIAL_ID, Source, open_checked
+from gangline.pytorch.checkpoint.source import STATE_FORMAT, Source, open_checked
 from gangline.pytorch.trial.context import PyTorchTrialContext
 
 # Entries of trainer.pth that describe the layout, so load_checkpoint leaves them out.

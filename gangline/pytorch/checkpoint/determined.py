@@ -132,8 +132,8 @@ def _progress_of(described: DeterminedState) -> dict[str, Any]:
 def _numpy_globals() -> list[Any]:
     """Returns the functions and classes with which numpy pickles arrays of numbers, under the names of numpy 1 and 2.
     The state of numpy's generator is such an array."""
-    reconstruct = np.zeros(0).__reduce__()[0]
-    scalar = np.float64(0).__reduce__()[0]
+    reconstruct: Any = np.zeros(0).__reduce__()[0]
+    scalar: Any = np.float64(0).__reduce__()[0]
     modules = ("numpy.core.multiarray", "numpy._core.multiarray")
     types: list[Any] = [np.ndarray, np.dtype, *(type(np.dtype(code)) for code in "?bBhHiIlLqQefd")]
     return types + [

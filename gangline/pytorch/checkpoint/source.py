@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gangline.core.storage import has_manifest, verify
 from gangline.core.storage import read_metadata as read_manifest
-from gangline.domain.foreign_checkpoint import STATE_FILE, STATE_FORMAT_KEY
+from gangline.domain.foreign_checkpoint import STATE_FILE, STATE_FORMAT_KEY, TRIAL_ID, mark_foreign
 from gangline.errors import invalid
 from gangline.pytorch.checkpoint import determined, metadata
 from gangline.pytorch.checkpoint.capture import (
@@ -35,8 +35,6 @@ from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, mo
 from gangline.pytorch.checkpoint.writer import TENSORS_FOLDER
 
 STATE_FORMAT = 2
-# Key of the id of the trial that saved the checkpoint; its value is empty off the cluster, where trials have no id.
-TRIAL_ID = "trial_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +80,8 @@ class Source(ABC):
 
 
 def open_source(directory: Path, is_trusted: bool = False) -> Source:
-    """Opens a checkpoint's folder. is_trusted: unpickles any class from a checkpoint of Determined. Raises GanglineError
-    `checkpoint.newer_format`, and those of reading one of Determined."""
+    """Opens a checkpoint's folder. is_trusted: unpickles any class from a checkpoint of Determined. Raises
+    GanglineError `checkpoint.newer_format`, and those of reading one of Determined."""
     if determined.is_determined_folder(directory):
         return _DeterminedSource(directory, is_trusted)
     manifest = read_manifest(directory)
@@ -184,7 +182,7 @@ class _DeterminedSource(_WholeSource):
         super().__init__(determined.translate(determined.read_state(directory, is_trusted), described))
         # Without a state of all generators the rank keeps its own.
         self.ranks = [{key: value for key, value in rank.items() if value is not None} for rank in self.ranks]
-        self.trial_id = f"determined:{described.trial_id or 'unknown'}"
+        self.trial_id = mark_foreign(described.trial_id)
 
     def align(self, index: int, names: set[str]) -> None:
         start = join((MODELS, index, ""))

@@ -11,8 +11,9 @@ from torch.utils import data
 
 from gangline.cluster_info import CheckpointInfo
 from gangline.core.beat import BUILD
-from gangline.core.checkpoint import STEPS_COMPLETED, CheckpointContext, location_of
+from gangline.core.checkpoint import CheckpointContext, location_of
 from gangline.core.storage import CheckpointStore
+from gangline.domain.experiment import STEPS_COMPLETED
 from gangline.errors import invalid
 from gangline.pytorch.checkpoint import TRIAL_ID, Source, is_of_another_trial, is_plain_determined, open_source
 from gangline.pytorch.checkpoint.determined import describe_folder
@@ -54,11 +55,12 @@ class Trainer:
         """Trains until max_length, an early stop or a preemption. Returns after the last checkpoint. All ranks call it.
 
         Missing arguments come from the experiment's configuration. With neither, checkpoints and validations happen at
-        the end only, and reports every 100 batches. checkpoint_policy: which states to save after a validation: "best",
-        "all" or "none". latest_checkpoint: the checkpoint to continue from: an id, the URL of its folder,
-        get_cluster_info().latest_checkpoint, or a folder that Determined wrote; None starts anew. From another trial's checkpoint training takes
-        everything but the position, and begins at batch 0. step_zero_validation: validate before the first batch.
-        test_mode: one batch of everything, to see whether the code works. profiling_enabled: as profiling.enabled.
+        the end only, and reports every 100 batches. checkpoint_policy: which states to save after a validation:
+        "best", "all" or "none". latest_checkpoint: the checkpoint to continue from: an id, the URL of its folder,
+        get_cluster_info().latest_checkpoint, or a folder that Determined wrote; None starts anew. From another trial's
+        checkpoint training takes everything but the position, and begins at batch 0. step_zero_validation: validate
+        before the first batch. test_mode: one batch of everything, to see whether the code works. profiling_enabled:
+        as profiling.enabled.
         """
         setting = self._context.setting
         self._context.profile_setting = ProfileSetting.parse(setting.config.get("profiling"), profiling_enabled)

@@ -146,7 +146,9 @@ def _training(checkpoint: Checkpoint, origin: ExperimentView | None, metrics: di
 
 
 async def _validations(call: Call, trial_id: str) -> dict[int, dict[str, float]]:
-    """Returns the trial's validations by their batches; the newest one counts."""
+    """Returns the trial's validations by their batches; the newest one counts. An imported checkpoint has no trial."""
+    if not trial_id:
+        return {}
     scope = Scope(experiment_id_of(trial_id), trial_id, "validation")
     page = await call.cases.records.metrics_page(call.caller, scope, 0, MAX_REPORTS, has_values=False)
     return {row.point.batches_completed: dict(row.point.metrics) for row in page.rows}

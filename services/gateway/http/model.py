@@ -395,6 +395,7 @@ class Checkpoint(Answer):
     metadata: Document = Field(validation_alias="metadata_json")
     report_time: Instant = Field(validation_alias="created_at")
     state: CheckpointState
+    imported_as: str
 
 
 class CheckpointAnswer(Answer):

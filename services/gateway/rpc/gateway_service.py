@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from gangline.domain.checkpoint_import import ImportedFile
 from gangline.domain.experiment import ExperimentFilter
 from gangline.domain.history import LogFilter
 from gangline.domain.state import Availability, UsageGroup
@@ -191,6 +192,24 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
             current_principal(), request.experiment_id, request.checkpoint_id
         )
         return pb.ListCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in checkpoints])
+
+    async def ImportCheckpoint(
+        self, request_iterator: AsyncIterator[pb.ImportCheckpointRequest], context: Context
+    ) -> pb.ImportCheckpointResponse:
+        first = await anext(aiter(request_iterator), None)
+        if first is None:
+            raise invalid("checkpoint.upload", "the upload was empty; its first message describes the files")
+        files = [ImportedFile(file.path, file.bytes, file.sha256) for file in first.files]
+        chunks = (request.chunk async for request in request_iterator)
+        checkpoint, is_new = await self._usecases.checkpoint_imports.run(
+            current_principal(),
+            first.request_id,
+            chunks,
+            name=first.name,
+            metadata_json=first.metadata_json,
+            files=files,
+        )
+        return pb.ImportCheckpointResponse(checkpoint=wire.to_proto(checkpoint), is_new=is_new)
 
     async def DownloadCheckpoint(
         self, request: pb.DownloadCheckpointRequest, context: Context

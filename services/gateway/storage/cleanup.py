@@ -12,6 +12,7 @@ the storage to others. Each has a deadline, so that a storage that hangs affects
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from services.common import keys
 from services.gateway.mirror import metrics
 from services.gateway.mirror.mirror import CLEANUP_NOTIFICATION, Watched
 from services.gateway.storage.call_deadline import HUNG, DeadlinedCalls
+from services.gateway.storage.import_folder import clear_stale_imports
 from services.gateway.storage.storage import Storage
 
 FOLDER = "checkpoints"
@@ -188,6 +190,7 @@ class Cleanup:
         if ended == self._swept or asyncio.get_running_loop().time() < self._sweep_at:
             return
         self._sweep_at = asyncio.get_running_loop().time() + SWEEP_SECONDS
+        await self._in_thread(bind(clear_stale_imports, self._storage, time.time()))
         names: list[str] = []
         listed = await self._in_thread(lambda: names.extend(self._storage.names(FOLDER)))
         if listed is not Result.DONE:

@@ -11,8 +11,9 @@ import posixpath
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -68,6 +69,33 @@ class Storage:
                 self._files.rm_file(partial)
             text = f"cannot write {self.url}/{path}: {failure}"
             raise unavailable("storage.not_written", text, Effect.NONE) from failure
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[IO[bytes]]:
+        """Opens a new file, which is on the disk when the block has ended. The caller removes it after an error."""
+        self._make_parent(path)
+        with self._files.open(self._path(path), "wb") as file:
+            yield file
+        if self._is_local:
+            _sync(Path(self._path(path)))
+
+    def rename_folder(self, path: str, target: str) -> None:
+        """Renames a folder in one step, with its folders' names on the disk. Only where the storage renames."""
+        folder, place = Path(self._path(path)), Path(self._path(target))
+        for inner in (folder, *(each for each in folder.rglob("*") if each.is_dir())):
+            _sync(inner)
+        folder.rename(place)
+        _sync(place.parent)
+
+    def changed_at(self, path: str) -> float:
+        """Returns the newest time of change in a folder, in seconds of the epoch; 0 where the storage tells none. Only
+        where the storage renames."""
+        folder = Path(self._path(path))
+        times = [0.0]
+        for each in (folder, *folder.rglob("*")):
+            with suppress(OSError):
+                times.append(each.lstat().st_mtime)
+        return max(times)
 
     def chunks(self, path: str, offset: int = 0) -> Iterator[bytes]:
         """Yields the chunks of a file from this byte on. Raises FileNotFoundError before the first chunk."""

@@ -17,6 +17,7 @@ from services.gateway.mirror.notification import NotificationBoard
 from services.gateway.storage.storage import Storage
 from services.gateway.usecase.agent import Agents
 from services.gateway.usecase.checkpoint import Checkpoints
+from services.gateway.usecase.checkpoint_import import CheckpointImports
 from services.gateway.usecase.cluster import Clusters
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.experiment import Experiments
@@ -58,6 +59,7 @@ class UseCases:
     agents: Agents
     clusters: Clusters
     checkpoints: Checkpoints
+    checkpoint_imports: CheckpointImports
     tensorboard: Tensorboard
     fusion: Fusion
     code: Code
@@ -92,6 +94,7 @@ def assemble(
         agents=Agents(mirror, leader),
         clusters=Clusters(mirror, etcd),
         checkpoints=Checkpoints(mirror, leader, storage, views),
+        checkpoint_imports=CheckpointImports(mirror, leader, storage),
         tensorboard=Tensorboard(mirror, storage, views),
         fusion=Fusion(mirror, leader),
         code=code,

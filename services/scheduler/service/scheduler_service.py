@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -19,6 +20,7 @@ from gangline.domain.experiment import (
     TextChange,
     Trial,
 )
+from gangline.domain.id import check_checkpoint_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.errors import invalid
@@ -39,7 +41,11 @@ from services.scheduler.state.records import StateChange, get
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import Transition
 from services.scheduler.transition.availability import update_availability
-from services.scheduler.transition.checkpoint import confirm_checkpoints_deleted, delete_checkpoints
+from services.scheduler.transition.checkpoint import (
+    confirm_checkpoints_deleted,
+    delete_checkpoints,
+    import_checkpoint,
+)
 from services.scheduler.transition.end import (
     activate_experiment,
     cancel_experiment,
@@ -203,6 +209,23 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
         marked = (term.state.find(Checkpoint, checkpoint_id) for checkpoint_id in dict.fromkeys(checkpoint_ids))
         return scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse(
             checkpoints=[wire.to_proto(checkpoint) for checkpoint in marked if checkpoint is not None],
+            revision=term.state.revision,
+        )
+
+    async def ImportCheckpoint(  # noqa: N802 - grpc's name
+        self, request: scheduler_pb2.SchedulerServiceImportCheckpointRequest, _context: Any
+    ) -> scheduler_pb2.SchedulerServiceImportCheckpointResponse:
+        require_cluster()
+        term = self._leader_status.require()
+        # The gateway has checked what a user may choose. Nothing but the time is the leader's own.
+        checkpoint = replace(wire.from_proto(Checkpoint, request.checkpoint), created_at=time.time())
+        check_checkpoint_id(checkpoint.id)
+        change = await term.store.commit_asked(lambda records: import_checkpoint(records, checkpoint))
+        if change:
+            _log.info("a checkpoint is imported", checkpoint_id=checkpoint.id, user=request.user)
+        return scheduler_pb2.SchedulerServiceImportCheckpointResponse(
+            checkpoint=wire.to_proto(get(term.state, Checkpoint, checkpoint.id)),
+            is_new=bool(change),
             revision=term.state.revision,
         )
 

@@ -91,6 +91,25 @@ def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_
     return draft.change
 
 
+def import_checkpoint(records: Records, checkpoint: Checkpoint) -> StateChange:
+    """Adds the record of an imported checkpoint, which belongs to no trial. Its id is a digest of its content, so a
+    repeated import changes nothing.
+
+    Raises GanglineError `checkpoint.deleting` while an earlier import of the same is being deleted.
+    """
+    draft = Draft(records)
+    existing = records.find(Checkpoint, checkpoint.id)
+    if existing is None:
+        draft.put(checkpoint)
+    elif existing.state is CheckpointState.DELETING:
+        raise conflict(
+            "checkpoint.deleting",
+            f"checkpoint {checkpoint.id}, which has the same content, is being deleted; import it again when "
+            "`gangline checkpoint list` has lost it",
+        )
+    return draft.change
+
+
 def confirm_checkpoints_deleted(records: Records, checkpoint_ids: Iterable[str]) -> StateChange:
     """Removes records whose files a gateway has deleted. A checkpoint that was never marked stays, whatever the report
     says."""

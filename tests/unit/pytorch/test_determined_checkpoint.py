@@ -48,7 +48,7 @@ class _Line(pytorch.PyTorchTrial):
         self.losses.append(loss.item())
         return {"loss": loss}
 
-    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+    def evaluate_batch(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
         return {"error": nn.functional.mse_loss(self.model(batch[0]), batch[1])}
 
 
@@ -135,7 +135,7 @@ class _Attack:
 
 def test_code_in_the_pickle_does_not_run(tmp_path: Path) -> None:
     folder = _rewrite(unpack(NEWEST, tmp_path / "c"), extra=_Attack())
-    with pytest.raises(GanglineError, match="posix.mkdir"):
+    with pytest.raises(GanglineError, match=r"posix\.mkdir"):
         load_trial_from_checkpoint_path(folder, _Line)
     assert not Path("ran").exists()
 
