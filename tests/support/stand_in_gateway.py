@@ -429,6 +429,18 @@ class StandInGateway(StandInProjects, StandInUsers):
 
         return self._answer("ListCheckpoints", context, handle)
 
+    def ImportCheckpoint(
+        self, request_iterator: Iterator[pb.ImportCheckpointRequest], context: Any
+    ) -> pb.ImportCheckpointResponse:
+        def handle() -> pb.ImportCheckpointResponse:
+            first = next(request_iterator)
+            content = b"".join(request.chunk for request in request_iterator)
+            assert len(content) == sum(file.bytes for file in first.files)
+            checkpoint = types_pb2.Checkpoint(id="imported", imported_as=first.name, metadata_json=first.metadata_json)
+            return pb.ImportCheckpointResponse(checkpoint=checkpoint, is_new=True)
+
+        return self._answer("ImportCheckpoint", context, handle)
+
     def DownloadCheckpoint(
         self, request: pb.DownloadCheckpointRequest, context: Any
     ) -> Iterator[pb.DownloadCheckpointResponse]:

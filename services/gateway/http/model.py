@@ -32,8 +32,7 @@ Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 
 
 def _instant(seconds: Any) -> datetime | None:
-    """Returns the time; None also for a number that is no time, which earlier versions stored as a trial reported
-    it."""
+    """Returns the time; None also for a number that is no time, which earlier versions stored as it was reported."""
     try:
         return datetime.fromtimestamp(seconds, UTC) if seconds else None
     except (ValueError, OverflowError, OSError):

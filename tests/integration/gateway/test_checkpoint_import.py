@@ -125,7 +125,7 @@ async def test_lying_client(client: Client, leader: StandInLeader, tmp_path: Pat
         yield pb.ImportCheckpointRequest(chunk=b"y" * 70_000)
 
     async def nothing() -> AsyncIterator[Any]:
-        for each in ():
+        for each in list[Any]():
             yield each
 
     assert await _code_of(client, other_content()) == "checkpoint.upload"

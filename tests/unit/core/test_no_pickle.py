@@ -7,9 +7,14 @@ import ast
 from tests.support.source import SourceFile, list_imports, list_source_files
 
 _PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "multiprocessing"}
-# The pickle in a checkpoint: one makes it with torch and reads it back with weights_only, the other makes torch's own
-# classes alone of it.
-_OF_CHECKPOINTS = {"gangline/pytorch/checkpoint/plain.py", "gangline/pytorch/checkpoint/metadata.py"}
+# The pickle in a checkpoint: `plain` makes it with torch and reads it back with weights_only, `metadata` makes torch's
+# own classes alone of it, `determined` reads with weights_only, and `foreign_checkpoint` makes no class at all.
+_OF_CHECKPOINTS = {
+    "gangline/domain/foreign_checkpoint.py",
+    "gangline/pytorch/checkpoint/determined.py",
+    "gangline/pytorch/checkpoint/metadata.py",
+    "gangline/pytorch/checkpoint/plain.py",
+}
 # What torch.distributed unpickles: gather_object, broadcast_object_list and their kin, and a save that plans with them.
 _OF_TORCH = ("_object", "_object_list")
 _SAVES = {"save", "async_save", "save_state_dict"}

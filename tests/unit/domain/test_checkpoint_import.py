@@ -55,7 +55,7 @@ def test_checkpoint_of_a_script() -> None:
 
 def test_other_folders_are_no_checkpoints() -> None:
     with pytest.raises(GanglineError, match=r"neither metadata\.json nor state_dict\.pth") as caught:
-        plan_folder({}.get, ["train.py"], STATE_FILE)
+        plan_folder(lambda name: None, ["train.py"], STATE_FILE)
     assert caught.value.code == "checkpoint.not_one"
 
 
