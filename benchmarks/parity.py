@@ -67,8 +67,8 @@ def compare(folder: Path, seeds: range) -> bool:
             for optimizer, bits, seed in kinds:
                 reference, outcome = alone[optimizer, bits, seed], next(outcomes)
                 before = worst.get((optimizer, bits), (0.0, 0.0))
-                worst[optimizer, bits] = tuple(map(max, before, _differences(outcome, reference)))  # type: ignore[assignment]  # pairs
-            is_right &= all(_is_right(*kind, *differences) for kind, differences in worst.items())
+                worst[optimizer, bits] = tuple(map(max, before, differences_of(outcome, reference)))  # type: ignore[assignment]  # pairs
+            is_right &= all(is_within(*kind, *differences) for kind, differences in worst.items())
             columns = (f"{kind[0]} fp{kind[1]} {loss:.1e} / {value:.1e}" for kind, (loss, value) in worst.items())
             print(f"  {size} x {strategy:6}  " + "   ".join(columns), flush=True)
     return is_right
@@ -120,7 +120,7 @@ def run(folder: Path, size: int, cases: list[dict[str, Any]]) -> list[dict[str, 
     return results
 
 
-def _differences(outcome: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float]:
+def differences_of(outcome: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float]:
     pairs = ((outcome["model"][name], value) for name, value in reference["model"].items())
     parameters = max(float((ours.double() - theirs.double()).abs().max()) for ours, theirs in pairs)
     return _largest(outcome["losses"], reference["losses"]), parameters
@@ -130,7 +130,7 @@ def _largest(ours: list[float], theirs: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
 
 
-def _is_right(optimizer: str, bits: int, losses: float, parameters: float) -> bool:
+def is_within(optimizer: str, bits: int, losses: float, parameters: float) -> bool:
     is_judged = optimizer == "sgd" or bits == 64
     return losses <= LOSS_BOUND[bits] and (parameters <= PARAMETER_BOUND[bits] or not is_judged)
 

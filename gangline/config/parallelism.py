@@ -99,8 +99,8 @@ _OPTIONS = ("stages", "microbatches", "schedule", "split", "find_unused_paramete
 
 class Parallelism(Section):
     """stages: slots of one replica; None for all slots. microbatches: equal parts of a replica's batch; None chooses
-    their number. schedule: see gangline.config.pipeline. split: `parameters`, or the names of the modules with which
-    the second and each later part of the model begin. These four belong to pipeline.
+    their number. schedule: see gangline.config.pipeline. split: `parameters`, `time`, or the names of the modules with
+    which the second and each later part of the model begin. These four belong to pipeline.
 
     find_unused_parameters, static_graph: as in torch's DistributedDataParallel. blocks: names of module classes whose
     instances are gathered one at a time; None finds them automatically, an empty list gathers the whole model at once.

@@ -13,7 +13,7 @@ from typing import Literal
 ScheduleName = Literal["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 # Microbatches for each stage where the configuration names no number: the bubble is then below 20 %.
 _MICROBATCHES_PER_STAGE = 4
-SPLIT_WORDS = ("parameters",)
+SPLIT_WORDS = ("parameters", "time")
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,14 +155,14 @@ class Backwards(Chain):
 
 
 class Outside(Tied):
-    """Which uses its embedding's weight for the output, without a tied layer."""
+    """Which uses weights of its embeddings outside of these modules: one before the blocks, one for the output."""
 
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(_WIDTH, 11)
 
     def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        x = self.transformer["tokens"](tokens)
+        x = self.transformer["tokens"](tokens) + self.transformer["positions"].weight
         for layer in self.transformer["layers"]:  # type: ignore[attr-defined]  # torch types modules loosely
             x, _ = layer(x, torch.zeros(5, 5, dtype=torch.bool))
         return {"logits": x @ self.transformer["tokens"].weight.T}
@@ -252,6 +252,10 @@ class TiedTrial(ChainTrial):
         nn.utils.clip_grad_norm_(parameters, 0.1)
 
 
+class OutsideTrial(TiedTrial):
+    make = Outside
+
+
 class RecurrentTrial(ChainTrial):
     make = Recurrent
 
@@ -294,6 +298,52 @@ class CheckpointedTrial(ChainTrial):
                 x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
             out: torch.Tensor = self.head(x)
             return out
+
+
+class SlowTrial(ChainTrial):
+    """Whose stem takes longer than all of its blocks, so that a division by time differs from one by parameters."""
+
+    class make(Chain):  # noqa: N801  takes the place of a function
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = _Slow(6, _WIDTH)
+            self.blocks[1].norm.weight = self.blocks[0].norm.weight
+
+
+class SlowOutsideTrial(OutsideTrial):
+    """Whose embedding takes longer than all of its layers, and whose weights are used outside of their modules."""
+
+    class make(Outside):  # noqa: N801  takes the place of a function
+        def __init__(self) -> None:
+            super().__init__()
+            self.transformer["tokens"] = _SlowEmbedding(11, _WIDTH)
+
+
+class _SlowEmbedding(nn.Embedding):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        x = super().forward(input)
+        for _ in range(800):
+            x = x.sin()
+        return x
+
+
+class _Slow(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        x = super().forward(input)
+        for _ in range(800):
+            x = x.sin()
+        return x
+
+
+class CompiledTrial(ChainTrial):
+    """Whose blocks are compiled one by one."""
+
+    @staticmethod
+    def make() -> nn.Module:
+        model = Chain()
+        for place, block in enumerate(model.blocks):
+            model.blocks[place] = torch.compile(block, backend="aot_eager")
+        return model
 
 
 class FullTrial(ChainTrial):
@@ -353,10 +403,6 @@ WRONG: dict[str, type[ChainTrial]] = {
 }
 
 
-class OutsideTrial(TiedTrial):
-    make = Outside
-
-
 def train_all(directory: Path, runs: Sequence[Run]) -> list[Result]:
     """Trains one run after another in a folder, whose checkpoints they share."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -386,7 +432,7 @@ def refuse(directory: Path, mistake: str, parallelism: Any) -> tuple[str, list[s
     """Returns the error of one wrong trial, and the notes that it has."""
     directory.mkdir(parents=True, exist_ok=True)
     os.chdir(directory)
-    kind = OutsideTrial if mistake == "outside" else WRONG[mistake]
+    kind = WRONG[mistake]
     try:
         with pytorch.init(hparams={"global_batch_size": 16}, exp_conf={"parallelism": parallelism}) as context:
             trial = kind(context)

@@ -190,8 +190,8 @@ CASES = [
         "name: digits",
         "parallelism: {strategy: pipeline, split: parameter}",
         "config.invalid_value",
-        "parallelism.split (line 1): there is no split 'parameter'; did you mean parameters? use parameters, or a list "
-        "of modules, as in [blocks.4, blocks.8]",
+        "parallelism.split (line 1): there is no split 'parameter'; did you mean parameters? use parameters, time, or "
+        "a list of modules, as in [blocks.4, blocks.8]",
     ),
     (
         "name: digits",

@@ -51,8 +51,8 @@ class _Inputs:
 
 
 class BatchRun:
-    """One batch. microbatches: in the order of its records. begin: returns a function that runs the schedule for a
-    layout; it calls `run_part` and `loss_of`."""
+    """One batch. microbatches: in the order of its records. prepare: called with the inputs of the model before the
+    schedule. begin: returns a function that runs the schedule for a layout; it calls `run_part` and `loss_of`."""
 
     def __init__(
         self,
@@ -63,7 +63,9 @@ class BatchRun:
         *,
         thread: ScheduleThread,
         begin: Callable[[Layout, Any], Callable[[], None]],
+        prepare: Callable[[tuple[Any, ...], dict[str, Any]], None],
     ) -> None:
+        self._prepare = prepare
         self._parts = parts
         self._device = device
         self._microbatches = microbatches
@@ -177,6 +179,7 @@ class BatchRun:
         key = self._parts.key_of(first.args, first.kwargs)
         if any(self._parts.key_of(inputs.args, inputs.kwargs) != key for inputs in self._inputs.values()):
             raise _unfit("calls the model with other shapes for one microbatch than for another one; pad the batch")
+        self._prepare(first.args, first.kwargs)
         self._layout = self._parts.layout_for(first.args, first.kwargs)
         run = partial(self._run_without_autocast, self._begin(self._layout, key))
         if self._parts.has_last:

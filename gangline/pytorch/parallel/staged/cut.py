@@ -11,21 +11,29 @@ the part's output shows a connection that passes over the beginning of the part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.layout import Described, TensorShape, describe, tensors_of
+from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
+
+
+class ValuesNeeded(BaseException):
+    """Ends a checked forward that reads parameters of other parts outside of their modules. parameters: these."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.parameters = parameters
 
 
 class _PartEnd(BaseException):
@@ -37,7 +45,8 @@ class PartRun:
     """One run of a part. first, last: its units. received: the value from the part before. layout: descriptions of the
     outputs of earlier units' modules. output: the value for the next part, or of the model.
 
-    is_checked: whether the run checks the chain and describes the part's own outputs in `described`.
+    is_checked: whether the run checks the chain and describes the part's own outputs in `described`. seconds: where it
+    is given, the run measures the part's units in it, each by itself, forward and backward.
     """
 
     first: int
@@ -51,6 +60,7 @@ class PartRun:
     is_begun: bool = False
     newest_unit: int = -1
     placeholders: list[torch.Tensor] = field(default_factory=list)
+    seconds: dict[int, float] | None = None
 
 
 class CutModel:
@@ -62,7 +72,6 @@ class CutModel:
         self._device = device
         self._run: PartRun | None = None
         self._is_whole = False
-        self._is_compiled = any(isinstance(module, OptimizedModule) for module in model.modules())
         # Zeros by shape. Their values do not matter, so the model may change them in place.
         self._zeros: dict[TensorShape, torch.Tensor] = {}
         self.forward = model.forward
@@ -72,12 +81,12 @@ class CutModel:
                 module.forward = partial(self._call, place, path, module.forward)
 
     def run_part(self, run: PartRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns the part's output. Raises GanglineError `parallelism.model` where the model is no chain."""
+        """Returns the part's output. Raises GanglineError `parallelism.model` where the model is no chain. A checked
+        run raises ValuesNeeded where the part needs values that this rank does not have."""
         assert self._run is None
         self._run = run
-        watch = _UseOfOtherParts(self._uses_other_part) if run.is_checked and not self._is_compiled else nullcontext()
         try:
-            with watch:
+            with _watching() if run.is_checked else nullcontext():
                 result = self.forward(*args, **kwargs)
         except _PartEnd:
             result = None
@@ -124,6 +133,10 @@ class CutModel:
             self._check_order(run, place, path)
         if place == run.first and not run.is_begun:
             args = self._begin(run, path, args)
+        if run.seconds is not None:
+            module = self._model.get_submodule(path)
+            seconds = measure(partial(original, **kwargs), args, list(module.parameters()))
+            run.seconds[place] = run.seconds.get(place, 0.0) + seconds
         result = original(*args, **kwargs)
         if run.is_checked:
             run.described[path] = describe(result, path)
@@ -181,29 +194,27 @@ class CutModel:
                 "other beginnings with parallelism.split, as in split: [blocks.4], or move both ends into one module"
             )
 
-    def _uses_other_part(self) -> GanglineError:
-        return self.refuse(
-            "uses a parameter of another part outside of its own module, as in x @ self.embedding.weight.T; call the "
-            "module, or tie the weight of a Linear"
-        )
-
     def refuse(self, text: str) -> GanglineError:
         """Returns the error about a model that is no chain. text: what its forward does, and the way out."""
         return invalid("parallelism.model", f"pipeline cannot cut {class_name(self._model)}, whose forward {text}")
 
 
 class _UseOfOtherParts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Raises an error where an operation reads a parameter without a value. torch 2.13 returns arbitrary numbers for
-    some operations on a CPU tensor and one on the meta device, without an error."""
-
-    def __init__(self, error: Callable[[], GanglineError]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._error = error
+    """Raises ValuesNeeded where an operation reads a parameter without a value. torch 2.13 returns arbitrary numbers
+    for some operations on a CPU tensor and one on the meta device, without an error."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(tensor.is_meta for tensor in tensors_of((args, kwargs or {}))):
-            raise self._error()
+        needed = [tensor for tensor in tensors_of((args, kwargs or {})) if tensor.is_meta]
+        if needed:
+            raise ValuesNeeded(needed)
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _watching() -> Iterator[None]:
+    # Compiled modules run as they are written meanwhile.
+    with torch.compiler.set_stance("force_eager"), _UseOfOtherParts():
+        yield
 
 
 def _was_replaced(args: tuple[Any, ...]) -> bool:

@@ -62,6 +62,16 @@ class Holding:
                 if rank not in self.holders(parameter):
                     empty_out(parameter)
 
+    def take(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
+        """Gives a parameter a value for good, on a rank that does not hold it."""
+        with _without_weak_references(self._model):
+            _exchange(parameter, value)
+
+    def drop(self, parameter: nn.Parameter) -> None:
+        """Frees a parameter's value on a rank that does not hold it any more."""
+        with _without_weak_references(self._model):
+            empty_out(parameter)
+
     @contextmanager
     def lent(self, values: Mapping[int, torch.Tensor]) -> Iterator[None]:
         """Gives parameters values for the time of the block. values: by the parameter's id."""

@@ -6,7 +6,8 @@ shape makes it, and checks the model. Used by the strategy `pipeline` and by its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -17,13 +18,19 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from gangline.config.pipeline import slot_of_part
-from gangline.pytorch.parallel.staged.cut import CutModel, PartRun
+from gangline.pytorch.parallel.staged.cut import CutModel, PartRun, ValuesNeeded
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.layout import Described, decode, describe, encode, signature_of, tensors_of
 from gangline.pytorch.parallel.staged.unit import Unit
 
 # Name of a part's output among its modules' descriptions. No module has an empty name.
 _OUTPUT = ""
+
+
+def _ranges_of(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the first and the last unit of each part."""
+    ends = list(accumulate(counts))
+    return [(end - count, end - 1) for end, count in zip(ends, counts, strict=True)]
 
 
 @dataclass(slots=True)
@@ -36,16 +43,23 @@ class Layout:
 
 class Parts:
     """The parts of one model. counts: number of units of each part. schedule: its name decides which rank has which
-    parts."""
+    parts. borrow: gives all ranks of the replica the value of a parameter, by name; these ranks call it in step."""
 
     def __init__(
-        self, model: nn.Module, units: Sequence[Unit], counts: Sequence[int], replicas: Replicas, schedule: str
+        self,
+        model: nn.Module,
+        units: Sequence[Unit],
+        counts: Sequence[int],
+        *,
+        replicas: Replicas,
+        schedule: str,
+        borrow: Callable[[str], None],
     ) -> None:
+        self._borrow = borrow
         self._model = model
         self._units = units
         self._replicas = replicas
-        ends = list(accumulate(counts))
-        self._ranges = [(end - count, end - 1) for end, count in zip(ends, counts, strict=True)]
+        self._ranges = _ranges_of(counts)
         self.count = len(counts)
         self.place_of = [slot_of_part(part, replicas.stages, schedule) for part in range(self.count)]
         self.own = [part for part, place in enumerate(self.place_of) if place == replicas.place]
@@ -53,6 +67,33 @@ class Parts:
         self._layouts: dict[Any, Layout] = {}
         # A part's input is a leaf that records gradients, which a module must not change in place.
         self._changes_inputs = {part: self._has_inplace(part) for part in self.own}
+
+    def redivide(self, counts: Sequence[int]) -> None:
+        """Changes the number of units of each part. Layouts are made anew."""
+        self._ranges = _ranges_of(counts)
+        self._layouts.clear()
+        self._changes_inputs = {part: self._has_inplace(part) for part in self.own}
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of units of each part."""
+        return [last - first + 1 for first, last in self._ranges]
+
+    def measure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, float]:
+        """Returns the seconds of each unit of this rank for a microbatch. All ranks of the replica call it in step."""
+        seconds: dict[int, float] = {}
+        layout = self.layout_for(args, kwargs)
+        received: Any = None
+        with torch.no_grad():
+            for part in range(self.count):
+                if part in self.own:
+                    first, last = self._ranges[part]
+                    run = PartRun(first, last, received, layout.modules, seconds=seconds)
+                    with self._unchanged(part):
+                        received = self.cut.run_part(run, args, kwargs)
+                if part + 1 < self.count:
+                    received = self._pass_on(part, received, layout)
+        return seconds
 
     @property
     def has_last(self) -> bool:
@@ -114,19 +155,10 @@ class Parts:
         layout = layout or Layout()
         value: Any = None
         for part in range(self.count):
-            place = self.place_of[part]
-            described: dict[str, Described] = {}
-            if part in self.own:
-                inputs = (args, kwargs)
-                if is_new:
-                    value, described = self._check(part, value, layout, inputs)
-                else:
-                    value = self.run(part, tensors_of(value) if part else (), layout, *inputs)
             if is_new:
-                content = self._replicas.share_bytes(encode(described) if part in self.own else None, place)
-                decoded = decode(content)
-                layout.crossing.append(decoded.pop(_OUTPUT))
-                layout.modules |= decoded
+                value = self._check(part, value, layout, (args, kwargs))
+            elif part in self.own:
+                value = self.run(part, tensors_of(value) if part else (), layout, args, kwargs)
             if part + 1 < self.count:
                 value = self._pass_on(part, value, layout)
         self._layouts[key] = layout
@@ -143,18 +175,46 @@ class Parts:
         self._replicas.share(tensors, self.last_place)
         return value if self.has_last else described.fill(tensors)
 
-    def _check(
+    def _check(self, part: int, value: Any, layout: Layout, inputs: tuple[Any, Any]) -> Any:
+        """Runs a part with checks, and adds its descriptions to the layout on all ranks. A run that needs values of
+        other ranks is repeated with these. Returns the part's output on its own rank."""
+        is_own, place = part in self.own, self.place_of[part]
+        while True:
+            output, described, needed = self._try_check(part, value, layout, inputs) if is_own else (value, {}, [])
+            content = self._replicas.share_bytes(json.dumps(needed).encode() if is_own else None, place)
+            names: list[str] = json.loads(content)
+            if not names:
+                break
+            for name in names:
+                self._borrow(name)
+        decoded = decode(self._replicas.share_bytes(encode(described) if is_own else None, place))
+        layout.crossing.append(decoded.pop(_OUTPUT))
+        layout.modules |= decoded
+        return output
+
+    def _try_check(
         self, part: int, value: Any, layout: Layout, inputs: tuple[Any, Any]
-    ) -> tuple[Any, dict[str, Described]]:
-        """Runs a part with checks. Returns its output, and the descriptions. Random numbers and buffers are as before,
-        because training runs the part again."""
+    ) -> tuple[Any, dict[str, Described], list[str]]:
+        """Returns a part's output, the descriptions, and the names of parameters that it needs besides. Random numbers
+        and buffers are as before, because training runs the part again."""
         first, last = self._ranges[part]
         received = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
         run = PartRun(first, last, received, layout.modules, is_checked=True)
-        with self._unchanged(part), torch.enable_grad():
-            output = self.cut.run_part(run, *inputs)
+        try:
+            with self._unchanged(part), torch.enable_grad():
+                output = self.cut.run_part(run, *inputs)
+        except ValuesNeeded as need:
+            return value, {}, self._names_of(need)
         described = {**run.described, _OUTPUT: describe(output, self.name_of(part))}
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described, []
+
+    def _names_of(self, need: ValuesNeeded) -> list[str]:
+        name_by_id = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        if any(id(parameter) not in name_by_id for parameter in need.parameters):
+            raise self.cut.refuse(
+                "uses a value of another part that is no parameter of the model; compute it in the forward of the unit"
+            )
+        return [name_by_id[id(parameter)] for parameter in need.parameters]
 
     @contextmanager
     def _unchanged(self, part: int) -> Iterator[None]:
@@ -162,9 +222,12 @@ class Parts:
         before = [buffer.clone() for buffer in buffers]
         devices = [self._replicas.device] if self._replicas.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            yield
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for buffer, value in zip(buffers, before, strict=True):
+                        buffer.copy_(value)
 
     def _pass_on(self, part: int, value: Any, layout: Layout) -> Any:
         """Gives a part's output to the next part. Returns it on the rank of the next part."""

@@ -40,6 +40,8 @@ from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.holding import Holding
 from gangline.pytorch.parallel.staged.microbatch import cut_batch
 from gangline.pytorch.parallel.staged.part import Layout, Parts
+from gangline.pytorch.parallel.staged.partition import partition
+from gangline.pytorch.parallel.staged.redivision import agree_on_times, move_values
 from gangline.pytorch.parallel.staged.report import log_parts
 from gangline.pytorch.parallel.staged.schedule import PartModule, PartSchedule, ScheduleThread
 from gangline.pytorch.parallel.staged.unit import divide_units, find_units
@@ -52,7 +54,7 @@ _RANDOM = "stage_random"
 
 class PipelineStrategy(Strategy):
     """Trains one model as a pipeline. size: ranks of the trial. stages: ranks of a replica; None for all. microbatches:
-    of a replica's batch; None chooses. split: `parameters`, or the modules with which later parts begin."""
+    of a replica's batch; None chooses. split: `parameters`, `time`, or the modules with which later parts begin."""
 
     name = "pipeline"
     runs_batch: ClassVar[bool] = True
@@ -80,7 +82,10 @@ class PipelineStrategy(Strategy):
         if text is not None:
             raise invalid("parallelism.split", f"parallelism: {text}")
         self._split = None if split is None or isinstance(split, str) else list(split)
+        # Whether units are to be measured in the next batch.
+        self._is_untimed = split == "time"
         self._timeout = timeout
+        self._optimizers: list[Optimizer] = []
         self._models = WrappedModels(self.name, replaces=False)
         self._thread = ScheduleThread(device)
         self._modules: dict[int, PartModule] = {}
@@ -90,6 +95,9 @@ class PipelineStrategy(Strategy):
         # Id of the optimizer whose gradients are joined already.
         self._joined: int | None = None
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        # Parameters that a part uses outside of their module, so that all ranks have their values, by id. Their holders
+        # step them and send the others the new values.
+        self._borrowed: dict[int, nn.Parameter] = {}
         self._model: nn.Module | None = None
 
     def replica_of(self, rank: int, world_size: int) -> Replica:
@@ -100,19 +108,17 @@ class PipelineStrategy(Strategy):
         self._check_model(model)
         # Ranks may have built different models where the trial draws its own random numbers.
         broadcast_tensors((*model.parameters(), *model.buffers()))
-        units = find_units(model)
+        self._units = units = find_units(model)
         counts = divide_units(model, units, self._stages * SCHEDULES[self._schedule].parts, self._split)
         self._replicas = Replicas(self._stages, self._device, self._timeout)
-        self._parts = Parts(model, units, counts, self._replicas, self._schedule)
+        self._parts = Parts(model, units, counts, replicas=self._replicas, schedule=self._schedule, borrow=self._borrow)
         self._holding = Holding(model, units, self._parts.places_of_units(), self._stages)
         self._holding.give_up(self._replicas.place)
         _move(model, self._device)
-        for places in sorted({self._holding.holders(parameter) for parameter in self._holding.parameters()}):
-            if len(places) > 1:
-                self._groups[places] = self._replicas.group_of(places)
+        self._make_groups()
         self._modules = {part: self._module_of(part) for part in self._parts.own}
         self._stream = seed.SharedStreams(seed.number_of(torch.initial_seed(), 1 + dist.get_rank()))
-        log_parts(class_name(model), units, counts, self._schedule)
+        log_parts(class_name(model), units, counts, self._schedule, [unit.numel for unit in units])
         model.forward = self._forward
         model.__dict__["__deepcopy__"] = _refuse_copy
         self._model = model
@@ -128,7 +134,9 @@ class PipelineStrategy(Strategy):
                 "LBFGS joins all parameters in one row, which pipeline divides over ranks; use ddp",
             )
         check_reach(self.name, optimizer)
+        self._optimizers.append(optimizer)
         optimizer.register_step_pre_hook(lambda stepped, *_: self._before_any_step(stepped))
+        optimizer.register_step_post_hook(lambda stepped, *_: self._send_borrowed(stepped))
         return optimizer
 
     def accumulate(self) -> AbstractContextManager[None]:
@@ -145,6 +153,7 @@ class PipelineStrategy(Strategy):
             train,
             thread=self._thread,
             begin=self._begin,
+            prepare=self._divide_by_time,
         )
         self._batch = run
         self._is_in_stream = False
@@ -173,7 +182,7 @@ class PipelineStrategy(Strategy):
         values: dict[int, torch.Tensor] = {}
         for parameter in self._holding.parameters():
             places = self._holding.holders(parameter)
-            if 0 in places:
+            if 0 in places or id(parameter) in self._borrowed:
                 continue
             is_first = self._replicas.place == 0
             value = torch.empty_like(parameter, device=self._device) if parameter.is_meta else parameter.detach()
@@ -328,6 +337,36 @@ class PipelineStrategy(Strategy):
         self._is_in_stream = True
         return schedule.run
 
+    def _divide_by_time(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Measures the units in the first batch, and divides the model by their times."""
+        if not self._is_untimed:
+            return
+        self._is_untimed = False
+        assert self._model is not None
+        model, replicas = self._model, self._replicas
+        seconds = agree_on_times(self._parts.measure(args, kwargs), len(self._units), replicas)
+        counts = partition(seconds, self._parts.count)
+        log_parts(class_name(model), self._units, counts, self._schedule, seconds)
+        if counts == self._parts.counts:
+            return
+        self._parts.redivide(counts)
+        old = self._holding
+        self._holding = Holding(model, self._units, self._parts.places_of_units(), self._stages)
+        # Borrowed values are found again where parts begin elsewhere.
+        for parameter in self._borrowed.values():
+            if replicas.place not in old.holders(parameter):
+                old.drop(parameter)
+        self._borrowed.clear()
+        move_values(model, old, self._holding, replicas, self._optimizers)
+        self._make_groups()
+        self._modules = {part: self._module_of(part) for part in self._parts.own}
+
+    def _make_groups(self) -> None:
+        """Makes the groups of the ranks that share parameters."""
+        for places in sorted({self._holding.holders(parameter) for parameter in self._holding.parameters()}):
+            if len(places) > 1 and places not in self._groups:
+                self._groups[places] = self._replicas.group_of(places)
+
     def _schedule_for(self, count: int) -> str:
         return "GPipe" if self._schedule == "1F1B" and count < self._stages else self._schedule
 
@@ -337,14 +376,8 @@ class PipelineStrategy(Strategy):
 
     def _module_of(self, part: int) -> PartModule:
         modules = self._parts.modules_of(part)
-        in_modules = {id(parameter) for module in modules for parameter in module.parameters()}
-        loose = [
-            parameter
-            for parameter in self._holding.parameters()
-            if self._is_own(parameter) and len(self._holding.holders(parameter)) == self._stages
-        ]
-        weights = [parameter for module in modules for parameter in module.parameters()]
-        weights += [parameter for parameter in loose if id(parameter) not in in_modules]
+        # All that this rank has, because a part may use parameters outside of its modules. torch takes what it reaches.
+        weights = self._holding.held_by(self._replicas.place)
         return PartModule(modules, weights, lambda number, received: self._running().run_part(part, number, received))
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -370,13 +403,39 @@ class PipelineStrategy(Strategy):
         self._joined = None
 
     def _join(self, optimizer: Optimizer) -> None:
+        borrowed = self._borrowed_of(optimizer)
+        join_gradients(borrowed, self._replicas.inside, is_mean=False)
+        for parameter in borrowed:
+            if not self._is_own(parameter):
+                parameter.grad = None
         trained = [parameter for parameter in self.stepped_parameters(optimizer) if parameter.requires_grad]
         for places, group in self._groups.items():
             if group is not None:
                 shared = [parameter for parameter in trained if self._holding.holders(parameter) == places]
+                shared = [parameter for parameter in shared if id(parameter) not in self._borrowed]
                 join_gradients(shared, group, is_mean=False)
         if self._replicas.across is not None:
             join_gradients(trained, self._replicas.across, is_mean=True)
+
+    def _borrow(self, name: str) -> None:
+        assert self._model is not None
+        parameter = self._model.get_parameter(name)
+        value = torch.empty_like(parameter, device=self._device) if parameter.is_meta else parameter.detach()
+        self._replicas.share([value], self._holding.holders(parameter)[0])
+        if parameter.is_meta:
+            self._holding.take(parameter, value)
+        self._borrowed[id(parameter)] = parameter
+        for module in self._modules.values():
+            module.add_weight(parameter)
+
+    def _borrowed_of(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        stepped = {id(parameter) for parameter in super().stepped_parameters(optimizer)}
+        return [value for key, value in self._borrowed.items() if key in stepped and value.requires_grad]
+
+    @torch.no_grad()
+    def _send_borrowed(self, optimizer: Optimizer) -> None:
+        for parameter in self._borrowed_of(optimizer):
+            self._replicas.share([parameter], self._holding.holders(parameter)[0])
 
     def _is_own(self, parameter: nn.Parameter) -> bool:
         return self._replicas.place in self._holding.holders(parameter)

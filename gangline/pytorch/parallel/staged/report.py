@@ -13,22 +13,25 @@ from gangline.pytorch.parallel.staged.unit import Unit
 _log = logging.getLogger("gangline")
 
 
-def log_parts(model: str, units: Sequence[Unit], counts: Sequence[int], schedule: str) -> None:
-    """Logs the units and parameters of each part."""
-    if dist.get_rank() != 0:
-        return
-    _log.info("%s", describe_parts(model, units, counts, schedule))
+def log_parts(model: str, units: Sequence[Unit], counts: Sequence[int], schedule: str, costs: Sequence[float]) -> None:
+    """Logs the units, parameters and costs of each part. costs: of the units, parameters or seconds."""
+    if dist.get_rank() == 0:
+        _log.info("%s", describe_parts(model, units, counts, schedule, costs))
 
 
-def describe_parts(model: str, units: Sequence[Unit], counts: Sequence[int], schedule: str) -> str:
+def describe_parts(
+    model: str, units: Sequence[Unit], counts: Sequence[int], schedule: str, costs: Sequence[float]
+) -> str:
     """Returns one line, as in "pipeline: Net in 2 parts with 1F1B: stem to blocks.1 (5,120), ...; largest / mean
-    1.05"."""
-    places = iter(units)
+    1.05". Parts divided by time have their milliseconds beside the parameters."""
     texts = []
+    first = 0
     for count in counts:
-        chosen = [next(places) for _ in range(count)]
+        chosen, cost = units[first : first + count], sum(costs[first : first + count])
+        first += count
         numel = sum(unit.numel for unit in chosen)
-        first, last = chosen[0].paths[0], chosen[-1].paths[-1]
-        texts.append(f"{first if first == last else f'{first} to {last}'} ({numel:,})")
-    ratio = imbalance_ratio([unit.numel for unit in units], counts)
+        size = f"{numel:,}" if cost == numel else f"{numel:,}, {cost * 1000:.2f} ms"
+        begin, end = chosen[0].paths[0], chosen[-1].paths[-1]
+        texts.append(f"{begin if begin == end else f'{begin} to {end}'} ({size})")
+    ratio = imbalance_ratio(costs, counts)
     return f"pipeline: {model} in {len(counts)} parts with {schedule}: {', '.join(texts)}; largest / mean {ratio:.2f}"

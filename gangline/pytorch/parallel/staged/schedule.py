@@ -56,6 +56,10 @@ class PartModule(nn.Module):
     def forward(self, *received: torch.Tensor, microbatch: int) -> tuple[torch.Tensor, ...]:
         return self._run(microbatch, received)
 
+    def add_weight(self, weight: nn.Parameter) -> None:
+        if all(known is not weight for known in self._weights):
+            self._weights.append(weight)
+
     def parameters(self, recurse: bool = True) -> Any:
         return iter(self._weights)
 
