@@ -3,7 +3,7 @@
 Parity: a transformer of four blocks, 20 steps with clipped gradients on equal global batches, SGD with momentum and
 AdamW, fp32 and fp64. Differences are exact, so the machine and its load do not matter.
 
-Step time: a transformer of eight blocks on two ranks over gloo with one thread each, --runs times each side in turn. The
+Step time: a transformer of eight blocks on two ranks over gloo, one thread each; --runs times each side in turn. The
 peers are the same two stages written with torch.distributed.pipelining alone, and the ideal: one process, divided by
 the stages, times 1 + (P - 1) / n for the bubble, plus the measured transfer of a step. Run it with `python -m
 benchmarks.pipeline`.

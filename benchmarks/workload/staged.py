@@ -7,6 +7,7 @@ torch.distributed.pipelining alone, and `alone` one process that accumulates the
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import sys
@@ -95,7 +96,7 @@ def by_gangline(microbatches: int) -> list[float]:
     # The first rank's calls end in the model but for the last one of each step.
     ends = trial.times[:: 1 if context.distributed.rank == 0 else -microbatches]
     ends = ends if context.distributed.rank == 0 else ends[::-1]
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def by_hand(microbatches: int) -> list[float]:
@@ -157,7 +158,7 @@ def timed(step: Callable[[int], None]) -> list[float]:
     for number in range(WARM_UP + STEPS):
         step(number)
         ends.append(time.perf_counter())
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(ends)]
 
 
 SIDES = {"gangline": by_gangline, "by_hand": by_hand, "alone": alone, "transfer": transfer}
