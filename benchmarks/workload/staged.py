@@ -79,7 +79,7 @@ class StagedTrial(pytorch.PyTorchTrial):
         self.times.append(time.perf_counter())
         return {"loss": loss}
 
-    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         return {"error": 0.0}
 
 

@@ -307,7 +307,7 @@ class SlowTrial(ChainTrial):
         def __init__(self) -> None:
             super().__init__()
             self.stem = _Slow(6, _WIDTH)
-            self.blocks[1].norm.weight = self.blocks[0].norm.weight
+            self.blocks[1].norm.weight = self.blocks[0].norm.weight  # type: ignore[union-attr]  # torch types modules loosely
 
 
 class SlowOutsideTrial(OutsideTrial):
@@ -342,7 +342,7 @@ class CompiledTrial(ChainTrial):
     def make() -> nn.Module:
         model = Chain()
         for place, block in enumerate(model.blocks):
-            model.blocks[place] = torch.compile(block, backend="aot_eager")
+            model.blocks[place] = torch.compile(block, backend="aot_eager")  # type: ignore[assignment]  # torch types it as a function
         return model
 
 

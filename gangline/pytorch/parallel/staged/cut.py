@@ -213,7 +213,7 @@ class _UseOfOtherParts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
 @contextmanager
 def _watching() -> Iterator[None]:
     # Compiled modules run as they are written meanwhile.
-    with torch.compiler.set_stance("force_eager"), _UseOfOtherParts():
+    with torch.compiler.set_stance("force_eager"), _UseOfOtherParts():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         yield
 
 
