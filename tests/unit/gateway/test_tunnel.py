@@ -182,6 +182,16 @@ async def test_the_access_of_a_task(tunnels: Tunnels) -> None:
         assert caught.value.code == "auth.proxy"
 
 
+async def test_the_token_of_a_browser_ends_with_the_users_login(tunnels: Tunnels, mirror: StandInMirror) -> None:
+    token = tunnels.token("ann", 1)
+    for changed in (User("ann", "sha-of-ann", is_deactivated=True), User("ann", "sha-of-ann", password_hash="new")):
+        mirror.put(keys.user("ann"), changed)
+        with pytest.raises(GanglineError) as caught:
+            tunnels.identify(token, 1)
+        assert caught.value.code == "auth.proxy"
+    assert tunnels.token("nobody", 1) == ""
+
+
 async def test_the_code_of_a_task_is_for_its_owner(tunnels: Tunnels) -> None:
     assert tunnels.code_of(ANN, SHELL) == tunnels.code_of(ADMIN, SHELL) != ""
     assert tunnels.code_of(BOB, SHELL) == ""
