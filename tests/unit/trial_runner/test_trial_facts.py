@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,11 @@ class World:
         self.said: list[tuple[int, rank_pb2.TrialAnswer]] = []
         self._folder = folder
 
-    async def start(self, *, is_scheduler_up: bool = True) -> None:
+    async def start(self, *, is_scheduler_up: bool = True, others: Sequence[str] = ()) -> None:
+        """others: addresses of further schedulers."""
         await self.scheduler.start()
-        spec = make_spec([("a1", 1)], 0, "true", code_sha256="", scheduler=[self.scheduler.address], gateway=[])
+        addresses = [self.scheduler.address, *others]
+        spec = make_spec([("a1", 1)], 0, "true", code_sha256="", scheduler=addresses, gateway=[])
         if not is_scheduler_up:
             await self.scheduler.stop()
         self.delivery = Delivery(spec, "a1", self._folder / "spool")
@@ -85,6 +88,26 @@ async def test_without_a_scheduler_a_question_ends_and_metadata_are_kept_for_the
     await until(lambda: bool(world.said), "the answer", 30)
     assert world.said == [(0, rank_pb2.TrialAnswer(number=1, problem="no scheduler has answered for 0 s"))]
     assert [report.metadata for report in await world.close()] == ['{"kept": true}']
+
+
+async def test_a_change_of_the_leader_loses_nothing(tmp_path: Path) -> None:
+    """The first scheduler is gone with what it was told last; the second one begins to lead afterwards."""
+    world, second = World(tmp_path), SchedulerPeer(TOKEN, ["a1"], [])
+    await second.start()
+    second.leader_address = "127.0.0.1:1"
+    await world.start(others=[second.address])
+    world.tell({"n": 1})
+    await until(lambda: len(world.scheduler.reports_of("metadata")) == 1, "the first report", 30)
+    await world.scheduler.stop()
+    world.tell({"n": 2})
+    world.validate(0.5)
+    world.ask(1)
+    second.leader_address = ""
+    await until(lambda: bool(world.said), "the answer", 60)
+    assert world.said == [(0, rank_pb2.TrialAnswer(number=1, metadata_json='{"n": 2}', best_validation=0.5))]
+    assert second.reports_of("metadata") == ['{"n": 2}']
+    assert await world.close() == []
+    await second.stop()
 
 
 async def test_a_refusal_is_passed_on_at_once(tmp_path: Path) -> None:
