@@ -15,14 +15,18 @@ from gangline.lacking import Lacking
 
 
 @dataclass(frozen=True)
-class TrialInfo(Lacking):
-    lacks: ClassVar[tuple[str, ...]] = ("unique_port_offset", "inter_node_network_interface")
+class TrialInfo:
+    """Determined's TrialInfo, with the private names that scripts read. No port has to differ between trials, because
+    the ranks meet in the trial runner's store."""
 
     trial_id: int
     experiment_id: int
     trial_seed: int
     hparams: dict[str, Any]
     _config: dict[str, Any]
+    _steps_completed: int = 0
+    _unique_port_offset: int = 0
+    _inter_node_network_interface: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ def get_cluster_info() -> ClusterInfo | None:
         trial_seed=info.trial.trial_seed,
         hparams=info.trial.hparams,
         _config=info.trial.config,
+        _steps_completed=info.latest_checkpoint.batches_completed if info.latest_checkpoint else 0,
     )
     return ClusterInfo(
         cluster_id=info.cluster_id,
