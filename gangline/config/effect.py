@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from gangline.config.batch import find_bad_batch_size
 from gangline.config.complaint import Complaint, Path
+from gangline.config.container import find_bad_container, find_without_image
 from gangline.config.elastic import find_size_conflict, find_spread_conflict
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.failure import find_bad_pattern
@@ -21,22 +22,16 @@ from gangline.config.resource import Resources
 from gangline.domain.entrypoint import launcher_options, refused_launcher
 from gangline.printable import find_unprintable
 
-_CONTAINER = "Gangline runs trials as processes, not in containers"
+_CONTAINER = "a trial uses the network and the devices of its machine"
 _LATER = "not built yet"
 
 NO_EFFECT: dict[str, str] = {
-    "bind_mounts": _CONTAINER,
     "checkpoint_storage.type": "checkpoints go to the cluster's storage URL",
     "data_layer": "the trial loads its own data",
     "debug": "every log line is kept",
-    "environment.add_capabilities": _CONTAINER,
-    "environment.drop_capabilities": _CONTAINER,
-    "environment.force_pull_image": _CONTAINER,
-    "environment.image": _CONTAINER,
-    "environment.pod_spec": _CONTAINER,
+    "environment.pod_spec": "there is no Kubernetes",
     "environment.ports": _CONTAINER,
     "environment.proxy_ports": _CONTAINER,
-    "environment.registry_auth": _CONTAINER,
     "integrations": _LATER,
     "internal": "it belongs to Determined's own harness",
     "optimizations.grad_updates_size_file": "it belongs to Horovod",
@@ -46,7 +41,6 @@ NO_EFFECT: dict[str, str] = {
     "resources.agent_label": "choose agents with resources.resource_pool",
     "resources.devices": _CONTAINER,
     "resources.native_parallel": "it was removed from Determined",
-    "resources.shm_size": _CONTAINER,
     "resources.slots": "it is for commands; use resources.slots_per_trial",
     "security": "it belongs to Determined's own harness",
     "slurm": "Gangline schedules by itself",
@@ -63,6 +57,7 @@ def find_ineffective(config: ExperimentConfig) -> list[str]:
             for path, why in NO_EFFECT.items()
             if _is_changed(config, path)
         ),
+        *find_without_image(config),
     ]
 
 
@@ -85,6 +80,7 @@ def find_unsupported(config: ExperimentConfig) -> Complaint | None:
         or find_size_conflict(config)
         or _find_impossible(config.resources)
         or find_bad_pattern(config.log_policies)
+        or find_bad_container(config)
     )
 
 

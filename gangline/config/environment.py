@@ -45,8 +45,10 @@ class Environment(Section):
 
     environment_variables: reach every rank.
     python: an interpreter, or the folder of a virtual environment, on the agents; empty for the agents' own Python.
+    With an image it is one in the image; empty for its python3.
     working_directory: the folder in which the processes start, below the code's folder if it is relative.
-    The other settings describe containers, which Gangline does not use.
+    image: a name, or names by the kind of slot; gangline.config.container checks it. None for no container.
+    registry_auth: username and password for the image's registry. ports, proxy_ports and pod_spec have no effect.
     """
 
     environment_variables: EnvironmentVariables = EnvironmentVariables()

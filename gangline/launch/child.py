@@ -246,6 +246,17 @@ def descendants(pid: int) -> list[int]:
     return descendant_pids
 
 
+def find_inner(pid: int, inner_pid: int) -> int:
+    """Returns the process at or below `pid` that has the number `inner_pid` in its own pid namespace, that of a
+    container; 0 if there is none."""
+    for candidate in (pid, *descendants(pid)):
+        with suppress(OSError, ValueError):
+            lines = Path(f"/proc/{candidate}/status").read_text().splitlines()
+            if any(line.startswith("NSpid:") and int(line.split()[-1]) == inner_pid for line in lines):
+                return candidate
+    return 0
+
+
 def _children(pid: int) -> list[int]:
     children = []
     with suppress(OSError):

@@ -28,6 +28,11 @@ MAX_BYTES = 1 << 20
 _IGNORED = frozenset({"__pycache__", "node_modules", "venv", "site-packages"})
 _EXPERIMENT_KEYS = frozenset({"entrypoint", "searcher"})
 _LIKE_EXPERIMENT = re.compile(r"^(entrypoint|searcher)\s*:", re.MULTILINE)
+# An image of Determined has the packages of Determined's harness, not ours.
+_IMAGE = (
+    "environment.image: agents need podman or docker for it, and the image needs Python 3.11 with gangline[train]; "
+    "without the line the trial runs in the agents' Python"
+)
 
 
 class Verdict(StrEnum):
@@ -84,9 +89,11 @@ def check_experiment(name: str, text: str) -> Finding | None:
         if program not in TARGET_BY_MODULE and refused_launcher(f"-m {program}") is None:
             notes.append(f"entrypoint: {explain(program)}")
     try:
-        _, warnings = parse_config(text)
+        config, warnings = parse_config(text)
     except GanglineError as error:
         return Finding(name, Verdict.CHANGE, (*notes, *error.message.splitlines()))
+    if config.environment.image:
+        warnings = [*warnings, _IMAGE]
     if notes:
         return Finding(name, Verdict.CHANGE, (*notes, *warnings))
     return Finding(name, Verdict.WARNING if warnings else Verdict.RUNS, tuple(warnings))

@@ -42,6 +42,11 @@ class AgentSettings(ServiceSettings):
     )
     rank_memory_mb: int = Field(default=0, ge=0, description="MiB of host memory that a rank may use; 0 for no limit")
     rank_processes: int = Field(default=0, ge=0, description="processes and threads of a rank; 0 for no limit")
+    container_command: list[str] = Field(
+        default_factory=list,
+        description="program for environment.image, with its first arguments; podman or docker by default, or none",
+    )
+    container_options: list[str] = Field(default_factory=list, description="further arguments of its run")
     health_seconds: float = Field(default=15.0, gt=0, description="between two checks of GPUs, interfaces, disk")
     health_confirmations: int = Field(
         default=2, ge=2, description="findings of a hardware fault that take a GPU out of use"

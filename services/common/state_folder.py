@@ -21,6 +21,8 @@
 |                     |            |      | step; in shared memory if this disk refuses it                 |
 | nursery.pid         | runner     | 0600 | the process with which the ranks die; it leads a process group |
 | ranks.pid           | runner     | 0600 | the ranks; each leads a process group                          |
+| container.json      | runner     | 0600 | program and name of the ranks' container, until it is removed  |
+| registry/           | runner     | 0700 | the login at the registry of the container's image             |
 | code/               | runner     |      | the experiment's code, in which the ranks run                  |
 | authorized_keys     | runner     | 0644 | the key with which the owner of a shell opens it               |
 | rank<n>.beat        | runner     |      | the progress of each rank; the rank writes it too              |
@@ -36,7 +38,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -167,6 +169,19 @@ class SharedFolder:
         return self.path / "python"
 
     @property
+    def hook_listing_path(self) -> Path:
+        """The variables of a startup hook at its end."""
+        return self.path / "hook.environ"
+
+    @property
+    def container_path(self) -> Path:
+        return self.path / "container.json"
+
+    @property
+    def registry_path(self) -> Path:
+        return self.path / "registry"
+
+    @property
     def alive_path(self) -> Path:
         return self.path / "alive"
 
@@ -241,6 +256,22 @@ class SharedFolder:
         """Writes the pids of the ranks. By them the agent finds the processes that the ranks have started, when runner
         and nursery are gone."""
         _write_pids(self.rank_pids_path, pids)
+
+    def write_container(self, program: Sequence[str], name: str) -> None:
+        """Writes the name by which the agent removes the container of a runner that died. Raises OSError."""
+        text = json.dumps({"program": list(program), "name": name})
+        write_atomic(self.container_path, text, mode=0o600, is_durable=False)
+
+    def load_container(self) -> tuple[list[str], str] | None:
+        """Returns program and name of a container that may be left; None if there is none."""
+        try:
+            fields = json.loads(self.container_path.read_text())
+            return [str(part) for part in fields["program"]], str(fields["name"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+    def forget_container(self) -> None:
+        self.container_path.unlink(missing_ok=True)
 
     def open_log(self) -> int:
         """Returns a descriptor of runner.log, which the agent hands to the runner as its output."""

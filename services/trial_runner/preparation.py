@@ -21,6 +21,7 @@ from services.trial_runner.delivery.channel_route import ChannelRoute, route_to_
 from services.trial_runner.gang.gang_links import GangLinks
 from services.trial_runner.gang.gang_plan import Network, Place
 from services.trial_runner.gang.rendezvous import Rendezvous
+from services.trial_runner.ranks.container import Container
 from services.trial_runner.ranks.nursery_client import Nursery, NurseryProcess, start_nursery
 
 # The address of rank 0 in a gang of one machine, whose ranks need no other network.
@@ -32,6 +33,8 @@ class Preparation:
     """The conditions of a start and its results.
 
     forked: a nursery that lives already, for ranks that need no warm process.
+    container: in which the nursery starts, once the code is there and the gang is linked; None for none.
+    on_container: called before the container starts, which may take as long as the fetch of its image.
     nursery: set as soon as it lives, so that it can be closed even if another step fails.
     rendezvous_at: when the gang was linked; 0 before.
     """
@@ -43,6 +46,8 @@ class Preparation:
     gang: GangLinks
     note: Callable[[str], None]
     forked: NurseryProcess | None = None
+    container: Container | None = None
+    on_container: Callable[[], None] = lambda: None
     nursery: Nursery | None = None
     rendezvous_at: float = 0.0
 
@@ -56,13 +61,23 @@ class Preparation:
 
         port: int | None = None
 
+        has_code = asyncio.Event()
+
+        async def code() -> None:
+            await self._prepare_code()
+            has_code.set()
+
         async def nursery() -> None:
             nonlocal port
+            if self.container is not None:
+                # The code's folder is mounted. The other members wait for their links no longer than a minute.
+                await has_code.wait()
+                await chosen
             nursery = await self._start_nursery()
             # The store listens on the gang's network alone, so it starts when that is known.
             port = await self._host_store(nursery, (await chosen).store_address)
 
-        await run_together(self._prepare_code(), nursery(), network())
+        await run_together(code(), nursery(), network())
         connecting = chosen.result()
         if port is not None:
             self.gang.share_store(port)
@@ -83,7 +98,10 @@ class Preparation:
             await route.close()
 
     async def _start_nursery(self) -> Nursery:
-        if self.forked is not None:
+        if self.container is not None:
+            self.on_container()
+            self.nursery = await self.container.start()
+        elif self.forked is not None:
             self.nursery = Nursery(self.forked)
         else:
             self.nursery = await start_nursery(self.rank_forkserver, self.folder.path)

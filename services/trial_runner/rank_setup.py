@@ -29,7 +29,13 @@ from services.trial_runner.gang.gang_plan import (
     threads_per_rank,
 )
 from services.trial_runner.ranks.confinement import Confinement
-from services.trial_runner.ranks.interpreter import Interpreter, find_interpreter, make_private
+from services.trial_runner.ranks.container import Container
+from services.trial_runner.ranks.interpreter import (
+    Interpreter,
+    contained_interpreter,
+    find_interpreter,
+    make_private,
+)
 from services.trial_runner.ranks.log_pump import LogPump
 from services.trial_runner.ranks.nursery_client import Nursery
 from services.trial_runner.ranks.startup_hook import HOOK_NAME, EnvironmentChange, run_hook
@@ -47,6 +53,7 @@ class RankStart:
     directory: str
     num_threads: int
     program: list[str]
+    network: Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,7 @@ class RankSetup:
     socket_path: str
     beat_paths: dict[int, Path]
     confinement: Confinement
+    container: Container | None = None
 
     async def prepare(
         self, network: Network, nursery: Nursery, pump: LogPump, on_hook: Callable[[int], None]
@@ -70,32 +78,55 @@ class RankSetup:
         directory = self._find_directory(section.get("working_directory") or "")
         is_command = isinstance(parse_entrypoint(config.get("entrypoint") or ""), Command)
         named = section.get("python") or ""
-        interpreter = await find_interpreter(named, self.place.agent_id, needs_library=not is_command)
+        if self.container is not None:
+            interpreter = contained_interpreter(self.container, needs_library=not is_command)
+        else:
+            interpreter = await find_interpreter(named, self.place.agent_id, needs_library=not is_command)
         start = self._plan(network, interpreter, directory)
         if (self.folder.code_path / HOOK_NAME).is_file():
-            private = self.folder.packages_path
-            interpreter = await make_private(interpreter, private)
-            self.confinement.give(private)
-            listing = self.folder.path / "hook.environ"
-            self.confinement.give_file(listing)
-            start = self._plan(network, interpreter, directory)
-            first = start.environments[self.place.first_rank] | {"VIRTUAL_ENV": str(private)}
-            change = await run_hook(
-                nursery,
-                pump,
-                environment=first,
-                directory=self.folder.code_path,
-                listing=listing,
-                limit_seconds=hang_rule_of(config).start_seconds,
-                on_up=on_hook,
-            )
-            is_fresh = has_packages(private) or change.needs_fresh_process
-            start = _changed(start, change, interpreter.rank_command() if is_fresh and not is_command else [])
+            start = await self._run_hook(start, interpreter, nursery, pump, on_hook, is_command=is_command)
         if is_command:
             return replace(start, environments={rank: _with_alias(each) for rank, each in start.environments.items()})
         if not start.program and not interpreter.is_agents:
             return replace(start, program=interpreter.rank_command())
         return start
+
+    async def _run_hook(
+        self,
+        start: RankStart,
+        interpreter: Interpreter,
+        nursery: Nursery,
+        pump: LogPump,
+        on_hook: Callable[[int], None],
+        *,
+        is_command: bool,
+    ) -> RankStart:
+        """Returns the start with the variables and packages of the startup hook.
+
+        On the machine, the hook gets a virtual environment of its own. A container is the attempt's own already.
+        """
+        network = start.network
+        private = self.folder.packages_path
+        own = {}
+        if self.container is None:
+            interpreter = await make_private(interpreter, private)
+            self.confinement.give(private)
+            start = self._plan(network, interpreter, Path(start.directory))
+            own = {"VIRTUAL_ENV": str(private)}
+        self.confinement.give_file(self.folder.hook_listing_path)
+        change = await run_hook(
+            nursery,
+            pump,
+            environment=start.environments[self.place.first_rank] | own,
+            directory=self.folder.code_path,
+            listing=self.folder.hook_listing_path,
+            limit_seconds=hang_rule_of(load_config(self.spec)).start_seconds,
+            on_up=on_hook,
+        )
+        # The packages of a container are not looked through: any hook may have changed them.
+        is_fresh = self.container is not None or not interpreter.is_agents
+        is_fresh = is_fresh or has_packages(private) or change.needs_fresh_process
+        return _changed(start, change, interpreter.rank_command() if is_fresh and not is_command else [])
 
     def _confine(self, nursery: Nursery) -> None:
         """Gives the ranks what belongs to their user, and has the nursery confine every process that it starts."""
@@ -108,7 +139,8 @@ class RankSetup:
     def _find_directory(self, named: str) -> Path:
         """Returns the folder in which the ranks start."""
         directory = self.folder.code_path / named
-        if not directory.is_dir():
+        is_in_image = self.container is not None and Path(named).is_absolute()
+        if not is_in_image and not directory.is_dir():
             place = self.place.agent_id if Path(named).is_absolute() else "the code"
             text = f"environment.working_directory: there is no folder {named} in {place}"
             raise invalid("environment.no_directory", text)
@@ -116,7 +148,7 @@ class RankSetup:
 
     def _plan(self, network: Network, interpreter: Interpreter, directory: Path) -> RankStart:
         num_threads = threads_per_rank(self.spec, self.place, len(os.sched_getaffinity(0)))
-        base = self.confinement.settle(os.environ)
+        base = self.container.environment if self.container is not None else self.confinement.settle(os.environ)
         environments = {
             rank: rank_environment(
                 self.spec,
@@ -125,7 +157,7 @@ class RankSetup:
                 rank,
                 base=base,
                 code_directory=str(self.folder.code_path),
-                programs_directory=str(interpreter.programs_directory),
+                programs_directory=_programs_directory(interpreter),
                 socket_path=self.socket_path,
                 beat_path=str(self.beat_paths[rank]),
                 num_threads=num_threads,
@@ -134,7 +166,7 @@ class RankSetup:
         }
         own = self._task_variables()
         environments = {rank: environment | own for rank, environment in environments.items()}
-        return RankStart(environments, str(directory), num_threads, find_program(self.spec))
+        return RankStart(environments, str(directory), num_threads, find_program(self.spec), network)
 
     def _task_variables(self) -> dict[str, str]:
         """Returns the variables of gangline/domain/task_environment.py; none for a training."""
@@ -149,6 +181,11 @@ class RankSetup:
         }
 
 
+def _programs_directory(interpreter: Interpreter) -> str:
+    """Returns the folder that comes first in PATH; empty for an interpreter that PATH itself finds."""
+    return str(interpreter.programs_directory) if interpreter.path.is_absolute() else ""
+
+
 def _with_alias(environment: dict[str, str]) -> dict[str, str]:
     """Returns the environment of a command, in whose Python processes `import determined` finds Gangline. Ranks that
     Python runs install the alias themselves."""
@@ -161,4 +198,4 @@ def _changed(start: RankStart, change: EnvironmentChange, command: list[str]) ->
     environments = {rank: change.apply(environment) for rank, environment in start.environments.items()}
     threads = change.changed.get("OMP_NUM_THREADS", "")
     num_threads = int(threads) if threads.isdigit() and int(threads) else start.num_threads
-    return RankStart(environments, start.directory, num_threads, start.program or command)
+    return RankStart(environments, start.directory, num_threads, start.program or command, start.network)

@@ -27,6 +27,7 @@ from services.common.disk_fault import is_disk_fault, names_disk_fault
 from services.common.state_folder import SharedFolder
 from services.trial_runner import exit_file
 from services.trial_runner.attempt_lease import AttemptLease
+from services.trial_runner.container_setup import AttemptFiles, make_container
 from services.trial_runner.delivery import metrics
 from services.trial_runner.delivery.delivery import Delivery
 from services.trial_runner.delivery.relay import CHIEF, Relay
@@ -54,7 +55,7 @@ from services.trial_runner.ranks.rank_group import RankGroup
 from services.trial_runner.ranks.rank_link import RankLinkServer
 from services.trial_runner.ranks.startup_hook import HOOK_NAME, HOOK_RANK, HookFailed
 from services.trial_runner.ranks.worker_line import split_by_worker
-from services.trial_runner.start_error import is_agents_fault, kind_of
+from services.trial_runner.start_error import EndedEarly, is_agents_fault, kind_of
 from services.trial_runner.stop_signal import StopRequest
 from services.trial_runner.trial_facts import TrialFacts
 from services.trial_runner.watchdog.hang_rule import describe_place
@@ -175,7 +176,7 @@ class TrialRunner:
             start = await self._settle(network)
             self._rank_group = rank_group = self._hire()
             await self._start(rank_group, network, start)
-        except _EndedEarly as ended:
+        except EndedEarly as ended:
             return ended.report
         except RendezvousFailed as error:
             return self._report(error.kind, error.message)
@@ -195,13 +196,16 @@ class TrialRunner:
         return await self._judge(rank_group)
 
     async def _prepare(self) -> Network:
-        """Returns the chosen network. Raises _EndedEarly if a stop came first."""
+        """Returns the chosen network. Raises EndedEarly if a stop came first."""
         self._confinement = confinement.load(self._folder, self._spec.owner, self._place.agent_id)
         self._confinement.open_folder(self._folder)
+        files = AttemptFiles(self._spec, self._place, self._folder, self._watchdog.paths, self._confinement)
+        self._preparation.container = make_container(files, self._delivery.recorder.note)
+        self._preparation.on_container = self._on_container
         await self._link.start()
         network = await first_of(self._preparation.run(), self._stop.came.wait())
         if not isinstance(network, Network):
-            raise _EndedEarly(self._stopped_early())
+            raise EndedEarly(self._stopped_early())
         return network
 
     def _hire(self) -> RankGroup:
@@ -209,20 +213,20 @@ class TrialRunner:
         return RankGroup(self._place, self._preparation.nursery, self._pump, self._gang.tell_failure)
 
     async def _settle(self, network: Network) -> RankStart:
-        """Returns what the ranks start with, after the startup hook. Raises _EndedEarly, also if a stop came before."""
+        """Returns what the ranks start with, after the startup hook. Raises EndedEarly, also if a stop came before."""
         if self._stop.stop is not None:
-            raise _EndedEarly(self._stopped_early())
+            raise EndedEarly(self._stopped_early())
         nursery = self._preparation.nursery
         assert nursery is not None
         self._note_left_out()
-        paths = {rank: file.path for rank, file in self._watchdog.files.items()}
-        setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths, self._confinement)
+        paths, container = self._watchdog.paths, self._preparation.container
+        setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths, self._confinement, container)
         preparing = setup.prepare(network, nursery, self._pump, self._on_hook)
         start = await first_of(preparing, self._stop.came.wait(), self._peer_told.wait())
         if self._stop.stop is not None:
-            raise _EndedEarly(self._stopped_early())
+            raise EndedEarly(self._stopped_early())
         if self._peer is not None:
-            raise _EndedEarly(self._report(ExitKind.PEER_FAILED, f"ended because {describe_failure(self._peer)}"))
+            raise EndedEarly(self._report(ExitKind.PEER_FAILED, f"ended because {describe_failure(self._peer)}"))
         assert isinstance(start, RankStart)
         return start
 
@@ -230,14 +234,23 @@ class TrialRunner:
         """Reports that the attempt runs, and holds its lease, because the startup hook may take as long as it likes."""
         self._hook_pid = pid
         self._folder.write_rank_pids([pid])
+        self._begin_early(f"{HOOK_NAME} runs on {self._place.agent_id}")
+
+    def _on_container(self) -> None:
+        """Does the same for a container, whose image may have to be fetched first."""
+        assert self._preparation.container is not None
+        self._begin_early(f"a container of {self._preparation.container.image} starts on {self._place.agent_id}")
+
+    def _begin_early(self, sentence: str) -> None:
         self._timeline = replace(self._timeline, rendezvous_at=self._preparation.rendezvous_at, ranks_up_at=time.time())
-        self._delivery.recorder.note(f"{HOOK_NAME} runs on {self._place.agent_id}")
+        self._delivery.recorder.note(sentence)
         self._speak()
 
     async def _start(self, rank_group: RankGroup, network: Network, start: RankStart) -> None:
         up_at = await rank_group.start(start.environments, start.directory, start.num_threads, start.program)
         self.on_up()
         self._folder.write_rank_pids(rank_group.pids)
+        self._watchdog.find_pid = rank_group.nursery.pid_of
         self._watchdog.start(lambda: rank_group.living)
         self._stop.on_order = self._on_stop
         if self._stop.stop is not None:
@@ -324,7 +337,7 @@ class TrialRunner:
             log.exception("the runner cannot close in order", error=str(error))
         exit_file.write_exit(self._folder, self._spec.allocation.id, report, undelivered)
         if not undelivered:
-            await self._lease.tell_exit(report, EXIT_SECONDS if self._is_without_agent() else QUICK_EXIT_SECONDS)
+            await self._lease.tell_exit(report, QUICK_EXIT_SECONDS if self._folder.state.has_agent() else EXIT_SECONDS)
         await self._lease.close()
         log.info("the runner ends", kind=report.kind, message=report.message)
 
@@ -341,19 +354,16 @@ class TrialRunner:
         await self._gang.close()
         if self._preparation.nursery is not None and not self._preparation.nursery.is_gone:
             await self._preparation.nursery.close()
+        if self._preparation.container is not None:
+            await self._preparation.container.close()
         self._confinement.release()
         await self._fusion.close()
         await self._trial_facts.close()
         await self._link.close()
         self._relay.tell_rest()
-        return await self._delivery.close(self._drain_seconds())
-
-    def _is_without_agent(self) -> bool:
-        return not self._folder.state.has_agent()
-
-    def _drain_seconds(self) -> float:
         agents = exit_file.load_stop_deadline(self._folder)
-        return min(DRAIN_SECONDS, max(0.2, agents - time.time() - 1.0)) if agents else DRAIN_SECONDS
+        seconds = min(DRAIN_SECONDS, max(0.2, agents - time.time() - 1.0)) if agents else DRAIN_SECONDS
+        return await self._delivery.close(seconds)
 
     def _stopped_early(self) -> ExitReport:
         stop = self._stop.stop
@@ -425,7 +435,8 @@ class TrialRunner:
         recorder.note(f"the gang hangs: {describe_failure(failure)}", LogLevel.ERROR)
         assert self._preparation.nursery is not None
         files = self._watchdog.living_files(rank_group.living)
-        stacks_by_rank = await dump_stacks(files, descendants(self._preparation.nursery.pid))
+        nursery = self._preparation.nursery
+        stacks_by_rank = await dump_stacks(files, descendants(nursery.pid), nursery.pid_of)
         for rank, stacks in stacks_by_rank.items():
             recorder.record_stacks(rank, describe_place(files[rank].read()), stacks.problem, stacks.lines)
         if failure.rank not in self._place.slot_ranks:
@@ -487,11 +498,3 @@ class TrialRunner:
             ranks_up=self._timeline.ranks_up_at,
             first_step=self._timeline.first_step_at,
         )
-
-
-class _EndedEarly(Exception):
-    """The attempt ended before its ranks started; report says why."""
-
-    def __init__(self, report: ExitReport) -> None:
-        super().__init__(report.message)
-        self.report = report

@@ -1,7 +1,8 @@
-"""The kind of an error before the ranks run, and whether this machine caused it."""
+"""The end of an attempt before its ranks run: the kind of an error, and whether this machine caused it."""
 
 from __future__ import annotations
 
+from gangline.domain.allocation import ExitReport
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError
 from services.common.disk_fault import is_disk_fault
@@ -16,6 +17,14 @@ _AGENTS_CODES = {
     "runner.no_rank",
     "runner.no_store",
 }
+
+
+class EndedEarly(Exception):
+    """The attempt ended before its ranks started; report says why."""
+
+    def __init__(self, report: ExitReport) -> None:
+        super().__init__(report.message)
+        self.report = report
 
 
 def kind_of(error: Exception) -> ExitKind:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangline.domain.container import has_image
 from gangline.domain.entrypoint import program_of
 from gangline.launch import channel
 from gangline.v1 import runner_pb2
@@ -37,7 +38,8 @@ def is_lone_command(spec: runner_pb2.RunnerSpec) -> bool:
     if len(members) != 1 or len(members[0].slot_ids) > 1:
         return False
     try:
-        return bool(program_of(json.loads(spec.config_json)["entrypoint"]))
+        config = json.loads(spec.config_json)
+        return bool(program_of(config["entrypoint"])) and not has_image(config)
     except (ValueError, LookupError, TypeError):
         return False
 

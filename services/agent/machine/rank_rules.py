@@ -1,4 +1,5 @@
-"""Checks the settings about the ranks' users and limits at the agent's start, and writes them down for its runners.
+"""Checks the settings about the ranks' users, limits and containers at the agent's start, and writes them down for its
+runners.
 
 A setting that this machine cannot carry out ends the agent with one line, before any work arrives. Called by the
 program.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ import structlog
 from gangline.errors import GanglineError, invalid
 from services.agent.settings import AgentSettings
 from services.common import rank_cgroup
+from services.common.container_program import find_program
 from services.common.rank_rules import RankRules, RankUser, find_user, write_rules
 from services.common.state_folder import StateFolder
 
@@ -31,7 +34,8 @@ log = structlog.get_logger(__name__)
 
 
 def settle_rules(settings: AgentSettings) -> None:
-    """Checks and writes the rules. Raises GanglineError `agent.rank_user` and `agent.rank_limits`."""
+    """Checks and writes the rules. Raises GanglineError `agent.rank_user`, `agent.rank_limits`,
+    `agent.container_command`."""
     names = {settings.rank_user, *settings.rank_users.values()} - {""}
     if settings.rank_users and not settings.rank_user:
         raise _bad_user("rank_users needs rank_user too, for owners that it does not name")
@@ -46,11 +50,31 @@ def settle_rules(settings: AgentSettings) -> None:
     if settings.rank_processes and not cgroup and os.geteuid() == 0 and not settings.rank_user:
         text = "the kernel does not limit the processes of root: set rank_user too, or delegate a control group"
         raise invalid("agent.rank_limits", f"rank_processes has no effect here, because {text}")
-    rules = RankRules(settings.rank_user, settings.rank_users, settings.rank_memory_mb, settings.rank_processes, cgroup)
+    rules = RankRules(
+        settings.rank_user,
+        settings.rank_users,
+        settings.rank_memory_mb,
+        settings.rank_processes,
+        cgroup,
+        _find_program(settings),
+        tuple(settings.container_options),
+    )
     try:
         write_rules(settings.state_dir, rules)
     except OSError as error:
         _on_unwritten(rules, error)
+
+
+def _find_program(settings: AgentSettings) -> tuple[str, ...]:
+    """Returns the program for containers. Raises GanglineError `agent.container_command` if the named one is not
+    there."""
+    program = find_program(settings.container_command)
+    if program and shutil.which(program[0]) is None:
+        text = (
+            f"container_command: there is no program {program[0]!r} here; install it, or set container_command to none"
+        )
+        raise invalid("agent.container_command", text)
+    return program
 
 
 def missing_capabilities(status: str) -> list[str]:
@@ -130,7 +154,7 @@ def _find_cgroup(settings: AgentSettings) -> str:
 
 def _on_unwritten(rules: RankRules, error: OSError) -> None:
     """Ends the agent if its ranks would run without their rules. Without rules, the disk check handles a full disk."""
-    if rules != RankRules():
+    if rules != RankRules(container_command=rules.container_command):
         raise invalid("agent.rank_rules", f"cannot write the rules for the ranks: {error}") from error
     log.warning("cannot write the rules for the ranks", error=str(error))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline.cluster_info import CHIEF_PORT_KEY, ENVIRONMENT_KEY, CheckpointInfo, ClusterInfo, TrialInfo
+from gangline.domain.container import has_image
 from gangline.domain.entrypoint import program_of, runs_in_every_slot
 from gangline.domain.id import number_of
 from gangline.launch.beat_file import BEAT_KEY
@@ -129,7 +130,7 @@ def rank_environment(
     base: the runner's own environment. The experiment's variables take precedence over it, and the variables of
     torch.distributed take precedence over both.
     programs_directory: the folder of this Python. It comes first in PATH, so a script that starts python3 gets the same
-    Python.
+    Python. Empty leaves PATH as it is.
     """
     environment = {name: value for name, value in base.items() if not _FOREIGN.match(name)}
     environment["PATH"] = _with_directory(environment.get("PATH", os.defpath), programs_directory)
@@ -178,16 +179,22 @@ def find_program(spec: runner_pb2.RunnerSpec) -> list[str]:
     return program_of(load_config(spec).get("entrypoint") or "")
 
 
-def needs_no_warmth(spec: runner_pb2.RunnerSpec) -> bool:
+def needs_no_library(spec: runner_pb2.RunnerSpec) -> bool:
     """Whether this member starts no process that uses Gangline's libraries: neither its ranks nor a store beside
     them."""
     place = find_place(spec)
     return bool(find_program(spec)) and not (place.needs_store and place.is_head)
 
 
+def needs_no_warmth(spec: runner_pb2.RunnerSpec) -> bool:
+    """Whether a fork of the runner itself can start this member's processes: those of no container, without
+    libraries."""
+    return needs_no_library(spec) and not has_image(load_config(spec))
+
+
 def _with_directory(path: str, directory: str) -> str:
     first, _, _ = path.partition(os.pathsep)
-    return path if first == directory else f"{directory}{os.pathsep}{path}"
+    return path if directory in ("", first) else f"{directory}{os.pathsep}{path}"
 
 
 def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network, rank: int) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""The Python that runs the ranks: the agent's own, the one that the experiment names, or a private environment above
-either of them.
+"""The Python that runs the ranks: the agent's own, the one that the experiment names, that of a container's image, or a
+private environment above one of the first two.
 
 The preparation of the ranks calls it. Only ranks on the agent's own Python can be forked from a warm process.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gangline.errors import invalid, unavailable
 from gangline.launch import private_environment
+from services.trial_runner.ranks.container import Container
 
 # Limit for a step in another interpreter. A cold start from a network disk takes seconds.
 STEP_SECONDS = 60.0
@@ -22,7 +23,7 @@ _PROBE = "import importlib.metadata as metadata; print(metadata.version('ganglin
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """path: the executable. is_agents: whether it is the agent's own Python."""
+    """path: the executable. is_agents: whether the nursery runs on it: the agent's own, or that of a container."""
 
     path: Path
     is_agents: bool
@@ -58,6 +59,18 @@ async def find_interpreter(named: str, agent_id: str, *, needs_library: bool) ->
             text = f"environment.python: {path} on {agent_id} has Gangline {found}, the agent {version('gangline')}"
             raise invalid("environment.no_library", f"{text}; install the agent's version there")
     return Interpreter(path, is_agents=False)
+
+
+def contained_interpreter(container: Container, *, needs_library: bool) -> Interpreter:
+    """Returns the interpreter in a container's image, which runs the nursery, so the ranks are forks of it.
+
+    Raises GanglineError `environment.no_library` if the ranks need Gangline and the image lacks what it imports.
+    """
+    if needs_library and container.problem:
+        text = f"environment.image: {container.python} in {container.image} cannot run Gangline ({container.problem})"
+        advice = f"{container.python} -m pip install gangline[train]=={version('gangline')}"
+        raise invalid("environment.no_library", f"{text}; install it in the image: {advice}")
+    return Interpreter(Path(container.python), is_agents=True)
 
 
 def _locate(named: str, agent_id: str) -> Path:

@@ -35,12 +35,16 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NurseryProcess:
-    """A nursery that lives. control: the runner's end of its socket. is_child: whether it is a child of the runner,
-    which must reap it."""
+    """A nursery that lives. pid: as this machine counts. control: the runner's end of its socket.
+
+    is_child: whether it is a child of the runner, which must reap it. is_contained: whether it is the first process of
+    a container.
+    """
 
     pid: int
     control: socket.socket
     is_child: bool = False
+    is_contained: bool = False
 
 
 class Nursery:
@@ -57,12 +61,35 @@ class Nursery:
         self._control = process.control
         self._store: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._cleared: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._hello: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
+        self._pids: dict[int, int] = {}
         self._is_released = False
         self._reading = asyncio.create_task(self._read())
 
     @property
     def is_gone(self) -> bool:
         return self._reading.done()
+
+    @property
+    def is_contained(self) -> bool:
+        """Whether the nursery and its ranks run in a container."""
+        return self._process.is_contained
+
+    def pid_of(self, pid: int) -> int:
+        """Returns the pid on this machine of a process whose own pid the nursery or a rank has named; 0 if it has
+        gone."""
+        if not self.is_contained:
+            return pid
+        if pid not in self._pids and (outer := child.find_inner(self.pid, pid)):
+            self._pids[pid] = outer
+        return self._pids.get(pid, 0)
+
+    async def wait_hello(self, deadline_seconds: float) -> dict[str, Any] | None:
+        """Returns the first message of a nursery in a container; None if it ends or says nothing."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_seconds):
+                return await asyncio.shield(self._hello)
+        return None
 
     def ask_store(self, address: str) -> None:
         """Starts the store's host, which listens at this address alone; `wait_store` returns its port."""
@@ -96,7 +123,8 @@ class Nursery:
         """
         request = {"do": "start", "rank": rank, "environment": dict(environment), "directory": directory}
         request |= {"num_threads": num_threads, "program": list(program)}
-        channel.send(self._control, {**request, "confinement": self.confinement.orders(rank)}, fds)
+        confined = self.confinement.orders(rank, is_contained=self.is_contained)
+        channel.send(self._control, {**request, "confinement": confined}, fds)
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Sends a signal to ranks. Does nothing if the nursery has gone, because then its ranks have gone too."""
@@ -148,12 +176,17 @@ class Nursery:
                 self._on_event(await channel.read(reader))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
+        except (channel.ChannelError, LookupError, TypeError, ValueError) as error:
+            # In a container the nursery runs on the user's own Python.
+            log.error("the nursery sent what is no event; it counts as lost", error=str(error))
         finally:
             if self._is_released:
                 writer.close()
             else:
                 self._on_event({"event": "store", "error": "the nursery died"})
                 self._on_event({"event": "cleared", "is_empty": False})
+                if not self._hello.done():
+                    self._hello.set_result(None)
                 self.events.put_nowait(None)
 
     def _on_event(self, event: dict[str, Any]) -> None:
@@ -164,6 +197,12 @@ class Nursery:
             case "cleared":
                 if not self._cleared.done():
                     self._cleared.set_result(bool(event["is_empty"]))
+            case "hello":
+                if not self._hello.done():
+                    self._hello.set_result(event)
+            case "started":
+                # A rank that has gone already is as good as the nursery: the pid is only for ending what is left.
+                self.events.put_nowait({**event, "pid": self.pid_of(event["pid"]) or self.pid})
             case _:
                 self.events.put_nowait(event)
 

@@ -213,7 +213,9 @@ class RankGroup:
         self._on_nursery_lost()
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        state = self._ranks[event["rank"]]
+        state = self._ranks.get(event["rank"])
+        if state is None:
+            return
         match event["event"]:
             case "started":
                 state.pid = event["pid"]
@@ -260,7 +262,9 @@ class RankGroup:
             state.is_alive = False
         # The ranks that the nursery forked died with it. Programs that replaced ranks did not, and the nursery may not
         # have reported all of their pids.
-        child.bury_descendants(BURIAL_SECONDS)
+        # A container has ended with its nursery; the program that runs it is still to remove it.
+        if not self.nursery.is_contained:
+            child.bury_descendants(BURIAL_SECONDS)
         if self._up is not None and not self._up.done():
             self._up.set_exception(unavailable("runner.no_rank", self.lost or "the process that forks ranks died"))
         self._act()

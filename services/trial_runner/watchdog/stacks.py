@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,12 +45,15 @@ class Stacks:
         return tuple(reversed(self.lines[headers[-1] + 1 :] if headers else self.lines))
 
 
-async def dump_stacks(files: Mapping[int, BeatFile], family: Collection[int]) -> dict[int, Stacks]:
+async def dump_stacks(
+    files: Mapping[int, BeatFile], family: Collection[int], find_pid: Callable[[int], int] = lambda pid: pid
+) -> dict[int, Stacks]:
     """Returns the stacks by rank.
 
     family: the pids that may be signalled. A script can write any pid into its file, so no other pid gets a signal.
+    find_pid: turns the pid in a beat file into that of this machine.
     """
-    pids = {rank: file.read().pid for rank, file in files.items()}
+    pids = {rank: find_pid(file.read().pid) for rank, file in files.items()}
     asked = {rank: pid for rank, pid in pids.items() if pid in family}
     for pid in asked.values():
         with suppress(ProcessLookupError):

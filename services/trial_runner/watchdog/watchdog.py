@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
 
@@ -47,6 +48,8 @@ class Watchdog:
         on_hang: Callable[[FailureRecord], None],
     ) -> None:
         self.files = {rank: BeatFile(folder.beat_path(rank)) for rank in place.slot_ranks}
+        # Turns the pid in a beat file into that of this machine.
+        self.find_pid: Callable[[int], int] = lambda pid: pid
         self._place = place
         self._rule = rule
         self._gang = gang
@@ -55,6 +58,11 @@ class Watchdog:
         self._watching: asyncio.Task[None] | None = None
         gang.on_beats = self._on_beats
         gang.on_hang = on_hang
+
+    @property
+    def paths(self) -> dict[int, Path]:
+        """The beat files by rank."""
+        return {rank: file.path for rank, file in self.files.items()}
 
     def start(self, living: Callable[[], Iterable[int]]) -> None:
         """Starts the watch, unless the rule disables it. living: returns this machine's ranks that have not ended."""
@@ -107,7 +115,7 @@ class Watchdog:
 
     def _read(self, rank: int) -> Reading:
         reading = self.files[rank].read()
-        return replace(reading, is_stopped=True) if reading.pid and is_stopped(reading.pid) else reading
+        return replace(reading, is_stopped=True) if reading.pid and is_stopped(self.find_pid(reading.pid)) else reading
 
     def _gather(self, own: dict[int, Reading]) -> dict[int, Reading]:
         seen = dict(own)

@@ -34,8 +34,22 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def settle(state: Path, **settings: Any) -> RankRules:
-    settle_rules(AgentSettings(state_dir=state, **settings))
+    settle_rules(AgentSettings(**{"state_dir": state, "container_command": ["none"], **settings}))
     return load_rules(state)
+
+
+def test_the_program_for_containers_is_found_or_named(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "podman"
+    program.write_text("")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert settle(state, container_command=[], container_options=["--ipc", "host"]) == RankRules(
+        container_command=("podman",), container_options=("--ipc", "host")
+    )
+    with pytest.raises(GanglineError, match=r"container_command: there is no program 'docker' here; install it"):
+        settle(state, container_command=["docker"])
 
 
 def test_without_settings_there_is_no_rule_and_the_state_stays_closed(state: Path) -> None:

@@ -470,12 +470,13 @@ def test_dropped_remainder_is_a_warning_with_old_new_and_slots() -> None:
 
 
 def test_fields_without_effect_are_accepted_with_a_warning() -> None:
-    _, warnings = parse_config(GOOD + "  shm_size: 4GiB\nenvironment: {image: det/base}\nslurm: {gpu_type: a}\n")
+    _, warnings = parse_config(GOOD + "  shm_size: 4GiB\nenvironment: {ports: {x: 1}}\nslurm: {gpu_type: a}\n")
     assert warnings == [
-        "environment.image: accepted, but has no effect here (Gangline runs trials as processes, not in containers)",
-        "resources.shm_size: accepted, but has no effect here (Gangline runs trials as processes, not in containers)",
+        "environment.ports: accepted, but has no effect here (a trial uses the network and the devices of its machine)",
         "slurm: accepted, but has no effect here (Gangline schedules by itself)",
+        "resources.shm_size: accepted, but has no effect without environment.image",
     ]
+    assert parse_config(GOOD + "  shm_size: 4GiB\nenvironment: {image: det/base}\n")[1] == []
 
 
 def test_what_is_kept_of_checkpoints_has_an_effect() -> None:

@@ -1,0 +1,150 @@
+"""Settles the container of an attempt: the files that it gets, and the command that runs it.
+
+container_plan.py decides about the arguments, ranks/container.py runs them. The runner calls `make_container` once,
+before anything of the attempt starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import gangline
+from gangline.domain.storage_url import protocol_of
+from gangline.errors import GanglineError, unavailable
+from gangline.launch.beat_file import stacks_path_of
+from gangline.v1 import runner_pb2, types_pb2
+from services.common.disk import write_atomic
+from services.common.state_folder import SharedFolder
+from services.trial_runner.gang.gang_plan import Place, load_config, needs_no_library
+from services.trial_runner.ranks.confinement import Confinement
+from services.trial_runner.ranks.container import SOCKET, Container
+from services.trial_runner.ranks.container_plan import (
+    ContainerPlace,
+    Mount,
+    find_request,
+    plan_run,
+    registry_config,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFiles:
+    """What a container needs of its attempt. beat_paths: by rank."""
+
+    spec: runner_pb2.RunnerSpec
+    place: Place
+    folder: SharedFolder
+    beat_paths: Mapping[int, Path]
+    confinement: Confinement
+
+
+def make_container(files: AttemptFiles, note: Callable[[str], None]) -> Container | None:
+    """Returns the container that the experiment asks for, not yet started; None for none.
+
+    note: writes a line to the trial's log. Raises GanglineError `environment.*` if this agent cannot run it.
+    """
+    spec, folder = files.spec, files.folder
+    gpus = tuple(slot.uuid or slot.id.rpartition("/")[2] for slot in spec.slots if _is_gpu(slot))
+    code = str(folder.code_path.absolute())
+    request = find_request(load_config(spec), code, is_gpu=bool(gpus))
+    if request is None:
+        return None
+    user = files.confinement.user
+    name = name_of(folder, files.place.agent_id)
+    place = ContainerPlace(
+        agent_id=files.place.agent_id,
+        allocation_id=spec.allocation.id,
+        name=name,
+        directory=code,
+        mounts=_mounts(files),
+        gpus=gpus,
+        user=user,
+        uid=os.geteuid(),
+        gid=os.getegid(),
+        socket_path=str(folder.ranks_path.absolute() / SOCKET),
+        is_bare=needs_no_library(spec),
+        library=str(_package().parent),
+        auth_folder=str(folder.registry_path),
+    )
+    rules = files.confinement.rules
+    command = plan_run(request, place, rules)
+    if request.auth:
+        _write_login(folder.registry_path, registry_config(request))
+    return Container(
+        folder=folder,
+        image=request.image,
+        agent_id=place.agent_id,
+        name=name,
+        python=request.python,
+        command=command,
+        program=rules.container_command,
+        note=note,
+        prepare_files=lambda: _prepare_files(files),
+    )
+
+
+def _prepare_files(files: AttemptFiles) -> None:
+    """Makes the files that the container mounts, and gives them to the user of the ranks. Called when the code is
+    there."""
+    confinement, folder = files.confinement, files.folder
+    for path in _single_files(files):
+        path.touch(0o600)
+        confinement.give_file(path)
+    for each in (folder.code_path, folder.ranks_path):
+        confinement.give(each)
+    storage = _storage_folder(files.spec.storage_url)
+    if storage is not None and not storage.is_dir():
+        try:
+            storage.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _no_storage(storage, error) from error
+        confinement.give(storage)
+
+
+def _mounts(files: AttemptFiles) -> tuple[Mount, ...]:
+    folder = files.folder
+    writable = [folder.code_path, folder.ranks_path, *_single_files(files)]
+    storage = _storage_folder(files.spec.storage_url)
+    if storage is not None:
+        writable.append(storage)
+    library = str(_package())
+    own = tuple(Mount(str(path.absolute()), str(path.absolute())) for path in writable)
+    return (*own, Mount(library, library, is_read_only=True))
+
+
+def _single_files(files: AttemptFiles) -> list[Path]:
+    """The ranks' files in the allocation's folder, of which they see nothing else."""
+    beats = [each for path in files.beat_paths.values() for each in (path, stacks_path_of(path))]
+    return [*beats, files.folder.hook_listing_path]
+
+
+def _storage_folder(url: str) -> Path | None:
+    """Returns the folder of the checkpoint storage; None for a storage that is no folder."""
+    return Path(url.partition("://")[2] or url) if url and protocol_of(url) == "file" else None
+
+
+def _package() -> Path:
+    return Path(gangline.__file__).resolve().parent
+
+
+def name_of(folder: SharedFolder, agent_id: str) -> str:
+    """Returns a name that no other agent of this machine uses, not even one of another cluster."""
+    state = hashlib.sha256(str(folder.state.path.absolute()).encode()).hexdigest()[:8]
+    return f"gangline-{folder.allocation_id}-{agent_id}-{state}"
+
+
+def _write_login(folder: Path, text: str) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_atomic(folder / "config.json", text, mode=0o600, is_durable=False)
+
+
+def _is_gpu(slot: types_pb2.Slot) -> bool:
+    return slot.kind == types_pb2.SLOT_KIND_GPU
+
+
+def _no_storage(storage: Path, error: OSError) -> GanglineError:
+    return unavailable("environment.no_container", f"cannot make the storage's folder {storage}: {error.strerror}")
