@@ -154,7 +154,7 @@ async def test_a_users_password_session_and_tokens_hold_at_every_gateway_until_t
             parts = events.aiter_text()
             assert "digits" in await anext(parts)
             await call(admin.deactivate_user, "ann")
-            # What she has been following ends with the next thing that there is to see.
+            # Her streams end before the next piece.
             await call(admin.edit_experiment, experiment.id, name="renamed")
             assert (await refusal(next, views)).code == "auth.inactive"
             assert "renamed" not in "".join([part async for part in parts])
