@@ -24,6 +24,9 @@ class EnvironmentVariables(Section):
             return {"cpu": value, "cuda": value, "rocm": value}
         if not isinstance(value, dict):
             raise wrong_type("a list of NAME=VALUE", value)
+        # The name of `cuda` before Determined 0.17.6.
+        if "gpu" in value and "cuda" not in value:
+            return {"cuda" if kind == "gpu" else kind: entries for kind, entries in value.items()}
         return value
 
     @field_validator("cpu", "cuda", "rocm", mode="after")

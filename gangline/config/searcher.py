@@ -21,7 +21,9 @@ from pydantic import (
 )
 
 from gangline.config.section import WRITTEN, Section, describe, fault, unknown_key, wrong_type
+from gangline.domain.id import trial_id_of
 from gangline.domain.search import SearchBracket, count_rungs, divide_search, make_bracket, rung_lengths
+from gangline.errors import GanglineError
 
 Unit = Literal["batches", "records", "epochs"]
 UNITS: tuple[Unit, ...] = ("batches", "records", "epochs")
@@ -188,6 +190,13 @@ class Searcher(Section):
     @field_validator("source_trial_id", mode="before")
     @classmethod
     def _is_trial_id(cls, value: Any) -> Any:
+        """Accepts a number of Determined's form too: 700001 for trial 7.1."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            try:
+                return trial_id_of(value)
+            except GanglineError:
+                text = f'expected the id of a trial, as "7.1" or 700001, found {describe(value)}'
+                raise fault("wrong_type", text) from None
         # YAML reads 7.10 without quotation marks as the number 7.1.
         if value is not None and not (isinstance(value, str) and re.fullmatch(r"\d{1,18}\.\d{1,18}", value)):
             text = f'expected the id of a trial in quotation marks, as "7.1", found {describe(value)}'

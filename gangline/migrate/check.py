@@ -109,11 +109,11 @@ def check_program(name: str, source: str) -> Finding | None:
         return Finding(name, Verdict.CHANGE, (f"this is no Python that can be read: {error}",))
     if not used:
         return None
-    notes = tuple(f"line {each.line}: {explain(each.name)}" for each in used if not _is_there(each.name))
+    notes = tuple(f"line {each.line}: {explain(each.name)}" for each in used if not is_there(each.name))
     return Finding(name, Verdict.CHANGE if notes else Verdict.RUNS, notes)
 
 
-def _is_there(name: str) -> bool:
+def is_there(name: str) -> bool:
     """Returns whether Gangline has a name of Determined. What an object of it has is known for a few names only."""
     parts = name.split(".")
     if tuple(parts[-2:]) in LACKING_METHODS:

@@ -98,12 +98,12 @@ def _render(settings: Settings) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Returns a value of TOML. A text of JSON is one of TOML as well, except for DEL."""
+    """Returns a value of TOML. A text of JSON is one of TOML as well, as long as it has no control characters."""
     match value:
         case bool() | int() | float():
             return json.dumps(value)
         case str():
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            return json.dumps(value, ensure_ascii=False)
         case Mapping():
             return "{ " + ", ".join(f"{_key(key)} = {_toml(below)}" for key, below in value.items()) + " }"
         case _:

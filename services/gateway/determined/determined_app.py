@@ -49,6 +49,11 @@ def build_determined_app(usecases: UseCases, authenticator: Authenticator) -> St
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
+def list_calls() -> list[tuple[str, str]]:
+    """Returns method and path of every call, with the names of parameters in braces."""
+    return [*((method, path) for table in _TABLES for method, path, _ in table), ("GET", "/checkpoints/{uuid}")]
+
+
 def _endpoint(handler: Handler, usecases: UseCases, authenticator: Authenticator) -> Any:
     async def answer(request: Request) -> Response:
         call = Call(

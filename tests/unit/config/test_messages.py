@@ -312,6 +312,12 @@ CASES = [
     ),
     (
         "metric: accuracy",
+        "metric: accuracy\n  source_trial_id: 7",
+        "config.wrong_type",
+        'searcher.source_trial_id (line 11): expected the id of a trial, as "7.1" or 700001, found the integer 7',
+    ),
+    (
+        "metric: accuracy",
         "metric: accuracy\n  source_trial_id: '7.1'\n  source_checkpoint_uuid: abc",
         "config.invalid_value",
         "searcher.source_checkpoint_uuid (line 12): names a second source; keep this one or source_trial_id",

@@ -59,6 +59,12 @@ def test_constant_may_be_null_or_a_list() -> None:
     assert sample_hyperparameters(config.hyperparameters, random.Random(0)) == {"a": None, "b": [1, "x"], "c": None}
 
 
+def test_a_trial_is_named_by_its_id_or_by_determined_s_number() -> None:
+    for written in ('"7.10"', "700010"):
+        searcher = f"searcher: {{name: single, metric: loss, max_length: {{batches: 1}}, source_trial_id: {written}}}\n"
+        assert parse(f"name: n\nentrypoint: python3 t.py\n{searcher}").searcher.source_trial_id == "7.10"
+
+
 def test_environment_variables_for_all_kinds_of_slots_or_for_one() -> None:
     both = parse(MINIMAL + "environment: {environment_variables: [A=1, B=x=y]}\n").environment.environment_variables
     assert both.of(SlotKind.CPU) == both.of(SlotKind.GPU) == {"A": "1", "B": "x=y"}
@@ -66,6 +72,8 @@ def test_environment_variables_for_all_kinds_of_slots_or_for_one() -> None:
         MINIMAL + "environment: {environment_variables: {cuda: [A=1]}}\n"
     ).environment.environment_variables
     assert (gpu_only.of(SlotKind.CPU), gpu_only.of(SlotKind.GPU)) == ({}, {"A": "1"})
+    earlier = parse(MINIMAL + "environment: {environment_variables: {gpu: [A=1]}}\n").environment
+    assert earlier.environment_variables == gpu_only, "the name of cuda before Determined 0.17.6"
 
 
 def test_script_needs_no_length() -> None:
