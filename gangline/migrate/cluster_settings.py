@@ -77,7 +77,7 @@ def migrate_master(values: Mapping[str, Any]) -> tuple[list[Settings], list[Entr
     gateway["etcd"] = etcd
     templates = _templates(source)
     _note_manager(source)
-    source.note(("etcd",), Fate.DECIDE, "state is kept in etcd, which Determined has not: set etcd.endpoints in "
+    source.note(("etcd",), Fate.DECIDE, "state is kept in etcd, which Determined does not use: set etcd.endpoints in "
                 "scheduler.toml and gateway.toml")  # fmt: skip
     source.note_rest()
     return [Settings("scheduler.toml", scheduler), Settings("gateway.toml", gateway), *templates], source.entries

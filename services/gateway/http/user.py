@@ -155,9 +155,15 @@ async def patch_user(user_id: Int64, body: UserBody, caller: Caller, cases: Case
 
 
 @router.get("/tokens")
-async def list_tokens(caller: Caller, cases: Cases, *, username: str = "", show_inactive: bool = False) -> TokenList:
-    """Lists the caller's tokens, and for administrators those of all users. show_inactive: also ended ones."""
-    views = cases.users.list_tokens(caller, username, with_ended=show_inactive)
+async def list_tokens(
+    caller: Caller,
+    cases: Cases,
+    *,
+    username: str = "",
+    showInactive: bool = False,  # noqa: N803  the API's names are in camel case
+) -> TokenList:
+    """Lists the caller's tokens, and for administrators those of all users. showInactive: also ended ones."""
+    views = cases.users.list_tokens(caller, username, with_ended=showInactive)
     return TokenList.model_validate({"tokens": views})
 
 
