@@ -29,7 +29,7 @@ searcher: {name: adaptive_asha, metric: validation_loss, max_trials: 16, max_len
     "old.yaml": """name: mnist with Horovod
 entrypoint: python3 -m determined.launch.horovod --trial model_def:MNist
 hyperparameters: {global_batch_size: 64}
-searcher: {name: adaptive_simple, metric: validation_loss, max_trials: 4, max_length: {batches: 500}}
+searcher: {name: random, metric: validation_loss, max_trials: 4, max_length: {batches: 500}}
 """,
     "model_def.py": "from determined.pytorch import PyTorchTrial\n\n\nclass MNist(PyTorchTrial):\n    pass\n",
     "report.py": 'from determined.experimental import client\n\nmodel = client.get_model("mnist")\n',
