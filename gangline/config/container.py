@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
 from gangline.domain.container import find_bad_capability, find_bad_image, find_bad_mount
+from gangline.domain.state import TaskKind
 
 # Settings that change a container and nothing else.
 _ONLY_WITH_IMAGE = (
@@ -38,6 +39,10 @@ def _complaints(config: ExperimentConfig) -> Iterator[Complaint]:
     environment = config.environment
     if environment.image is not None and (problem := find_bad_image(environment.image)):
         yield Complaint("invalid_value", ("environment", "image"), problem)
+    if environment.image and config.task is not None and config.task.kind is not TaskKind.COMMAND:
+        kind = config.task.kind.lower()
+        text = f"a {kind} runs in no container; use environment.python, or a command: gangline cmd run"
+        yield Complaint("invalid_value", ("environment", "image"), text)
     for key in ("add_capabilities", "drop_capabilities"):
         if problem := find_bad_capability(getattr(environment, key)):
             yield Complaint("invalid_value", ("environment", key), problem)

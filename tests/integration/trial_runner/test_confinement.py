@@ -44,7 +44,7 @@ with core.init() as context:
             (path / "weights").write_text("of the rank")
 pathlib.Path("made_here").write_text("in the folder of the code")
 print("saw " + json.dumps({
-    "ids": [os.getresuid(), os.getresgid()],
+    "ids": [os.getresuid(), os.getresgid(), sorted(os.getgroups())],
     "capabilities": [int(status[name], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb")],
     "user": [os.environ["USER"], os.environ.get("XDG_RUNTIME_DIR")],
     "beat": fate(lambda: open_beat(get_cluster_info(), batches=0) is not None),
@@ -103,7 +103,7 @@ async def test_a_rank_runs_as_the_user_and_reaches_no_secret(open_world: World) 
         saw
         == [
             {
-                "ids": [[uid] * 3, [gid] * 3],
+                "ids": [[uid] * 3, [gid] * 3, sorted(find_user(USER).groups)],
                 "capabilities": [0] * 4,
                 "user": [USER, None],
                 "beat": "True",

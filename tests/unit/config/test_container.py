@@ -73,6 +73,16 @@ def test_mounts_without_an_image_are_refused_unless_they_change_nothing() -> Non
             parse(bind_mounts=[mount])
 
 
+@pytest.mark.parametrize(("kind", "problem"), [("SHELL", "a shell runs in no container"), ("COMMAND", "")])
+def test_shells_and_notebooks_have_no_container(kind: str, problem: str) -> None:
+    settings = {"environment": {"image": "base"}, "task": {"kind": kind}, "max_restarts": 0}
+    if not problem:
+        assert parse(**settings)[1] == []
+        return
+    with pytest.raises(GanglineError, match=rf"environment\.image.*: {problem}"):
+        parse(**settings)
+
+
 def test_settings_that_need_an_image_warn_without_one() -> None:
     assert parse(environment={"force_pull_image": True}, resources={"shm_size": 1})[1] == [
         "environment.force_pull_image: accepted, but has no effect without environment.image",

@@ -54,6 +54,7 @@ def test_a_shortage_of_processes_names_the_limit(message: str, lines: tuple[str,
     ("kind", "message"),
     [
         (ExitKind.OUT_OF_MEMORY, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+        (ExitKind.USER_ERROR, "RuntimeError: CUDA error: cannot allocate memory on the device"),
         (ExitKind.OUT_OF_MEMORY, "killed by the kernel because memory ran out (SIGKILL)"),
         (ExitKind.USER_ERROR, "BlockingIOError: [Errno 11] Resource temporarily unavailable"),
         (ExitKind.USER_ERROR, "ValueError: bad"),
