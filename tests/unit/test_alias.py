@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+import pytest
 
 from gangline.alias.finder import SHIM
 from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo, TrialInfo
@@ -231,6 +235,60 @@ def test_in_a_trial_an_interpreter_without_gangline_is_an_error(tmp_path: Path) 
         f"ImportError: in a trial, `import determined` gives Gangline, and {sys.executable} has none; install it "
         f"there: {sys.executable} -m pip install gangline"
     )
+
+
+_OFF_CLUSTER = ROOT / "gangline" / "alias" / "off_cluster"
+_SITE = "import site, sys; site.addsitedir(sys.argv[1]); sys.path.append(sys.argv[2])\n"
+
+
+def _site(tmp_path: Path, *marks: str) -> tuple[str, str]:
+    """A folder of packages with what a wheel installs, and one with the packages of the extra."""
+    site, extra = tmp_path / "wheel", tmp_path / "extra"
+    shutil.copytree(_OFF_CLUSTER, site)
+    for mark in marks:
+        package = extra / mark
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+    return str(site), str(extra)
+
+
+@pytest.mark.parametrize(
+    ("marks", "installed", "told"),
+    [
+        (("requests", "ruamel", "ruamel/yaml"), False, "0.38.1"),
+        (("requests", "ruamel", "ruamel/yaml"), True, "the real one"),
+        (("requests",), False, "no module"),
+        ((), True, "the real one"),
+    ],
+    ids=["with the extra", "beside an installed one", "without the extra", "an installed one alone"],
+)
+def test_off_the_cluster_the_extra_brings_the_alias(
+    tmp_path: Path, marks: tuple[str, ...], installed: bool, told: str
+) -> None:
+    folders = _site(tmp_path, *marks)
+    own = _installed(tmp_path) if installed else str(tmp_path)
+    # The packages of the test's own environment must not count.
+    hidden = "sys.meta_path.insert(0, type('Hidden', (), {'find_spec': staticmethod(hide)})())\n"
+    hide = (
+        "def hide(name, path=None, target=None):\n"
+        "    if name.split('.')[0] in ('requests', 'ruamel'):\n"
+        "        from importlib.machinery import PathFinder\n"
+        "        found = PathFinder.find_spec(name, path or [sys.argv[2]])\n"
+        "        if found is None: raise ModuleNotFoundError(name)\n"
+        "        return found\n"
+    )
+    code = f"{_SITE}{hide}{hidden}assert 'gangline' not in sys.modules\n"
+    code += "try:\n    import determined\nexcept ModuleNotFoundError:\n    sys.exit(print('no module'))\n"
+    code += "print(determined.__version__ if hasattr(determined, 'core') else determined.who)"
+    done = _python("", tmp_path, own, arguments=("-c", code, *folders))
+    assert done.stdout == f"{told}\n", done.stderr
+
+
+def test_the_wheel_installs_the_alias_of_the_extra() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    names = {"_gangline_determined.py", "gangline_determined.pth"}
+    assert wheel["force-include"] == {f"gangline/alias/off_cluster/{name}": name for name in names}
+    assert {path.name for path in _OFF_CLUSTER.iterdir() if path.is_file()} == names
 
 
 def test_launchers_run_under_the_old_name(tmp_path: Path) -> None:
