@@ -67,6 +67,8 @@ def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
     strategy, slots = config.parallelism.strategy, config.resources.slots_per_trial
     if not STRATEGIES[strategy].is_built:
         return Complaint("not_supported", ("parallelism",), unknown_strategy(strategy))
+    if slots == 0:
+        return None
     text = slots_conflict(strategy, slots, "resources.slots_per_trial is", config.parallelism.stages)
     if text is None and STRATEGIES[strategy].family == "staged":
         text = _stages_conflict(config)

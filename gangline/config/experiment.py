@@ -23,7 +23,7 @@ from gangline.config.searcher import MAX_TRIALS, UNITS, Length, Searcher
 from gangline.config.section import Section, fault, wrong_type
 from gangline.config.storage import CheckpointStorage
 from gangline.config.task import TaskSection
-from gangline.domain.entrypoint import TrialClass, parse_entrypoint
+from gangline.domain.entrypoint import TrialClass, parse_entrypoint, runs_in_every_slot
 
 
 class ExperimentConfig(Section):
@@ -131,7 +131,16 @@ class ExperimentConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _ranks_have_slots(self) -> Self:
+        if self.resources.slots_per_trial == 0 and runs_in_every_slot(self.entrypoint):
+            text = "0 slots are for a script, and this entrypoint runs in every slot; use at least 1"
+            raise fault("invalid_value", text, "resources", "slots_per_trial")
+        return self
+
+    @model_validator(mode="after")
     def _batch_fills_slots(self) -> Self:
+        if self.resources.slots_per_trial == 0:
+            return self
         sizes = possible_values(self.hyperparameters.get(BATCH_SIZE)) or []
         slots = self.resources.slots_per_trial
         text = too_small(min(sizes), slots, self.parallelism.ranks_per_replica(slots)) if sizes else None

@@ -174,7 +174,7 @@ def first_error(complaints: list[Complaint], document: Document) -> GanglineErro
 
 def _batch_warnings(config: ExperimentConfig) -> list[str]:
     sizes: Any = possible_values(config.hyperparameters.get("global_batch_size"))
-    if not sizes or len(set(sizes)) > 1:
+    if not sizes or len(set(sizes)) > 1 or config.resources.slots_per_trial == 0:
         return []
     slots = config.resources.slots_per_trial
     warning = split_batch(sizes[0], slots, config.parallelism.ranks_per_replica(slots)).warning

@@ -17,16 +17,18 @@ _MEMORY_SIZE = re.compile(r"^([0-9]*[.])?[0-9]+ ?(([kmgtp]i?b?)|b)?$", re.IGNORE
 
 
 class Resources(Section):
-    """slots_per_trial: the size of a trial's gang. min_slots_per_trial: the fewest slots on which a trial that has run
-    may go on while it cannot have all of them; None for no fewer, see gangline.config.elastic. priority: 1 is most
-    urgent; None takes the pool's default.
+    """slots_per_trial: the size of a trial's gang; 0 for a script that computes on no slot. priority: 1 is most urgent;
+    None takes the pool's default.
+
+    min_slots_per_trial: the fewest slots on which a trial that has run may go on while it cannot have all of them; None
+    for no fewer, see gangline.config.elastic.
 
     resource_pool: empty takes the default pool. is_single_node: all slots are on one agent, or the trial waits.
     preemptible: false for work that cannot resume from a checkpoint. It is never stopped for other work, and starts
     only where it delays no request that waits longer.
     """
 
-    slots_per_trial: int = Field(default=1, ge=1)
+    slots_per_trial: int = Field(default=1, ge=0)
     min_slots_per_trial: int | None = Field(default=None, ge=1)
     max_slots: int | None = Field(default=None, ge=0)
     weight: float = Field(default=1, ge=0)

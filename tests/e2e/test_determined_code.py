@@ -12,7 +12,7 @@ import yaml
 from gangline.domain.state import ExitKind, Outcome
 from gangline.pytorch import load_checkpoint
 from tests.support.cluster import running_cluster
-from tests.support.determined_source import LAUNCHED, MNIST
+from tests.support.determined_source import DISTRIBUTED, LAUNCHED, MNIST
 from tests.support.event_file import read_scalars
 
 pytestmark = pytest.mark.timeout(300)
@@ -62,22 +62,38 @@ _COUNTING = {
 }
 
 
+_TORCHRUN = (
+    "torchrun --nnodes=$NNODES --node_rank=$NODE_RANK --nproc_per_node=1 --master_addr=$DET_CHIEF_IP "
+    "--master_port=$MASTER_PORT 4_distributed.py"
+)
+
+
 def test_launcher_of_a_script_s_own_counts_over_two_machines(tmp_path: Path) -> None:
-    """And an error of one of its workers ends the trial by its name and kind."""
+    """And an error of one of its workers ends the trial by its name and kind. torchrun in a shell line counts as well,
+    and a line without a slot runs beside."""
     breaking = LAUNCHED.replace("x = 0\n", "x = 0\n    assert distributed.rank == 0, 'odd'\n")
     killing = LAUNCHED.replace("x = 0\n", "x = 0\n    distributed.rank == 0 or os.kill(os.getpid(), 9)\n")
     killing = killing.replace("return max(", "return min(").replace("import sys\n", "import os\nimport sys\n")
     sources = {"sound": LAUNCHED, "breaking": breaking, "killing": killing}
     trials = {}
+    torchrun = {**_COUNTING, "entrypoint": _TORCHRUN}
+    line = {**_COUNTING, "entrypoint": "echo $DET_SLOT_IDS $DET_MASTER", "resources": {"slots_per_trial": 0}}
     with running_cluster(tmp_path / "cluster", agents=2, slots=1) as cluster, cluster.connect() as client:
         for name, source in sources.items():
             (tmp_path / name).mkdir()
             (tmp_path / name / "4_distributed.py").write_text(source)
             created = client.create_experiment(yaml.safe_dump(_COUNTING), tmp_path / name)
             trials[name] = client.wait_experiment(created.experiment.id, 120).trials[0].trial
-        entries = list(client.stream_metrics(trials["sound"].experiment_id))
+        (tmp_path / "sound" / "4_distributed.py").write_text(DISTRIBUTED)
+        counting = client.create_experiment(yaml.safe_dump(torchrun), tmp_path / "sound").experiment.id
+        beside = client.create_experiment(yaml.safe_dump(line), tmp_path / "sound").experiment.id
+        ended = {number: client.wait_experiment(number, 120) for number in (counting, beside)}
+        entries = [*client.stream_metrics(trials["sound"].experiment_id), *client.stream_metrics(counting)]
+        told = [entry.text for entry in client.stream_logs(beside)]
+    assert {view.experiment.outcome for view in ended.values()} == {Outcome.COMPLETED}, ended
+    assert [text for text in told if text.startswith("[] http://127.0.0.1:")], told
     assert trials["sound"].outcome is Outcome.COMPLETED, trials["sound"].reason
-    assert [entry.point.metrics["x"] for entry in entries] == [70, 140, 140]
+    assert [entry.point.metrics["x"] for entry in entries] == [70, 140, 140] * 2
     failures = [trials[name].last_failure for name in ("breaking", "killing")]
     assert [(failure.rank, failure.kind, failure.message) for failure in failures if failure] == [
         (1, ExitKind.USER_ERROR, "AssertionError: odd"),

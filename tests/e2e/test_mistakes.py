@@ -119,7 +119,9 @@ MISTAKES = {
         resources={"slots_per_trial": 8},
     ),
     "no slots": of_config(
-        "resources.slots_per_trial (line 7): must be at least 1, found 0", resources={"slots_per_trial": 0}
+        "resources.slots_per_trial (line 7): 0 slots are for a script, and this entrypoint runs in every slot; use "
+        "at least 1",
+        resources={"slots_per_trial": 0},
     ),
     "priority out of range": of_config(
         "resources.priority (line 7): must be at most 99, found 100", resources={"slots_per_trial": 1, "priority": 100}

@@ -127,7 +127,8 @@ CASES = [
         "slots_per_trial: 4",
         "slots_per_trial: 0",
         "config.invalid_value",
-        "resources.slots_per_trial (line 13): must be at least 1, found 0",
+        "resources.slots_per_trial (line 13): 0 slots are for a script, and this entrypoint runs in every slot; use "
+        "at least 1",
     ),
     (
         "slots_per_trial: 4",
@@ -516,3 +517,9 @@ def test_a_launcher_that_gangline_does_not_have_is_refused() -> None:
         "entrypoint (line 2): runs determined.launch.horovod: Horovod is not part of Gangline; use "
         "determined.launch.torch_distributed with determined.pytorch, whose gradients are averaged by DDP"
     )
+
+
+def test_a_script_may_have_no_slot() -> None:
+    text = GOOD.replace("model_def:DigitsTrial", "python3 train.py").replace("slots_per_trial: 4", "slots_per_trial: 0")
+    config, warnings = parse_config(text)
+    assert (config.resources.slots_per_trial, warnings) == (0, [])
