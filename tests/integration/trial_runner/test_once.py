@@ -108,7 +108,7 @@ async def test_workers_give_in_to_a_preemption(world: World) -> None:
 
 
 async def test_a_worker_that_hangs_is_found_and_nothing_is_left(world: World) -> None:
-    config = {"hang_detection": {"enabled": True, "seconds": 2, "start_seconds": 60, "rest_seconds": 2}}
+    config = {"hang_detection": {"enabled": True, "seconds": 5, "start_seconds": 60, "rest_seconds": 5}}
     (runner,) = await world.start(
         WORK, (2,), entrypoint="torchrun --standalone --nproc_per_node=2 train.py hang", config=config
     )
