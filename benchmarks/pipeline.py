@@ -110,7 +110,8 @@ def _step_seconds(side: str) -> float:
     torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", str(STAGES), "--standalone"]
     command = [sys.executable, *([] if side == "alone" else torchrun), str(WORKLOAD), side, str(MICROBATCHES)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    with tempfile.TemporaryDirectory(prefix="gl-staged-") as folder:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=folder)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("median "))
     return float(line.split()[1])
 

@@ -256,6 +256,17 @@ class OutsideTrial(TiedTrial):
     make = Outside
 
 
+class OverflowTrial(ChainTrial):
+    """Whose last layer has an infinite gradient in the second batch, and no other layer has."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.model.head.bias.register_hook(self._spoil)  # type: ignore[union-attr, operator]  # torch types modules loosely
+
+    def _spoil(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * float("inf") if self.context.current_train_batch() == 1 else gradient
+
+
 class RecurrentTrial(ChainTrial):
     make = Recurrent
 
