@@ -14,7 +14,19 @@ class NotInGangline(AttributeError):
     """An attribute of Determined that has no counterpart in Gangline. hasattr() treats it as missing."""
 
 
+# The ways out of names that have one which fits into the sentence.
+_INSTEAD = {
+    "determined.keras": "Gangline trains with PyTorch alone; a loop of your own can use gangline.core on one slot",
+    "determined.pytorch.deepspeed": "`parallelism: zero2` and `zero3` divide the state of a PyTorchTrial over the slots",
+    "determined.pytorch.lightning": "use lightning.Trainer with gangline.lightning.GanglineCallback",
+    "determined.horovod": "ranks exchange gradients over torch.distributed; parallelism: ddp is the default",
+}
+
+
 def explain(name: str) -> str:
+    instead = _INSTEAD.get(name)
+    if instead is not None:
+        return f"{name} is not part of Gangline; {instead}; {PAGE} has more"
     return f"{name} is not part of Gangline; {PAGE} says what is, and what to use instead"
 
 

@@ -23,6 +23,7 @@ TARGET_BY_MODULE = {
     "determined.tensorboard": "gangline.alias",
     "determined.tensorboard.metric_writers": "gangline.alias",
     "determined.tensorboard.metric_writers.pytorch": "gangline.pytorch.writer",
+    "determined.transformers": "gangline.transformers",
     "determined.util": "gangline.alias.function",
 }
 

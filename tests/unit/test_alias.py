@@ -95,6 +95,29 @@ def test_what_is_lacking_is_named_with_the_page_of_differences(tmp_path: Path) -
     assert done.stdout.splitlines() == [f"{name} is not part of Gangline; {page}" for name in _LACKING.values()]
 
 
+<<<<<<< HEAD
+=======
+def test_a_name_with_a_way_out_tells_it(tmp_path: Path) -> None:
+    line = "from determined.pytorch.experimental import torch_batch_process"
+    done = _python("", tmp_path, arguments=("-c", _INSTALL + _TRYING, line))
+    assert done.stdout.startswith("determined.pytorch.experimental is not part of Gangline; process data on all ranks")
+
+
+_WAYS_OUT = {
+    "import determined.keras": "determined.keras is not part of Gangline; Gangline trains with PyTorch alone",
+    "from determined import keras": "determined.keras is not part of Gangline; Gangline trains with PyTorch alone",
+    "from determined.pytorch import deepspeed": "determined.pytorch.deepspeed is not part of Gangline; `parallelism: z",
+    "import determined.pytorch.lightning": "determined.pytorch.lightning is not part of Gangline; use lightning.T",
+    "import determined.horovod": "determined.horovod is not part of Gangline; ranks exchange gradients",
+}
+
+
+def test_other_frameworks_are_named_with_their_ways_out(tmp_path: Path) -> None:
+    lines = _python("", tmp_path, arguments=("-c", _INSTALL + _TRYING, *_WAYS_OUT)).stdout.splitlines()
+    assert [line[: len(words)] for line, words in zip(lines, _WAYS_OUT.values(), strict=True)] == [*_WAYS_OUT.values()]
+
+
+>>>>>>> b513df0 (Callbacks for the trainers of Hugging Face and Lightning, and the ways out of Keras, DeepSpeed and Horovod)
 _CORE_V2 = """
 import logging
 from determined.experimental import core_v2

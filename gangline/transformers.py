@@ -1,0 +1,220 @@
+"""Connects Hugging Face's `transformers.Trainer` with the Core API, as Determined's module of this name does.
+
+Owns one callback, `DetCallback`: metrics, checkpoints, resume, preemption and the length of training. Needs the
+packages transformers and accelerate; nothing else of Gangline imports this module. `determined.transformers` is an
+alias of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from gangline.core.context import Context
+from gangline.core.searcher import Unit, length_of
+from gangline.domain.experiment import STEPS_COMPLETED
+from gangline.domain.foreign_checkpoint import TRIAL_ID
+from gangline.errors import invalid
+
+__all__ = ["DetCallback", "GanglineCallback"]
+
+USER_DATA_FILE = "my_data.json"
+# Names by which the Trainer tells apart what it logs.
+_GROUP_BY_PREFIX = {"eval_": "validation", "test_": "test"}
+# Measures of speed and the rounded epoch, which say nothing about the model.
+_SPEEDS = ("_runtime", "_per_second", "_compilation_time")
+_DEFAULT_EPOCHS = 3.0
+_log = logging.getLogger("gangline")
+
+
+class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]  # its base is untyped here
+    """Pass it in `callbacks` of a `transformers.Trainer`, on every rank. It sets `args.resume_from_checkpoint`, which
+    the script passes on: `trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)`.
+
+    core_context: of `core.init()`. args: the TrainingArguments of the same Trainer; `searcher.max_length` in batches or
+    epochs sets `max_steps` or `num_train_epochs` where the script leaves them at their defaults. filter_metrics:
+    reports only metrics with one of these texts in their names, and the searcher's; None for all. user_data: a JSON
+    document that each checkpoint gets as `my_data.json`.
+
+    Raises GanglineError `transformers.length` where args and the experiment give different lengths.
+    """
+
+    def __init__(
+        self,
+        core_context: Context,
+        args: Any,
+        filter_metrics: Sequence[str] | None = None,
+        user_data: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._core = core_context
+        self._user_data = user_data
+        info = core_context.info
+        searcher = (info.trial.config.get("searcher") or {}) if info is not None else {}
+        self._unit = _set_length(args, searcher)
+        self._metric = searcher.get("metric")
+        decisive = filter(None, (self._metric, searcher.get("time_metric")))
+        self._filter = (*filter_metrics, *decisive) if filter_metrics else None
+        self._reported: dict[str, int] = {}
+        self._saved = self._percent = -1
+        self._is_preempted = False
+        self._resumed_steps = self._restore(args)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if self._resumed_steps and not state.global_step:
+            raise invalid(
+                "transformers.not_resumed",
+                f"this trial has a checkpoint of step {self._resumed_steps}, and the Trainer begins at step 0; call "
+                "trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)",
+            )
+        self._saved = state.global_step
+        if self._metric is not None and not _validates(args) and self._core.distributed.is_chief:
+            _log.warning(
+                "the Trainer never validates, so nothing reports searcher.metric %s; set eval_strategy, eval_dataset",
+                self._metric,
+            )
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **others: Any) -> None:
+        """Reports what the Trainer logs. A second log of the same step and group is its summary, which repeats it."""
+        group = next((_GROUP_BY_PREFIX[name[:5]] for name in logs or () if name[:5] in _GROUP_BY_PREFIX), "training")
+        if not logs or self._reported.get(group) == state.global_step:
+            return
+        self._reported[group] = state.global_step
+        if not self._core.distributed.is_chief:
+            return
+        metrics = {name: value for name, value in logs.items() if name != "epoch" and not name.endswith(_SPEEDS)}
+        if self._filter is not None:
+            metrics = {name: value for name, value in metrics.items() if any(text in name for text in self._filter)}
+        if group == "validation":
+            self._core.train.note_units(_units_of(state, self._unit))
+        times = {"batches": state.global_step, "epochs": state.epoch or 0.0}
+        self._core.train.report_metrics(group, state.global_step, {**times, **metrics})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Asks for a preemption, on all ranks in step. A preempted trial saves at once and stops."""
+        self._report_progress(state)
+        if self._core.preempt.should_preempt():
+            self._is_preempted = control.should_training_stop = True
+            control.should_save = state.global_step > self._saved
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Asks for the last checkpoint, and for the last validation where the script validates at all."""
+        is_over = control.should_training_stop or state.global_step >= state.max_steps
+        if not is_over or self._is_preempted:
+            return
+        if _validates(args) and self._reported.get("validation") != state.global_step:
+            control.should_evaluate = True
+        control.should_save = control.should_save or state.global_step > self._saved
+
+    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Uploads the checkpoint that the Trainer has written, on all ranks together."""
+        step = state.global_step
+        self._saved = step
+        distributed, folder = self._core.distributed, f"checkpoint-{step}"
+        if self._user_data is not None and state.is_world_process_zero:
+            Path(args.output_dir, folder, USER_DATA_FILE).write_text(json.dumps(self._user_data))
+        # Every rank writes its random numbers, and some files come from one rank alone: none uploads before all wrote.
+        distributed.allgather(None)
+        metadata: dict[str, Any] = {STEPS_COMPLETED: step}
+        if self._core.info is not None:
+            metadata[TRIAL_ID] = self._core.info.trial.trial_id
+        self._core.checkpoint.upload(
+            # The ranks of a machine share the folder.
+            args.output_dir if distributed.local_rank == 0 else None,
+            metadata,
+            shard=True,
+            selector=lambda path: path.startswith(f"{folder}/"),
+        )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if self._core.distributed.is_chief and not self._is_preempted:
+            self._core.train.report_progress(1.0)
+
+    def _restore(self, args: Any) -> int:
+        """Fetches the trial's latest checkpoint and makes the Trainer resume from it. Returns its steps, or 0."""
+        latest = self._core.info.latest_checkpoint if self._core.info is not None else None
+        if latest is None:
+            return 0
+        self._core.checkpoint.download(latest.id, args.output_dir)
+        folders = {_step_of(path): path for path in Path(args.output_dir).glob("checkpoint-*")}
+        saved = self._core.checkpoint.get_metadata(latest.id).get(STEPS_COMPLETED)
+        if saved not in folders:
+            raise invalid(
+                "transformers.checkpoint",
+                f"checkpoint {latest.id} has no folder checkpoint-{saved} of a transformers.Trainer; begin from a "
+                "checkpoint that DetCallback saved",
+            )
+        args.resume_from_checkpoint = str(folders[saved])
+        _log.info("the Trainer resumes from step %d of checkpoint %s", saved, latest.id)
+        return int(saved)
+
+    def _report_progress(self, state: Any) -> None:
+        """Reports each whole percent."""
+        if not self._core.distributed.is_chief or state.max_steps <= 0:
+            return
+        share = min(1.0, state.global_step / state.max_steps)
+        if int(100 * share) > self._percent:
+            self._percent = int(100 * share)
+            self._core.train.report_progress(share)
+
+
+# The same under the name of this project.
+GanglineCallback = DetCallback
+
+
+def _set_length(args: Any, searcher: Mapping[str, Any]) -> Unit | None:
+    """Gives the Trainer the experiment's length. Returns its unit, or None where the script sets its own length."""
+    length = length_of(searcher)
+    if length is None:
+        return None
+    values = {"batches": length} if isinstance(length, int) else {key: value for key, value in length.items() if value}
+    unit, value = next(iter(values.items()))
+    if unit == "batches":
+        if args.max_steps not in (-1, value):
+            raise _other_length(f"max_steps is {args.max_steps}", values)
+        args.max_steps = int(value)
+        return Unit.BATCHES
+    if unit == "epochs":
+        if args.max_steps > 0 or args.num_train_epochs not in (_DEFAULT_EPOCHS, value):
+            given = (
+                f"max_steps is {args.max_steps}"
+                if args.max_steps > 0
+                else f"num_train_epochs is {args.num_train_epochs:g}"
+            )
+            raise _other_length(given, values)
+        args.num_train_epochs = float(value)
+        return Unit.EPOCHS
+    if unit == "records":
+        raise invalid(
+            "transformers.length",
+            "a transformers.Trainer counts no records; give searcher.max_length in batches or epochs",
+        )
+    return None
+
+
+def _other_length(given: str, values: Mapping[str, Any]) -> Exception:
+    unit, value = next(iter(values.items()))
+    return invalid(
+        "transformers.length",
+        f"{given}, and the experiment trains {value:g} {unit}; give one length: leave it out of TrainingArguments, or "
+        "make both equal",
+    )
+
+
+def _validates(args: Any) -> bool:
+    return str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
+
+
+def _units_of(state: Any, unit: Unit | None) -> float | None:
+    by_unit = {Unit.BATCHES: float(state.global_step), Unit.EPOCHS: float(state.epoch or 0.0)}
+    return by_unit.get(unit) if unit is not None else None
+
+
+def _step_of(path: Path) -> int:
+    text = path.name.rpartition("-")[2]
+    return int(text) if text.isdigit() else -1

@@ -1,0 +1,39 @@
+"""transformers and lightning in a folder of their own, beside this environment's torch, which they must not replace."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from fcntl import LOCK_EX, flock
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tests.support.source import ROOT
+
+# What `pip install transformers accelerate lightning` brings beyond this environment, without what is never imported.
+_PACKAGES = (
+    *("transformers==5.24.0", "tokenizers==0.23.3", "safetensors==0.8.0", "regex==2026.11.19", "accelerate==1.15.0"),
+    *("huggingface_hub==2.4.0", "httpx2==2.16.2", "httpcore2==2.16.2", "truststore==0.10.5"),
+    *("lightning==2.6.6", "lightning-utilities==0.15.3", "torchmetrics==1.9.0"),
+)
+
+
+def install_frameworks() -> Path:
+    """Returns the folder, which belongs at the end of sys.path. The first caller fills it."""
+    name = f"frameworks-{sha256(' '.join(_PACKAGES).encode()).hexdigest()[:12]}"
+    folder = ROOT / ".tools" / name
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / f"{name}.lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        if not (folder / "installed").exists():
+            pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+            pip += ["--no-compile", "--upgrade", "--target", str(folder), *_PACKAGES]
+            done = subprocess.run(pip, capture_output=True, text=True, check=False)
+            if done.returncode and "CI" not in os.environ:
+                pytest.skip(f"transformers and lightning cannot be installed: {done.stderr.strip()[-300:]}")
+            assert done.returncode == 0, done.stderr
+            (folder / "installed").touch()
+    return folder
