@@ -17,7 +17,7 @@ class NotInGangline(AttributeError):
 # The ways out of names that have one which fits into the sentence.
 _INSTEAD = {
     "determined.keras": "Gangline trains with PyTorch alone; a loop of your own can use gangline.core on one slot",
-    "determined.pytorch.deepspeed": "`parallelism: zero2` and `zero3` divide the state of a PyTorchTrial over the slots",
+    "determined.pytorch.deepspeed": "`parallelism: zero2` or `zero3` divide a PyTorchTrial's state over the slots",
     "determined.pytorch.lightning": "use lightning.Trainer with gangline.lightning.GanglineCallback",
     "determined.horovod": "ranks exchange gradients over torch.distributed; parallelism: ddp is the default",
 }

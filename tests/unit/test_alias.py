@@ -65,12 +65,9 @@ def test_nothing_is_loaded_before_it_is_asked_for(tmp_path: Path) -> None:
 
 
 _LACKING = {
-    "import determined.keras": "determined.keras",
-    "from determined import keras": "determined.keras",
     "from determined.experimental.client import get_model": "determined.experimental.client.get_model",
     "from determined.experimental import Determined; Determined.list_users": "Determined.list_users",
     "from determined.experimental.client import Checkpoint; Checkpoint.add_metadata": "Checkpoint.add_metadata",
-    "from determined.pytorch import deepspeed": "determined.pytorch.deepspeed",
     "from determined.pytorch import ClipGradsL2Norm": "determined.pytorch.ClipGradsL2Norm",
     "import determined as det; det.core.DeepSpeedContext": "determined.core.DeepSpeedContext",
     "import determined as det; det.core.init().train.report_metadata()": "TrainContext.report_metadata",
@@ -95,14 +92,6 @@ def test_what_is_lacking_is_named_with_the_page_of_differences(tmp_path: Path) -
     assert done.stdout.splitlines() == [f"{name} is not part of Gangline; {page}" for name in _LACKING.values()]
 
 
-<<<<<<< HEAD
-=======
-def test_a_name_with_a_way_out_tells_it(tmp_path: Path) -> None:
-    line = "from determined.pytorch.experimental import torch_batch_process"
-    done = _python("", tmp_path, arguments=("-c", _INSTALL + _TRYING, line))
-    assert done.stdout.startswith("determined.pytorch.experimental is not part of Gangline; process data on all ranks")
-
-
 _WAYS_OUT = {
     "import determined.keras": "determined.keras is not part of Gangline; Gangline trains with PyTorch alone",
     "from determined import keras": "determined.keras is not part of Gangline; Gangline trains with PyTorch alone",
@@ -117,7 +106,6 @@ def test_other_frameworks_are_named_with_their_ways_out(tmp_path: Path) -> None:
     assert [line[: len(words)] for line, words in zip(lines, _WAYS_OUT.values(), strict=True)] == [*_WAYS_OUT.values()]
 
 
->>>>>>> b513df0 (Callbacks for the trainers of Hugging Face and Lightning, and the ways out of Keras, DeepSpeed and Horovod)
 _CORE_V2 = """
 import logging
 from determined.experimental import core_v2
