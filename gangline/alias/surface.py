@@ -28,6 +28,9 @@ TARGET_BY_MODULE = {
 }
 
 
+# Modules that import a library of the user, with their names, for readers that do not have the library.
+NAMES_BY_OPTIONAL_MODULE = {"determined.transformers": ("DetCallback",)}
+
 # These run with `python -m`, so the finder must not make packages of them.
 PROGRAMS = ("determined.launch.torch_distributed", "determined.launch.wrap_rank")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from gangline.alias.surface import TARGET_BY_MODULE
+from gangline.alias.surface import NAMES_BY_OPTIONAL_MODULE, TARGET_BY_MODULE
 from gangline.config import parse_config
 from gangline.config.yaml_document import parse_document
 from gangline.domain.entrypoint import refused_launcher
@@ -122,6 +122,8 @@ def is_there(name: str) -> bool:
     rest = parts[module.count(".") + 1 :]
     if not rest:
         return True
+    if module in NAMES_BY_OPTIONAL_MODULE:
+        return rest[0] in NAMES_BY_OPTIONAL_MODULE[module]
     target = importlib.import_module(TARGET_BY_MODULE[module])
     return rest[0] in getattr(target, "__all__", ()) or (rest[0].startswith("__") and hasattr(target, rest[0]))
 

@@ -88,6 +88,8 @@ def test_another_yaml_is_left_alone(text: str) -> None:
         ("from determined import keras\nkeras.TFKerasTrial", ("determined.keras", "determined.keras.TFKerasTrial")),
         ("from determined.pytorch import deepspeed", ("determined.pytorch.deepspeed",)),
         ("import determined.horovod", ("determined.horovod",)),
+        ("from determined.transformers import DetCallback", ()),
+        ("from determined.transformers import get_metric_type", ("determined.transformers.get_metric_type",)),
         ("import determined\nc.train.set_metadata({})", ("determined.core.Context.train.set_metadata",)),
     ],
 )
