@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from gangline.alias.surface import TARGET_BY_MODULE
+from gangline.alias.surface import NAMES_BY_OPTIONAL_MODULE, TARGET_BY_MODULE
 from gangline.config import parse_config
 from gangline.errors import GanglineError
 from gangline.migrate.check import Finding, Verdict, check_experiment, is_there
@@ -105,6 +105,8 @@ def judge_names() -> dict[str, Has]:
 def _has_name(name: str) -> bool:
     module = max((each for each in TARGET_BY_MODULE if name == each or name.startswith(f"{each}.")), key=len)
     rest = name.removeprefix(module).strip(".").split(".")
+    if module in NAMES_BY_OPTIONAL_MODULE:
+        return ".".join(rest) in NAMES_BY_OPTIONAL_MODULE[module]
     if len(rest) < 2:
         return is_there(name)
     owner = getattr(importlib.import_module(TARGET_BY_MODULE[module]), rest[0], None) if is_there(name) else None

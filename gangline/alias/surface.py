@@ -29,7 +29,12 @@ TARGET_BY_MODULE = {
 
 
 # Modules that import a library of the user, with their names, for readers that do not have the library.
-NAMES_BY_OPTIONAL_MODULE = {"determined.transformers": ("DetCallback",)}
+NAMES_BY_OPTIONAL_MODULE = {
+    "determined.transformers": (
+        "DetCallback",
+        *(f"DetCallback.on_{event}" for event in ("epoch_end", "log", "save", "step_end")),
+    )
+}
 
 # These run with `python -m`, so the finder must not make packages of them.
 PROGRAMS = ("determined.launch.torch_distributed", "determined.launch.wrap_rank")
