@@ -310,4 +310,8 @@ def _container_template(source: Source, path: KeyPath) -> dict[str, Any]:
             template[place[0]] = value
         else:
             template.setdefault(place[0], {})[place[1]] = value
+    if "bind_mounts" in template and "image" not in template.get("environment", {}):
+        source.note((*path, "bind_mounts"), Fate.DECIDE, "not taken over: without an image a trial reads the paths of "
+                    "the host itself; with one, set bind_mounts beside environment.image")  # fmt: skip
+        del template["bind_mounts"]
     return template

@@ -217,6 +217,8 @@ def test_a_key_that_is_not_determined_s_is_named(master: str, path: str, hint: s
         ("db: {host: h, port: x}", "db.port", "no port"),
         ("log: {level: loud}", "log.level", "no level"),
         ("task_container_defaults: {bind_mounts: [{x: a}]}", "task_container_defaults.bind_mounts", "not taken over"),
+        ("task_container_defaults: {bind_mounts: [{host_path: /a, container_path: /b}]}",
+         "task_container_defaults.bind_mounts", "without an image"),
     ],
 )  # fmt: skip
 def test_a_value_that_cannot_be_taken_over_is_named_and_the_rest_still_loads(

@@ -11,7 +11,7 @@ from scripts.count_determined import LISTS, PAGE, Has, check_forms, judge_all, j
 from services.gateway.determined.lacking_call import lacking
 
 # A refusal says what to write instead, what there is, or where it is explained.
-_WAY_OUT = re.compile(r"did you mean|known here are|must be|expected|docs/|use ")
+_WAY_OUT = re.compile(r"did you mean|known here are|must be|expected|docs/|use |needs? ")
 
 
 def test_the_page_counts_what_is_so() -> None:
