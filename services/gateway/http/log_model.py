@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, Field
 from gangline.domain.history import LogFilter, levels_from, parse_level
 from gangline.domain.state import LogLevel
 from gangline.errors import invalid
-from services.gateway.http.model import INT64_MAX, Answer, Instant, Metrics
+from services.gateway.http.model import INT64_MAX, Answer, Instant, Report
 
 
 class LogLine(Answer):
@@ -123,7 +123,7 @@ class StoredMetrics(Answer):
     id: int
     trial_id: str
     time: Instant = Field(validation_alias="at")
-    point: Metrics
+    point: Report
 
 
 class MetricsPage(Answer):

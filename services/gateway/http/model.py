@@ -196,11 +196,16 @@ class Progress(Answer):
 
 
 class Metrics(Answer):
-    """Holds a report. values: its metrics that are no numbers, by name; null without any."""
+    """Holds the numbers of a report."""
 
     group: str
     batches_completed: int
     metrics: dict[str, float]
+
+
+class Report(Metrics):
+    """Holds a whole report. values: its metrics that are no numbers, by name; null without any."""
+
     values: Document = Field(validation_alias="values_json")
 
 
