@@ -86,6 +86,10 @@ class Tunnel:
 
     def attach(self, incoming: AsyncIterator[bytes], problem: str) -> None:
         self._incoming = incoming
+        self.settle(problem)
+
+    def settle(self, problem: str) -> None:
+        """Ends the wait for the runner. A tunnel that is settled already stays so."""
         if not self._attached.done():
             self._attached.set_result(problem)
 
@@ -108,12 +112,14 @@ class Tunnel:
 
 @dataclass(slots=True)
 class _Offer:
-    """A runner that waits for orders. orders: ids of tunnels; None when the offer is replaced."""
+    """A runner that waits for orders. orders: ids of tunnels; None when the offer is replaced. waiting: tunnels whose
+    order it has not answered."""
 
     allocation_id: str
     user: str
     orders: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
     num_open: int = 0
+    waiting: set[Tunnel] = field(default_factory=set)
 
 
 class Tunnels:
@@ -147,6 +153,8 @@ class Tunnels:
         finally:
             if self._offers.get(own_trial_id) is offer:
                 del self._offers[own_trial_id]
+            for tunnel in offer.waiting:
+                tunnel.settle("its trial runner has gone")
 
     def take(self, principal: Principal, tunnel_id: str) -> Tunnel:
         """Returns the tunnel that a runner's call answers. Raises GanglineError `tunnel.not_found`."""
@@ -177,6 +185,7 @@ class Tunnels:
             raise _unreachable("busy", experiment, f"has {MAX_TUNNELS} open connections, the most; close some")
         tunnel, tunnel_id = Tunnel(), secrets.token_urlsafe(16)
         self._waiting[tunnel_id] = offer.allocation_id, tunnel
+        offer.waiting.add(tunnel)
         offer.orders.put_nowait(tunnel_id)
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -185,6 +194,7 @@ class Tunnels:
             problem = f"its trial runner did not answer within {OPEN_SECONDS:g} s"
         finally:
             self._waiting.pop(tunnel_id, None)
+            offer.waiting.discard(tunnel)
         if problem:
             tunnel.close()
             raise _unreachable("unreachable", experiment, f"cannot be reached: {problem}")

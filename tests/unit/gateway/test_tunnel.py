@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import cast
 
 import pytest
@@ -111,7 +111,7 @@ async def test_a_later_offer_replaces_an_earlier_one(tunnels: Tunnels) -> None:
     await anext(later)
     assert [order async for order in earlier] == []
     assert tunnels.is_ready(1)
-    await cast("object", later).aclose()  # type: ignore[attr-defined]  # a generator
+    await cast("AsyncGenerator[object]", later).aclose()
     assert not tunnels.is_ready(1)
 
 
@@ -138,6 +138,16 @@ async def test_a_runner_that_says_nothing_or_cannot_reach_the_socket(
         await tunnels.open(SHELL)
     with pytest.raises(GanglineError, match="not waited for any more"):
         tunnels.take(RUNNER, await _order(orders))
+
+
+async def test_a_runner_that_goes_keeps_no_caller_waiting(tunnels: Tunnels) -> None:
+    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+    await anext(orders)
+    opening = asyncio.create_task(tunnels.open(SHELL))
+    await _order(orders)
+    await cast("AsyncGenerator[object]", orders).aclose()
+    with pytest.raises(GanglineError, match=r"^shell 1 cannot be reached: its trial runner has gone$"):
+        await opening
 
 
 async def test_connections_are_counted(tunnels: Tunnels, monkeypatch: pytest.MonkeyPatch) -> None:
