@@ -47,6 +47,7 @@ _ENTRIES = {
     "tensorboard": _Entry("tensorboard", "tensorboard"),
     "usage": _Entry("usage", "usage"),
     "preview-search": _Entry("creation.preview", "preview_search"),
+    "plan": _Entry("plan", "plan"),
     "migrate": _Entry("migrate", "app", True),
     "simulate": _Entry("simulate", "simulate"),
     "experiment": _Entry(

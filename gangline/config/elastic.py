@@ -123,7 +123,10 @@ def slots_conflict(strategy: str, slots: int, what: str, stages: int | None = No
 def unknown_strategy(name: str) -> str:
     """Returns the message about a strategy that this version does not have."""
     if name in STRATEGIES:
-        return f"{name} is not built yet; this version has {', '.join(BUILT)}"
+        return (
+            f"{name} is not built yet; `gangline plan` shows what it would choose, and this version has "
+            f"{', '.join(BUILT)}"
+        )
     nearest = difflib.get_close_matches(name, BUILT, n=2)
     advice = f"did you mean {' or '.join(nearest)}? " if nearest else ""
     return f"there is no strategy {name!r}; {advice}this version has {', '.join(BUILT)}"

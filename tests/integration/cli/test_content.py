@@ -29,6 +29,8 @@ _OWN = {
     "down",
     "login",
     "simulate",
+    # It shows the user's own file and code.
+    "plan",
     "experiment schema",
     "tensorboard",
     "migrate check",

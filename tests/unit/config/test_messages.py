@@ -345,7 +345,8 @@ CASES = [
         "name: digits",
         "parallelism: auto",
         "config.not_supported",
-        "parallelism (line 1): auto is not built yet; this version has none, ddp, zero1, zero2, zero3, hsdp, pipeline",
+        "parallelism (line 1): auto is not built yet; `gangline plan` shows what it would choose, and this version has "
+        "none, ddp, zero1, zero2, zero3, hsdp, pipeline",
     ),
     (
         "name: digits",

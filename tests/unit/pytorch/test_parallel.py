@@ -100,7 +100,12 @@ def test_clipping_is_that_of_torch(norm_type: float) -> None:
     ("parallelism", "size", "words"),
     [
         ("zero9", 2, "there is no strategy 'zero9'; did you mean zero3 or zero2. this version has none, ddp, zero1"),
-        ("auto", 2, "auto is not built yet; this version has none, ddp, zero1, zero2, zero3, hsdp, pipeline"),
+        (
+            "auto",
+            2,
+            "auto is not built yet; `gangline plan` shows what it would choose, and this version has none, "
+            "ddp, zero1, zero2, zero3, hsdp, pipeline",
+        ),
         ("none", 2, "none trains on one slot, but the slots of this trial are 2; use ddp"),
         (
             "hsdp",

@@ -1,0 +1,294 @@
+"""Measures a trial's model for a plan: parameters, optimizer's state, and what a forward pass keeps and computes.
+
+The trial is built on the meta device, where tensors have shapes and no values, so that a model of any size can be
+planned on a laptop. A trial that needs values while it is built, or in its forward pass, is built again on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
+
+from gangline.errors import GanglineError, invalid
+from gangline.pytorch.data import seed
+from gangline.pytorch.data.batch_data import count_records, move
+from gangline.pytorch.data.loader import DataLoader
+from gangline.pytorch.parallel.divided.block import find_blocks
+from gangline.pytorch.parallel.shared.ownership import check_initialised, class_name
+from gangline.pytorch.parallel.staged.layout import tensors_of
+from gangline.pytorch.parallel.staged.unit import Unit, find_units
+from gangline.pytorch.plan.memory import ModelSize, UnitSize
+from gangline.pytorch.plan.planning_context import PlanningContext, Reached
+
+_PROBE_ELEMENTS = 64
+_ADAM_BYTES = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """model: the wrapped model, on the meta device or the CPU. cut_refusal: why a pipeline cannot cut it; empty for a
+    model that it can. notes: lines about what could not be measured."""
+
+    model: nn.Module
+    name: str
+    size: ModelSize
+    units: tuple[Unit, ...]
+    optimizer: str
+    num_models: int
+    cut_refusal: str
+    notes: tuple[str, ...]
+
+
+def measure_trial(
+    make_trial: Callable[[PlanningContext], Any],
+    hparams: Mapping[str, Any],
+    config: Mapping[str, Any],
+    slots: int,
+    blocks: Sequence[str] | None,
+) -> Measured:
+    """Builds the trial and measures it. blocks: the option of that name. Raises GanglineError `plan.build` for a trial
+    that wraps no model."""
+    meta, cpu = torch.device("meta"), torch.device("cpu")
+    first = _Attempt(make_trial, hparams, config, slots, meta)
+    if first.problem is None:
+        return first.result(blocks)
+    if first.context.models and _bytes_of(first.context.models) > _free_bytes() / 2:
+        return first.result(blocks)
+    second = _Attempt(make_trial, hparams, config, slots, cpu)
+    return second.result(blocks)
+
+
+class _Attempt:
+    """One attempt to build a trial on a device and to run its forward pass. problem: the exception that ended it."""
+
+    def __init__(
+        self,
+        make_trial: Callable[[PlanningContext], Any],
+        hparams: Mapping[str, Any],
+        config: Mapping[str, Any],
+        slots: int,
+        device: torch.device,
+    ) -> None:
+        self.problem: Exception | None = None
+        self.is_built = False
+        self._forward: _Forward | None = None
+        self.context = PlanningContext(hparams, config, slots, device)
+        seed.seed_build(self.context.get_trial_seed())
+        try:
+            torch.set_default_device(device)
+            try:
+                trial = make_trial(self.context)
+            finally:
+                torch.set_default_device(None)
+            self.is_built = True
+            if self.context.models:
+                self._forward = _run_forward(trial, self.context, self._units()[0])
+        except Exception as error:  # noqa: BLE001 - a user's code may raise anything; the plan says what is missing
+            self.problem = error
+
+    def result(self, blocks: Sequence[str] | None) -> Measured:
+        models = self.context.models
+        if not models:
+            if isinstance(self.problem, GanglineError):
+                raise self.problem
+            why = f": {_line(self.problem)}" if self.problem is not None else ""
+            advice = (
+                "call context.wrap_model before loading data, or run the command where the data is"
+                if self.problem is not None
+                else "a plan needs a model that is passed to context.wrap_model in __init__"
+            )
+            raise invalid("plan.build", f"the trial wraps no model when it is built{why}; {advice}")
+        check_initialised(models[0])
+        notes = []
+        if self.problem is not None:
+            what = "the forward pass" if self.is_built else "__init__ after wrap_model"
+            notes.append(
+                f"activations and operations are not counted, because {what} failed here: {_line(self.problem)}"
+            )
+        units, refusal = self._units()
+        size = _size_of(models, self.context.optimizers, units, self._forward, blocks)
+        if not self.context.optimizers:
+            notes.append("no optimizer was wrapped; counted 8 bytes for each parameter, as for AdamW")
+        names = [type(optimizer).__name__ for optimizer in self.context.optimizers]
+        return Measured(
+            models[0],
+            class_name(models[0]),
+            size,
+            tuple(units),
+            ", ".join(dict.fromkeys(names)) or "unknown",
+            len(models),
+            refusal,
+            tuple(notes),
+        )
+
+    def _units(self) -> tuple[list[Unit], str]:
+        try:
+            return find_units(self.context.models[0]), ""
+        except GanglineError as error:
+            return [], error.message
+
+
+@dataclass(slots=True)
+class _Forward:
+    """What one forward pass keeps and computes, for each unit; without units in one entry. records: of its batch."""
+
+    records: int
+    activation_bytes: list[float]
+    output_bytes: list[float]
+    flops: list[float]
+
+
+def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit]) -> _Forward:
+    model = context.models[0]
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    batch = _first_batch(trial.build_training_data_loader(), context.get_trial_seed())
+    places = max(1, len(units))
+    found = _Forward(max(1, count_records(batch)), [0.0] * places, [0.0] * places, [0.0] * places)
+    known = {
+        tensor.untyped_storage()._cdata for each in context.models for tensor in (*each.parameters(), *each.buffers())
+    }
+    # Storages are kept, so that no later one gets the address of one of these.
+    seen: dict[int, torch.UntypedStorage] = {}
+    counter = FlopCounterMode(display=False)
+    current, counted = 0, 0
+
+    def enter(place: int) -> None:
+        nonlocal current, counted
+        total = counter.get_total_flops()
+        found.flops[current] += total - counted
+        current, counted = place, total
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known and storage._cdata not in seen:
+            seen[storage._cdata] = storage
+            found.activation_bytes[current] += min(storage.nbytes(), tensor.numel() * tensor.element_size())
+        return tensor
+
+    def leave(place: int, output: Any) -> None:
+        found.output_bytes[place] = float(sum(value.nbytes for value in tensors_of(output)))
+
+    for each in context.models:
+        each.train()
+    saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with _watch(model, units, enter, leave), saved, counter:
+        with suppress(Reached):
+            trial.train_batch(move(batch, device), 0, 0)
+        enter(current)
+    return found
+
+
+@contextmanager
+def _watch(
+    model: nn.Module, units: Sequence[Unit], enter: Callable[[int], None], leave: Callable[[int, Any], None]
+) -> Iterator[None]:
+    """Calls `enter` before each module of a unit and `leave` after the last one, with the unit's place."""
+    handles = []
+    for place, unit in enumerate(units):
+        for path in unit.paths:
+            before = model.get_submodule(path).register_forward_pre_hook(lambda *_, place=place: enter(place))
+            handles.append(before)
+        last = model.get_submodule(unit.end or unit.paths[-1])
+        handles.append(last.register_forward_hook(lambda *values, place=place: leave(place, values[-1])))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _first_batch(loader: Any, trial_seed: int) -> Any:
+    if isinstance(loader, DataLoader):
+        return next(iter(loader.get_data_loader(repeat=True, seed=trial_seed)))
+    return next(iter(loader))
+
+
+def _size_of(
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    units: Sequence[Unit],
+    forward: _Forward | None,
+    blocks: Sequence[str] | None,
+) -> ModelSize:
+    parameters = _unique(models)
+    total = sum(parameter.numel() for parameter in parameters)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    stored = sum(parameter.nbytes for parameter in parameters) / max(1, total)
+    gradient = sum(parameter.nbytes for parameter in trained) / max(1, total)
+    state = sum(
+        _state_bytes(optimizer) * parameter.numel()
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad
+    )
+    if not optimizers:
+        state = _ADAM_BYTES * sum(parameter.numel() for parameter in trained)
+    records = forward.records if forward else 1
+    sizes = tuple(
+        UnitSize(
+            unit.name,
+            unit.numel,
+            forward.activation_bytes[place] / records if forward else 0.0,
+            forward.output_bytes[place] / records if forward else 0.0,
+            forward.flops[place] / records if forward else 0.0,
+        )
+        for place, unit in enumerate(units)
+    )
+    return ModelSize(
+        total,
+        max((_largest_group(model, blocks) for model in models), default=0),
+        stored,
+        gradient,
+        state / max(1, total),
+        stored,
+        sum(forward.activation_bytes) / records if forward else 0.0,
+        sizes,
+        sum(forward.flops) / records if forward else 0.0,
+    )
+
+
+def _largest_group(model: nn.Module, blocks: Sequence[str] | None) -> int:
+    """Returns the parameters of the largest group that zero3 gathers: a block, or all that is outside of blocks."""
+    found = [sum(parameter.numel() for parameter in _unique([block])) for block in find_blocks(model, blocks)]
+    rest = sum(parameter.numel() for parameter in _unique([model])) - sum(found)
+    return max([*found, rest])
+
+
+def _state_bytes(optimizer: Optimizer) -> float:
+    """Returns the bytes of state that the optimizer keeps for a parameter, from one step on a small one of its own."""
+    probe = nn.Parameter(torch.ones(8, _PROBE_ELEMENTS // 8))
+    probe.grad = torch.ones_like(probe)
+    try:
+        tried = type(optimizer)([probe], **optimizer.defaults)
+        tried.step()
+    except Exception:  # noqa: BLE001 - an optimizer with other arguments counts as the largest usual one
+        return _ADAM_BYTES
+    values = [value for value in tried.state[probe].values() if isinstance(value, torch.Tensor)]
+    # A counter of steps is one number, however large the parameter.
+    return sum(value.nbytes for value in values if value.numel() > 1) / _PROBE_ELEMENTS
+
+
+def _unique(models: Sequence[nn.Module]) -> list[nn.Parameter]:
+    return list({id(parameter): parameter for model in models for parameter in model.parameters()}.values())
+
+
+def _bytes_of(models: Sequence[nn.Module]) -> int:
+    return sum(parameter.nbytes for parameter in _unique(models))
+
+
+def _free_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _line(error: Exception | None) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,115 @@
+"""Makes the plan of a measured trial as plain values, which the command prints as text or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gangline.config.parallelism import Parallelism
+from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES, bubble_ratio, choose_microbatches
+from gangline.errors import GanglineError
+from gangline.pytorch.parallel.staged.partition import imbalance_ratio
+from gangline.pytorch.parallel.staged.unit import divide_units
+from gangline.pytorch.plan.measure import Measured
+from gangline.pytorch.plan.memory import Memory, stage_memory
+from gangline.pytorch.plan.rule import Candidate, Place, Work, choose, list_candidates, nothing_fits, stage_seconds
+
+
+def make_plan(measured: Measured, work: Work, place: Place, section: Parallelism) -> dict[str, Any]:
+    """Returns the plan. section: the configured `parallelism`, whose options a pipeline takes. Raises GanglineError for
+    a configured pipeline that cannot cut the model."""
+    candidates = list_candidates(measured.size, work, place)
+    is_judged = place.memory_bytes is not None
+    chosen = choose(candidates) if is_judged else None
+    problem = nothing_fits(measured.size, work, place, candidates).message if is_judged and chosen is None else None
+    return {
+        "model": measured.name,
+        "optimizer": measured.optimizer,
+        "size": {key: value for key, value in asdict(measured.size).items() if key != "units"},
+        "place": {**asdict(place), "machines": place.machines, "usable_bytes": place.usable_bytes},
+        "global_batch_size": work.records,
+        "pipeline": _pipeline(measured, work, place, section, chosen),
+        "candidates": [_row(candidate) for candidate in candidates],
+        "choice": chosen.name if chosen else None,
+        "problem": problem,
+        "notes": list(measured.notes),
+    }
+
+
+def _row(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "name": candidate.name,
+        "strategy": candidate.strategy,
+        "options": dict(candidate.options),
+        "bytes": None if candidate.memory is None else _bytes(candidate.memory),
+        "step_seconds": None if candidate.memory is None else candidate.seconds,
+        "bubble": candidate.bubble,
+        "refusal": candidate.refusal,
+    }
+
+
+def _bytes(memory: Memory) -> dict[str, int]:
+    return {**{key: round(value) for key, value in asdict(memory).items()}, "total": round(memory.total)}
+
+
+def _pipeline(
+    measured: Measured, work: Work, place: Place, section: Parallelism, chosen: Candidate | None
+) -> dict[str, Any]:
+    """Returns the stages as configured, or of the chosen pipeline, or with the most stages that the model and the slots
+    allow."""
+    is_configured = section.strategy == "pipeline"
+    schedule = section.schedule or DEFAULT_SCHEDULE
+    if place.slots < 2:
+        return {"refusal": "a pipeline needs at least 2 slots; see --slots"}
+    if measured.num_models > 1 or measured.cut_refusal:
+        return {"refusal": measured.cut_refusal or "pipeline cuts one model, and the trial wraps several"}
+    stages = section.stages or (place.slots if is_configured else _stages(measured, place, chosen))
+    if stages is None or place.slots % stages:
+        return {"refusal": f"{len(measured.units)} units cannot be divided over {place.slots} slots"}
+    replicas = place.slots // stages
+    records = work.records // replicas if work.records else stages
+    microbatches = section.microbatches or choose_microbatches(max(1, records), stages, schedule)
+    split = section.split if isinstance(section.split, list) else None
+    try:
+        counts = divide_units(measured.model, measured.units, stages * SCHEDULES[schedule].parts, split)
+    except GanglineError as error:
+        if is_configured:
+            raise
+        return {"refusal": error.message}
+    size = measured.size
+    memories = stage_memory(size, counts, stages, schedule, microbatches=microbatches, records=records)
+    seconds = stage_seconds(size, counts, stages, schedule, records=records, place=place)
+    return {
+        "schedule": schedule,
+        "stages": stages,
+        "replicas": replicas,
+        "microbatches": microbatches,
+        "bubble": bubble_ratio(stages, microbatches, schedule),
+        "largest_to_mean": imbalance_ratio([unit.numel for unit in measured.units], counts),
+        "parts": _parts(measured, counts),
+        "slots": [
+            {"bytes": _bytes(memory), "step_seconds": second} for memory, second in zip(memories, seconds, strict=True)
+        ],
+    }
+
+
+def _stages(measured: Measured, place: Place, chosen: Candidate | None) -> int | None:
+    if chosen is not None and chosen.strategy == "pipeline":
+        return dict(chosen.options)["stages"]
+    possible = [count for count in range(2, place.slots + 1) if place.slots % count == 0]
+    return max((count for count in possible if count <= len(measured.units)), default=None)
+
+
+def _parts(measured: Measured, counts: Sequence[int]) -> list[dict[str, Any]]:
+    found, first = [], 0
+    for count in counts:
+        units = measured.units[first : first + count]
+        first += count
+        found.append(
+            {
+                "modules": [path for unit in units for path in unit.paths],
+                "parameters": sum(unit.numel for unit in units),
+            }
+        )
+    return found

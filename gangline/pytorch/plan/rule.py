@@ -1,0 +1,269 @@
+"""PURE: lists every way to spread a trial over its slots, and chooses the fastest one that fits.
+
+The same sizes give the same table and the same choice. Among candidates of equal time the first one of the table of
+strategies is chosen, the simplest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gangline.config.elastic import slots_conflict
+from gangline.config.parallelism import STRATEGIES
+from gangline.config.pipeline import (
+    DEFAULT_SCHEDULE,
+    SCHEDULES,
+    bubble_ratio,
+    choose_microbatches,
+    microbatch_conflict,
+)
+from gangline.errors import GanglineError, invalid
+from gangline.pytorch.parallel.staged.partition import imbalance_ratio, partition
+from gangline.pytorch.plan.memory import Memory, ModelSize, slot_memory, stage_memory, stage_units
+
+GIB = 1024.0**3
+# Part of a slot's memory, and bytes, that stay free: for the device's context, libraries and fragmentation.
+SPARE_RATIO = 0.1
+SPARE_BYTES = 0.5 * GIB
+# The largest number of slots that the search for one that fits tries.
+_MOST_SLOTS = 4096
+# A backward pass computes about twice as much as the forward pass.
+_PASSES = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The slots of a trial. memory_bytes: of each slot; None where it is not known. slot_flops: operations a second of
+    one slot. inside_rate, across_rate: bytes a second between slots of one machine, and between machines."""
+
+    slots: int
+    slots_per_machine: int
+    memory_bytes: float | None = None
+    slot_flops: float = 10e12
+    inside_rate: float = 16e9
+    across_rate: float = 1.25e9
+
+    @property
+    def machines(self) -> int:
+        return -(-self.slots // self.slots_per_machine)
+
+    @property
+    def usable_bytes(self) -> float | None:
+        if self.memory_bytes is None:
+            return None
+        return max(0.0, self.memory_bytes * (1 - SPARE_RATIO) - SPARE_BYTES)
+
+    def rate(self, ranks: int) -> float:
+        """Bytes a second among so many ranks that follow one another."""
+        return self.inside_rate if ranks <= self.slots_per_machine else self.across_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """records: of the global batch; None where each slot has the batch that was measured, whatever their number.
+    several_models: whether the trial wraps more than one model. compresses: whether gradients are compressed."""
+
+    records: int | None = None
+    several_models: bool = False
+    compresses: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One row of the table. memory: of the slot that needs most; None where the strategy cannot run. seconds: the
+    expected time of a step, communication not hidden. refusal: why it is not chosen; empty for one that fits."""
+
+    strategy: str
+    options: tuple[tuple[str, int], ...] = ()
+    memory: Memory | None = None
+    seconds: float = 0.0
+    refusal: str = ""
+    bubble: float = 0.0
+    imbalance: float = 1.0
+
+    @property
+    def name(self) -> str:
+        words = " ".join(f"{key} {value}" for key, value in self.options)
+        return f"{self.strategy} ({words})" if words else self.strategy
+
+
+def list_candidates(model: ModelSize, work: Work, place: Place) -> list[Candidate]:
+    """Returns all strategies, a pipeline once for each possible number of stages, in the order of the table."""
+    found: list[Candidate] = []
+    for name, row in STRATEGIES.items():
+        if not row.is_built:
+            continue
+        if row.family == "staged":
+            found += _pipelines(model, work, place)
+            continue
+        found.append(_whole(name, model, work, place))
+    return [_judge(candidate, place) for candidate in found]
+
+
+def choose(candidates: list[Candidate]) -> Candidate | None:
+    """Returns the fastest candidate that fits; None where none does."""
+    fitting = [candidate for candidate in candidates if not candidate.refusal]
+    # min returns the first of several equal ones.
+    return min(fitting, key=lambda candidate: candidate.seconds, default=None)
+
+
+def nothing_fits(model: ModelSize, work: Work, place: Place, candidates: list[Candidate]) -> GanglineError:
+    """Returns the error for a table without a candidate that fits, with the smallest number of slots that would do."""
+    sizes = [(candidate.memory.total, candidate.name) for candidate in candidates if candidate.memory is not None]
+    if not sizes or place.usable_bytes is None or place.memory_bytes is None:
+        reasons = "; ".join(f"{candidate.name}: {candidate.refusal}" for candidate in candidates)
+        return invalid("parallelism.auto", f"parallelism: no strategy can run on {place.slots} slots: {reasons}")
+    least, name = min(sizes)
+    more = fewest_slots(model, work, place)
+    way_out = (
+        f"{more} such slots would do"
+        if more is not None
+        else "more slots do not help; use a smaller batch, or slots with more memory"
+    )
+    return invalid(
+        "parallelism.auto",
+        f"parallelism: no strategy fits on {place.slots} slots of {_size(place.memory_bytes)}, of which "
+        f"{_size(place.usable_bytes)} are usable: {name} needs {_size(least)}; {way_out}",
+    )
+
+
+def fewest_slots(model: ModelSize, work: Work, place: Place) -> int | None:
+    """Returns the smallest number of slots above those of the place on which some strategy fits; None for none."""
+    most = min(_MOST_SLOTS, work.records or _MOST_SLOTS)
+    for slots in range(place.slots + 1, most + 1):
+        more = replace(place, slots=slots)
+        if choose([_judge(candidate, more) for candidate in _dividing(model, work, more)]) is not None:
+            return slots
+    return None
+
+
+def _size(count: float) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / GIB * 1024:.2f} MiB"
+
+
+def _dividing(model: ModelSize, work: Work, place: Place) -> Iterator[Candidate]:
+    """Yields the strategies that need the fewest bytes."""
+    for name in ("zero1", "zero2", "zero3"):
+        yield _whole(name, model, work, place)
+    yield from _pipelines(model, work, place)
+
+
+def _judge(candidate: Candidate, place: Place) -> Candidate:
+    usable = place.usable_bytes
+    if candidate.refusal or candidate.memory is None or usable is None or candidate.memory.total <= usable:
+        return candidate
+    return replace(candidate, refusal=f"needs {_size(candidate.memory.total)}, above the usable {_size(usable)}")
+
+
+def _whole(name: str, model: ModelSize, work: Work, place: Place) -> Candidate:
+    slots, row = place.slots, STRATEGIES[name]
+    refusal = slots_conflict(name, slots, "the slots are")
+    if row.family == "replicated" and slots == 1:
+        refusal = "has nothing to exchange on one slot; use none"
+    if name == "hsdp" and refusal is None:
+        if place.machines < 2:
+            refusal = "makes copies across machines, and the slots are of one machine"
+        elif slots % place.slots_per_machine or place.slots_per_machine < 2:
+            refusal = "needs machines with equally many slots, at least 2"
+    if work.compresses and row.family == "sharded":
+        refusal = "cannot compress gradients (optimizations.gradient_compression)"
+    records = _records(work, slots)
+    if refusal is None and work.records is not None and records < 1:
+        refusal = f"a batch of {work.records} records is smaller than {slots} slots"
+    if refusal is not None:
+        return Candidate(name, refusal=refusal)
+    shards = place.slots_per_machine if name == "hsdp" else slots
+    memory = slot_memory(model, name, slots, records, shards)
+    compute = _PASSES * model.forward_flops * records / place.slot_flops
+    return Candidate(name, (), memory, compute + _traffic_seconds(name, model, place))
+
+
+def _traffic_seconds(name: str, model: ModelSize, place: Place) -> float:
+    """Returns the seconds of a step's exchanges in rings: twice the parameters in the replicated strategies and zero2,
+    three times where they are gathered again for the backward pass."""
+    slots = place.slots
+    if slots == 1:
+        return 0.0
+    whole = float(model.parameters)
+    if name == "hsdp":
+        own, copies = place.slots_per_machine, slots // place.slots_per_machine
+        inside = _ring(own) * whole * (2 * model.computed + model.gradient) / place.inside_rate
+        return inside + 2 * _ring(copies) * model.gradient * whole / own / place.across_rate
+    once = model.gradient if STRATEGIES[name].family == "replicated" else model.computed
+    per_parameter = model.gradient + (2 * model.computed if name == "zero3" else once)
+    return _ring(slots) * whole * per_parameter / place.rate(slots)
+
+
+def _ring(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+def _records(work: Work, replicas: int) -> int:
+    return 1 if work.records is None else work.records // replicas
+
+
+def _pipelines(model: ModelSize, work: Work, place: Place) -> list[Candidate]:
+    refusal = ""
+    if place.slots < STRATEGIES["pipeline"].fewest_slots:
+        refusal = "needs at least 2 slots"
+    elif work.several_models:
+        refusal = "cuts one model, and the trial wraps several"
+    elif not model.units:
+        refusal = "cannot cut the model: it has no list of at least two modules"
+    elif work.compresses:
+        refusal = "cannot compress gradients (optimizations.gradient_compression)"
+    if refusal:
+        return [Candidate("pipeline", refusal=refusal)]
+    divisors = [stages for stages in range(2, place.slots + 1) if place.slots % stages == 0]
+    return [_pipeline(model, work, place, stages) for stages in divisors]
+
+
+def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, schedule: str = DEFAULT_SCHEDULE) -> Candidate:
+    options: tuple[tuple[str, int], ...] = (("stages", stages),)
+    parts, replicas = stages * SCHEDULES[schedule].parts, place.slots // stages
+    if parts > len(model.units):
+        return Candidate("pipeline", options, refusal=f"has {parts} parts, and the model {len(model.units)} units")
+    # Where the batch grows with the slots, a replica has the records of all its slots.
+    records = stages if work.records is None else _records(work, replicas)
+    if records < 1:
+        return Candidate("pipeline", options, refusal=f"a batch of {work.records} records is too small")
+    microbatches = choose_microbatches(records, stages, schedule)
+    conflict = microbatch_conflict(microbatches, stages, schedule)
+    if conflict is not None:
+        text = f"a replica's {records} records cannot be cut into the {stages} microbatches that {schedule} needs"
+        return Candidate("pipeline", options, refusal=text)
+    costs = [unit.parameters for unit in model.units]
+    counts = partition(costs, parts)
+    memories = stage_memory(model, counts, stages, schedule, microbatches=microbatches, records=records)
+    bubble = bubble_ratio(stages, microbatches, schedule)
+    imbalance = imbalance_ratio(costs, counts)
+    slowest = max(stage_seconds(model, counts, stages, schedule, records=records, place=place))
+    compute = slowest / (1 - bubble)
+    # Outputs go to the next stage and their gradients come back.
+    border = max(unit.output_bytes for unit in model.units)
+    sent = 2 * border * records * SCHEDULES[schedule].parts / place.rate(stages)
+    largest = max(memory.gradients for memory in memories)
+    joined = 2 * _ring(replicas) * largest / place.rate(place.slots)
+    return Candidate(
+        "pipeline",
+        (*options, ("microbatches", microbatches)),
+        max(memories, key=lambda memory: memory.total),
+        compute + sent + joined,
+        bubble=bubble,
+        imbalance=imbalance,
+    )
+
+
+def stage_seconds(
+    model: ModelSize, counts: Sequence[int], stages: int, schedule: str, *, records: float, place: Place
+) -> list[float]:
+    """Returns the seconds in which each slot of a replica computes in a step, without waiting. records: of the
+    replica's batch. Unknown operations of units are spread as their parameters."""
+    known = sum(unit.forward_flops for unit in model.units)
+    found = []
+    for own in stage_units(model, counts, stages, schedule):
+        share = sum(unit.parameters for unit in own) / max(1, sum(unit.parameters for unit in model.units))
+        flops = sum(unit.forward_flops for unit in own) if known else model.forward_flops * share
+        found.append(_PASSES * flops * records / place.slot_flops)
+    return found

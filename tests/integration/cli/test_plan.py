@@ -1,0 +1,57 @@
+"""`gangline plan` on an example, in real processes: the table, the choice, JSON, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.integration.cli.conftest import Cli
+from tests.support.source import ROOT
+
+_CONFIG = str(ROOT / "examples" / "digits" / "distributed.yaml")
+
+
+def test_plan_of_an_example(cli: Cli) -> None:
+    """The plan is the same each time, and names stages, candidates and the choice."""
+    arguments = ("plan", _CONFIG, "--slots", "2", "--slot-memory", "1")
+    text, document = cli(*arguments), cli(*arguments, "--json")
+    assert (text.status, text.err) == (0, "")
+    lines = text.out.splitlines()
+    assert lines[0] == "model_def:DigitsTrial: Sequential with 38,378 parameters, 12.0 bytes for each with SGD"
+    assert "pipeline: 2 stages, 1 replica(s), 1F1B, 8 microbatches; bubble 11.1%; largest / mean 1.74" in lines
+    assert lines[-1] == "choice: ddp, the fastest that fits in 0.40 GiB (10 % + 0.5 GiB stay free)"
+    found = json.loads(document.out)
+    assert found["choice"] == "ddp"
+    assert [part["parameters"] for part in found["pipeline"]["parts"]] == [4896, 33482]
+    names = [row["strategy"] for row in found["candidates"]]
+    assert names == ["none", "ddp", "zero1", "zero2", "zero3", "hsdp", "pipeline"]
+
+
+def test_nothing_fits_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "auto.yaml"
+    config.write_text(Path(_CONFIG).read_text() + "parallelism: auto\n")
+    ran = cli("plan", str(config), str(ROOT / "examples" / "digits"), "--slot-memory", "0.5")
+    assert ran.status == 2
+    assert ran.err.startswith("error: parallelism: no strategy fits on 4 slots of 512.00 MiB, of which 0.00 MiB are")
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_a_module_that_cannot_be_imported(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "model_def.py").write_text("import no_such_module_at_all\n\nclass DigitsTrial(object): ...\n")
+    config = tmp_path / "const.yaml"
+    config.write_text(Path(_CONFIG).read_text())
+    ran = cli("plan", str(config))
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err == (
+        "error: cannot import model_def: ModuleNotFoundError: No module named 'no_such_module_at_all'; run the command "
+        "in the trial's environment\n"
+    )
+
+
+def test_code_that_ends_the_process(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "model_def.py").write_text("import os\n\nclass DigitsTrial(object): ...\n\nos._exit(5)\n")
+    config = tmp_path / "const.yaml"
+    config.write_text(Path(_CONFIG).read_text())
+    ran = cli("plan", str(config))
+    assert ran.status == 1
+    assert ran.err == "error: the trial's code ended the process with code 5: it printed nothing\n"

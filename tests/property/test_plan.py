@@ -1,0 +1,45 @@
+"""Plans of generated models: more slots never need more bytes per slot, and a table never depends on anything else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.pytorch.plan.memory import ModelSize, UnitSize, slot_memory
+from gangline.pytorch.plan.rule import GIB, Place, Work, choose, list_candidates
+
+_UNITS = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**7)), min_size=0, max_size=9)
+
+
+@st.composite
+def _models(draw: st.DrawFn) -> ModelSize:
+    rows = draw(_UNITS)
+    units = tuple(UnitSize(str(place), *row, 1000, 1e6) for place, row in enumerate(rows))
+    total = sum(unit.parameters for unit in units) or draw(st.integers(1, 10**10))
+    block = draw(st.integers(0, total))
+    activations = float(sum(unit.activation_bytes for unit in units))
+    optimizer = draw(st.sampled_from((0, 4, 8)))
+    return ModelSize(total, block, optimizer=optimizer, activation_bytes=activations, units=units)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
+@given(model=_models(), slots=st.integers(2, 64), more=st.integers(1, 64), batch=st.integers(128, 4096))
+def test_more_slots_never_need_more_bytes(strategy: str, model: ModelSize, slots: int, more: int, batch: int) -> None:
+    few = slot_memory(model, strategy, slots, batch // slots).total
+    many = slot_memory(model, strategy, slots + more, batch // (slots + more)).total
+    assert many <= few * (1 + 1e-12)
+
+
+@given(model=_models(), slots=st.integers(1, 16), per_machine=st.integers(1, 8), gib=st.floats(1, 100))
+def test_the_choice_fits_is_fastest_and_repeats(model: ModelSize, slots: int, per_machine: int, gib: float) -> None:
+    place, work = Place(slots, per_machine, gib * GIB), Work(records=64)
+    rows = list_candidates(model, work, place)
+    assert list_candidates(model, work, place) == rows
+    chosen = choose(rows)
+    fitting = [row for row in rows if row.memory is not None and row.memory.total <= 0.9 * gib * GIB - 0.5 * GIB]
+    assert (chosen is None) == (not fitting)
+    assert all(row.refusal for row in rows if row not in fitting)
+    if chosen is not None:
+        assert chosen in fitting
+        assert chosen.seconds == min(row.seconds for row in fitting)

@@ -1,0 +1,112 @@
+"""Measuring a trial for a plan, on the meta device where it can be and on the CPU where it must."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from gangline import pytorch
+from gangline.errors import GanglineError
+from gangline.pytorch.plan.measure import Measured, measure_trial
+
+_WIDTH, _BATCH = 16, 8
+
+
+class _Trial(pytorch.PyTorchTrial):
+    """Four linear layers, each of 16 x 16 and 16 parameters, stepped by AdamW."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        self.model = context.wrap_model(nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(4))))
+        self.optimizer = context.wrap_optimizer(torch.optim.AdamW(self.model.parameters()))
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        values = torch.ones(64, _WIDTH)
+        return pytorch.DataLoader(TensorDataset(values, values), self.context.get_per_slot_batch_size())
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return self.build_training_data_loader()
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        loss = (self.model(batch[0]) - batch[1]).pow(2).mean()
+        self.context.backward(loss)
+        raise AssertionError("a plan goes no further")
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {}
+
+
+class _ReadsValues(_Trial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        assert batch[0].sum().item() == _BATCH * _WIDTH
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class _FailsAfterModel(_Trial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        raise FileNotFoundError("no train.bin")
+
+
+class _FailsBeforeModel(_Trial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        raise FileNotFoundError("no train.bin")
+
+
+class _Half(_Trial):
+    """The first half of the layers is frozen, and SGD has momentum."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.model[:2].requires_grad_(False)
+        context.optimizers.clear()
+        context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9))
+
+
+def _measure(trial: Any) -> Measured:
+    return measure_trial(trial, {"global_batch_size": 2 * _BATCH}, {}, 2, None)
+
+
+def test_a_trial_is_measured_on_the_meta_device() -> None:
+    found = _measure(_Trial)
+    assert all(parameter.is_meta for parameter in found.model.parameters())
+    size = found.size
+    assert (size.parameters, size.largest_block) == (4 * 272, 272)
+    assert (size.stored, size.gradient, size.optimizer) == (4, 4, 8)
+    assert found.notes == ()
+    # A multiplication and an addition for each weight and record.
+    assert size.forward_flops == 4 * 2 * _WIDTH * _WIDTH
+    assert [unit.forward_flops for unit in size.units] == [2 * _WIDTH * _WIDTH] * 4
+    # A layer keeps its input: 16 numbers of 4 bytes a record. The loss keeps one more row of them, after the last one.
+    assert [unit.activation_bytes for unit in size.units] == [64, 64, 64, 128]
+    assert [unit.output_bytes for unit in size.units] == [64] * 4
+    assert torch.get_default_device() == torch.device("cpu")
+
+
+def test_a_trial_that_reads_values_is_measured_on_the_cpu() -> None:
+    found = _measure(_ReadsValues)
+    assert not any(parameter.is_meta for parameter in found.model.parameters())
+    assert found.size == _measure(_Trial).size
+
+
+def test_without_data_the_parameters_are_known() -> None:
+    found = _measure(_FailsAfterModel)
+    assert (found.size.parameters, found.size.activation_bytes) == (4 * 272, 0)
+    [note] = found.notes
+    assert note.endswith("because __init__ after wrap_model failed here: FileNotFoundError: no train.bin")
+
+
+def test_without_a_model_the_error_says_how_to_go_on() -> None:
+    with pytest.raises(GanglineError, match=r"no train\.bin; call context\.wrap_model before loading data") as failure:
+        _measure(_FailsBeforeModel)
+    assert failure.value.code == "plan.build"
+    assert torch.get_default_device() == torch.device("cpu")
+
+
+def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
+    size = _measure(_Half).size
+    assert (size.stored, size.gradient, size.optimizer) == (4, 2, 2)

@@ -1,0 +1,81 @@
+"""The memory model: formulas for each strategy and for stages, against worked examples and hand-computed numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.pytorch.plan.memory import ModelSize, UnitSize, in_flight, slot_memory, stage_memory, stage_units
+
+_E9 = 1e9
+
+
+def _gb(parameters: float, strategy: str, slots: int, shards: int | None = None) -> float:
+    model = ModelSize(round(parameters * _E9), largest_block=0)
+    return slot_memory(model, strategy, slots, 1, shards).total / _E9
+
+
+@pytest.mark.parametrize(
+    ("parameters", "slots", "expected"),
+    [
+        (0.35, 4, [5.6, 3.5, 2.8, 1.4]),
+        (1.0, 4, [16.0, 10.0, 8.0, 4.0]),
+        (1.5, 4, [24.0, 15.0, 12.0, 6.0]),
+        (2.7, 4, [43.2, 27.0, 21.6, 10.8]),
+        (2.7, 8, [43.2, 24.3, 16.2, 5.4]),
+        (5.0, 8, [80.0, 45.0, 30.0, 10.0]),
+        (7.5, 8, [120.0, 67.5, 45.0, 15.0]),
+    ],
+)
+def test_worked_examples(parameters: float, slots: int, expected: list[float]) -> None:
+    """fp32 with AdamW and small blocks, in 10^9 bytes: ddp, zero1, zero2, zero3."""
+    found = [_gb(parameters, name, slots) for name in ("ddp", "zero1", "zero2", "zero3")]
+    assert found == pytest.approx(expected)
+
+
+def test_hsdp_divides_among_the_slots_of_a_machine() -> None:
+    assert _gb(2.7, "hsdp", 8, shards=4) == pytest.approx(10.8)
+
+
+def test_each_kind_of_bytes() -> None:
+    """SGD with momentum in bf16 of 1000 parameters, of which a block has 300, over 4 slots."""
+    model = ModelSize(1000, 300, stored=4, gradient=4, optimizer=4, computed=2, activation_bytes=10)
+    zero2, zero3 = (slot_memory(model, name, 4, 8) for name in ("zero2", "zero3"))
+    assert (zero3.parameters, zero3.gradients, zero3.optimizer, zero3.activations) == (1000, 1000, 1000, 80)
+    assert zero3.transient == 2 * 2 * 300 + 4 * 300
+    assert zero2.transient == 2 * 1000 + 4 * 300
+    ddp, zero1 = (slot_memory(model, name, 4, 8) for name in ("ddp", "zero1"))
+    assert (ddp.parameters, ddp.gradients, ddp.optimizer, ddp.transient) == (4000, 4000, 4000, 0)
+    assert (zero1.parameters, zero1.gradients, zero1.optimizer) == (4000, 4000, 1000)
+
+
+def test_gathered_groups_are_never_more_than_the_model() -> None:
+    """A model without blocks is one group, which cannot be there twice."""
+    assert slot_memory(ModelSize(1000, 1000), "zero3", 4, 1).transient == 4 * 1000 + 4 * 1000
+
+
+def test_a_stage_has_its_units_and_the_microbatches_in_flight() -> None:
+    units = tuple(UnitSize(name, numel, activation_bytes=5) for name, numel in (("a", 10), ("b", 20), ("c", 30)))
+    model = ModelSize(60, 30, units=units)
+    first, last = stage_memory(model, [2, 1], 2, "1F1B", microbatches=4, records=8)
+    assert (first.parameters, first.gradients, first.optimizer) == (120, 120, 240)
+    assert (last.parameters, last.gradients, last.optimizer) == (120, 120, 240)
+    # Two records a microbatch; the first slot keeps two microbatches of two units, the last one microbatch of one.
+    assert (first.activations, last.activations) == (2 * 2 * 10, 2 * 5)
+    first, last = stage_memory(model, [2, 1], 2, "GPipe", microbatches=4, records=8)
+    assert (first.activations, last.activations) == (8 * 10, 8 * 5)
+
+
+def test_schedules_with_two_parts_in_each_slot() -> None:
+    units = tuple(UnitSize(str(number), number) for number in range(4))
+    model = ModelSize(6, 3, units=units)
+    found = {
+        name: [[unit.name for unit in slot] for slot in stage_units(model, [1, 1, 1, 1], 2, name)]
+        for name in ("Interleaved1F1B", "ZBVZeroBubble")
+    }
+    assert found == {"Interleaved1F1B": [["0", "2"], ["1", "3"]], "ZBVZeroBubble": [["0", "3"], ["1", "2"]]}
+
+
+def test_microbatches_in_flight() -> None:
+    assert [in_flight(slot, 4, "1F1B", 8) for slot in range(4)] == [4, 3, 2, 1]
+    assert in_flight(0, 4, "1F1B", 2) == 2
+    assert in_flight(3, 4, "GPipe", 8) == 8

@@ -1,0 +1,118 @@
+"""The choice among strategies: worked examples, refusals with their numbers, and the smallest number of slots."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.pytorch.plan.memory import ModelSize, UnitSize
+from gangline.pytorch.plan.rule import (
+    GIB,
+    Place,
+    Work,
+    choose,
+    fewest_slots,
+    list_candidates,
+    nothing_fits,
+)
+
+# Each slot has the same batch, whose activations are 2 x 10^9 bytes, on any number of slots.
+_SAME_BATCH = Work(records=None)
+
+
+def _model(parameters: float, largest_block: float = 0, units: tuple[UnitSize, ...] = ()) -> ModelSize:
+    return ModelSize(round(parameters * 1e9), round(largest_block * 1e9), activation_bytes=2e9, units=units)
+
+
+def _pick(model: ModelSize, slots: int, machines: int) -> str | None:
+    chosen = choose(list_candidates(model, _SAME_BATCH, Place(slots, slots // machines, 16 * GIB)))
+    return chosen.strategy if chosen else None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "slots", "machines", "pick"),
+    [
+        (0.35, 4, 1, "ddp"),
+        (1.0, 4, 1, "zero1"),
+        (1.5, 4, 1, "zero2"),
+        (2.7, 4, 1, "zero3"),
+        (2.7, 8, 2, "hsdp"),
+        (5.0, 8, 2, "zero3"),
+        (7.5, 8, 2, None),
+    ],
+)
+def test_worked_examples(parameters: float, slots: int, machines: int, pick: str | None) -> None:
+    """fp32 with AdamW, slots of 16 GiB, small blocks, a model that no pipeline can cut."""
+    assert _pick(_model(parameters), slots, machines) == pick
+
+
+def test_one_slot_trains_alone() -> None:
+    assert _pick(_model(0.35), 1, 1) == "none"
+    assert _pick(_model(1.0), 1, 1) is None
+
+
+def test_smallest_number_of_slots_that_fits() -> None:
+    place = Place(8, 4, 16 * GIB)
+    model = _model(7.5)
+    assert fewest_slots(model, _SAME_BATCH, place) == 10
+    message = nothing_fits(model, _SAME_BATCH, place, list_candidates(model, _SAME_BATCH, place)).message
+    assert message == (
+        "parallelism: no strategy fits on 8 slots of 16.00 GiB, of which 13.90 GiB are usable: zero3 needs 15.83 GiB; "
+        "10 such slots would do"
+    )
+
+
+def test_no_number_of_slots_helps_against_activations() -> None:
+    place = Place(2, 2, 1 * GIB)
+    model = _model(0.001)
+    candidates = list_candidates(model, _SAME_BATCH, place)
+    assert "more slots do not help" in nothing_fits(model, _SAME_BATCH, place, candidates).message
+
+
+def test_a_huge_block_needs_a_pipeline() -> None:
+    """2.7e9 parameters, 1.2e9 of them in one embedding: its transient bytes alone are above a slot."""
+    assert _pick(_model(2.7, 1.2), 8, 2) is None
+    blocks = tuple(UnitSize(f"blocks.{number}", 300_000_000, 0.1e9, 1e6) for number in range(9))
+    model = _model(2.7, 1.2, blocks)
+    assert _pick(model, 8, 2) == "pipeline"
+
+
+def test_refusals_have_numbers() -> None:
+    work, place = Work(records=3), Place(4, 4, 16 * GIB)
+    refusals = {row.strategy: row.refusal for row in list_candidates(_model(0.1), work, place)}
+    assert refusals["ddp"] == "a batch of 3 records is smaller than 4 slots"
+    assert refusals["pipeline"] == "cannot cut the model: it has no list of at least two modules"
+    compressed = Work(records=4, compresses=True)
+    refusals = {row.strategy: row.refusal for row in list_candidates(_model(0.1), compressed, place)}
+    assert refusals["ddp"] == ""
+    assert "cannot compress" in refusals["zero3"]
+    refusals = {row.strategy: row.refusal for row in list_candidates(_model(1.0), _SAME_BATCH, place)}
+    assert refusals["ddp"] == "needs 16.76 GiB, above the usable 13.90 GiB"
+
+
+def test_a_batch_too_small_for_microbatches() -> None:
+    units = tuple(UnitSize(str(number), 10) for number in range(4))
+    rows = list_candidates(_model(0.1, units=units), Work(records=2), Place(4, 4, 16 * GIB))
+    assert [row.refusal for row in rows if row.strategy == "pipeline"] == [
+        "a replica's 1 records cannot be cut into the 2 microbatches that 1F1B needs",
+        "a replica's 2 records cannot be cut into the 4 microbatches that 1F1B needs",
+    ]
+
+
+def test_more_stages_than_units() -> None:
+    units = (UnitSize("0", 10), UnitSize("1", 10))
+    rows = list_candidates(_model(0.1, units=units), Work(records=64), Place(4, 4, 16 * GIB))
+    assert [row.refusal for row in rows if row.strategy == "pipeline"] == ["", "has 4 parts, and the model 2 units"]
+
+
+def test_a_slow_link_between_machines_prefers_a_pipeline() -> None:
+    """ddp fits too, but exchanges all gradients over the slow link."""
+    units = tuple(UnitSize(str(number), 50_000_000, 1e6, 1e5, 1.25e11) for number in range(8))
+    model = ModelSize(400_000_000, 50_000_000, units=units, activation_bytes=8e6, forward_flops=1e12)
+    work = Work(records=256)
+    fast, slow = Place(2, 2, 80 * GIB), Place(2, 1, 80 * GIB, across_rate=1e8)
+    tables = [list_candidates(model, work, place) for place in (fast, slow)]
+    picks = [choose(table) for table in tables]
+    assert [pick.strategy if pick else None for pick in picks] == ["ddp", "pipeline"]
+    [ddp] = [row for row in tables[1] if row.strategy == "ddp"]
+    # 128 records, forward and twice that backward; half of the gradients go over the link twice.
+    assert ddp.seconds == pytest.approx(3 * 1e12 * 128 / 10e12 + 2 * 4 * 4e8 / 2 / 1e8)
