@@ -89,7 +89,7 @@ def _names_auto(text: str, changes: Mapping[str, Any]) -> bool:
     written = values.get("parallelism") if isinstance(values, dict) else None
     section = changes.get("parallelism", written)
     strategy = section.get("strategy") if isinstance(section, dict) else section
-    return changes.get("parallelism.strategy", strategy) == "auto"
+    return bool(changes.get("parallelism.strategy", strategy) == "auto")
 
 
 def _ask(request: Mapping[str, Any]) -> dict[str, Any]:

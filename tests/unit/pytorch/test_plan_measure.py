@@ -62,7 +62,8 @@ class _Half(_Trial):
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
-        self.model[:2].requires_grad_(False)
+        for layer in (self.model.get_submodule("0"), self.model.get_submodule("1")):
+            layer.requires_grad_(False)
         context.optimizers.clear()
         context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9))
 
