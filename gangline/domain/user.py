@@ -142,7 +142,7 @@ def view_token(token: AccessToken, user_name: str) -> AccessTokenView:
 
 def hash_password(password: str) -> str:
     """Returns the form in which clients send a password: 128 hexadecimal digits."""
-    return hashlib.sha512((_SALT + password).encode()).hexdigest()
+    return hashlib.sha512((_SALT + password).encode(errors="surrogatepass")).hexdigest()
 
 
 def check_new_password(password: str) -> None:

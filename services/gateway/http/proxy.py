@@ -6,7 +6,7 @@ of the gateway. `upgrade.py` carries connections that leave HTTP, such as WebSoc
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import unquote
@@ -84,11 +84,17 @@ class Proxy:
             return
         principal, seconds_left = authenticate(self._usecases, self._authenticator, scope, target)
         experiment = self._usecases.tunnels.find(principal, target.experiment_id)
+
+        def admit() -> None:
+            caller, _ = authenticate(self._usecases, self._authenticator, scope, target)
+            self._usecases.tunnels.find(caller, target.experiment_id)
+
         cookie = b""
         if 0 < seconds_left < PROXY_SECONDS * proxy_rule.RENEWAL_SHARE:
             fresh = self._usecases.tunnels.token(principal.name, target.experiment_id)
             cookie = proxy_rule.own_cookie(fresh, target, PROXY_SECONDS, is_secure=scope["scheme"] == "https")
-        with await self._usecases.tunnels.open(experiment) as tunnel:
+        with await self._usecases.tunnels.open(experiment) as opened:
+            tunnel = AdmittedTunnel(opened, admit)
             connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
             exchange = _Exchange(scope, tunnel, target, experiment, cookie, connection)
             await exchange.run(receive, send)
@@ -108,12 +114,38 @@ def authenticate(
     return found
 
 
+class AdmittedTunnel:
+    """A tunnel that carries nothing any more once its caller may not have it. admit: raises GanglineError then."""
+
+    def __init__(self, tunnel: Tunnel, admit: Callable[[], object]) -> None:
+        self._tunnel = tunnel
+        self._admit = admit
+
+    async def read(self) -> bytes:
+        """Returns the next bytes; none at the end."""
+        data = await self._tunnel.read()
+        return data if self._is_admitted() else b""
+
+    async def write(self, data: bytes) -> None:
+        """Raises ConnectionError once the tunnel is closed."""
+        if not self._is_admitted():
+            raise ConnectionError("the caller may not reach the task any more")
+        await self._tunnel.write(data)
+
+    def _is_admitted(self) -> bool:
+        try:
+            self._admit()
+        except GanglineError:
+            return False
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class _Exchange:
     """One request to a task and its answer. cookie: ours, which the answer sets; empty for none."""
 
     scope: Scope
-    tunnel: Tunnel
+    tunnel: AdmittedTunnel
     target: proxy_rule.Target
     experiment: Experiment
     cookie: bytes
@@ -122,10 +154,7 @@ class _Exchange:
     async def run(self, receive: Receive, send: Send) -> None:
         """Returns when the task has answered, or when the browser has gone."""
         await self._ask(receive)
-        answer = await self._next_event()
-        if not isinstance(answer, h11.Response):
-            raise self._no_answer("it ended first")
-        await first_of(self._answer(answer, send), _disconnected(receive))
+        await first_of(self._answer(send), _disconnected(receive))
 
     async def _ask(self, receive: Receive) -> None:
         given = Headers(scope=self.scope)
@@ -160,7 +189,10 @@ class _Exchange:
                 return None
             self.connection.receive_data(await self.tunnel.read())
 
-    async def _answer(self, answer: h11.Response, send: Send) -> None:
+    async def _answer(self, send: Send) -> None:
+        answer = await self._next_event()
+        if not isinstance(answer, h11.Response):
+            raise self._no_answer("it ended first")
         host = Headers(scope=self.scope).get("host", "").encode("latin-1")
         headers = proxy_rule.response_headers(answer.headers.raw_items(), self.target, host)
         headers += [(b"set-cookie", self.cookie)] if self.cookie else []

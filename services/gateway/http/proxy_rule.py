@@ -120,6 +120,16 @@ def response_headers(
     return kept if is_upgrade else [*kept, (b"content-security-policy", _policy(target, host).encode("latin-1"))]
 
 
+def parse_head(head: bytes) -> tuple[bytes, Headers] | None:
+    """Splits the head of a task's answer into its first line and its headers. Returns None for one with a line break or
+    a NUL inside a line: a browser might read a header in it that `response_headers` has not seen."""
+    line, *fields = head.split(b"\r\n")
+    if re.search(rb"[\r\n\0]", line + b"".join(fields)):
+        return None
+    pairs = (field.partition(b":") for field in fields)
+    return line, [(name.strip(), value.strip()) for name, _, value in pairs if name]
+
+
 def narrow_cookie(cookie: str, base: str) -> str:
     """Returns a cookie that is sent to the task alone; empty for one with the name of ours."""
     pair, *attributes = [part.strip() for part in cookie.split(";")]

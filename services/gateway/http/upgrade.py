@@ -20,14 +20,11 @@ from gangline.domain.experiment import Experiment
 from gangline.domain.state import TaskKind
 from gangline.errors import ErrorKind, GanglineError, not_found
 from services.common.concurrency import first_of
-from services.common.security import is_same_token
-from services.common.server import Principal
 from services.gateway.http import proxy_rule
 from services.gateway.http.problem import STATUS_BY_KIND
-from services.gateway.http.proxy import authenticate
+from services.gateway.http.proxy import AdmittedTunnel, authenticate
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
-from services.gateway.usecase.tunnel import Tunnel
 
 # Bytes that are read ahead of a slow task.
 MAX_WAITING_BYTES = 256 << 10
@@ -70,7 +67,8 @@ class Upgrades:
             if target is None:
                 raise not_found("task.not_found", "this address names no task")
             experiment = self._admit(scope, target)
-            with await self._usecases.tunnels.open(experiment) as tunnel:
+            with await self._usecases.tunnels.open(experiment) as opened:
+                tunnel = AdmittedTunnel(opened, lambda: self._admit(scope, target))
                 if experiment.task_kind is TaskKind.SHELL:
                     await _serve_bytes(reader, writer, tunnel, head)
                 else:
@@ -84,13 +82,10 @@ class Upgrades:
 
     def _admit(self, scope: dict[str, Any], target: proxy_rule.Target) -> Experiment:
         """Returns the task. Determined's client sends no token to a shell: the code in the shell's id, which only its
-        owner and administrators see, takes its place, and the shell's own key follows."""
+        owner and administrators see, takes its place, and the shell's own key follows. A notebook has no such key."""
         tunnels = self._usecases.tunnels
-        anyone = Principal(kind="cluster", name="cluster", is_admin=True)
-        if target.code:
-            experiment = tunnels.find(anyone, target.experiment_id)
-            if is_same_token(target.code, tunnels.code_of(anyone, experiment)):
-                return experiment
+        if target.code and (shell := tunnels.find_by_code(target.experiment_id, target.code)) is not None:
+            return shell
         principal, _ = authenticate(self._usecases, self._authenticator, scope, target)
         return tunnels.find(principal, target.experiment_id)
 
@@ -98,7 +93,7 @@ class Upgrades:
 async def _pass_on(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    tunnel: Tunnel,
+    tunnel: AdmittedTunnel,
     scope: dict[str, Any],
     target: proxy_rule.Target,
 ) -> None:
@@ -107,9 +102,11 @@ async def _pass_on(
     headers = proxy_rule.request_headers(scope["headers"], is_upgrade=True)
     await tunnel.write(_head(b"GET " + address + b" HTTP/1.1", headers))
     answer, rest = await _read_head(tunnel)
-    line, *fields = answer.split(b"\r\n")
+    parsed = proxy_rule.parse_head(answer)
+    if parsed is None:
+        raise ConnectionError("the head of the task's answer is damaged")
+    line, pairs = parsed
     is_upgrade = line.split(b" ")[1:2] == [b"101"]
-    pairs = [(name.strip(), value.strip()) for name, _, value in (field.partition(b":") for field in fields) if name]
     host = next((value for name, value in scope["headers"] if name == b"host"), b"")
     answered = proxy_rule.response_headers(pairs, target, host, is_upgrade=is_upgrade)
     if not is_upgrade:
@@ -119,18 +116,18 @@ async def _pass_on(
     await first_of(_forward(reader, tunnel), _backward(tunnel, writer))
 
 
-async def _forward(reader: asyncio.StreamReader, tunnel: Tunnel) -> None:
+async def _forward(reader: asyncio.StreamReader, tunnel: AdmittedTunnel) -> None:
     while data := await reader.read(64 << 10):
         await tunnel.write(data)
 
 
-async def _backward(tunnel: Tunnel, writer: asyncio.StreamWriter) -> None:
+async def _backward(tunnel: AdmittedTunnel, writer: asyncio.StreamWriter) -> None:
     while data := await tunnel.read():
         writer.write(data)
         await writer.drain()
 
 
-async def _read_head(tunnel: Tunnel) -> tuple[bytes, bytes]:
+async def _read_head(tunnel: AdmittedTunnel) -> tuple[bytes, bytes]:
     """Returns the head of the task's answer, and the bytes behind it. Raises ConnectionError."""
     received = b""
     while b"\r\n\r\n" not in received:
@@ -142,7 +139,9 @@ async def _read_head(tunnel: Tunnel) -> tuple[bytes, bytes]:
     return head, rest
 
 
-async def _serve_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tunnel: Tunnel, head: bytes) -> None:
+async def _serve_bytes(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tunnel: AdmittedTunnel, head: bytes
+) -> None:
     """Ends the WebSocket here. The content of its binary messages passes to the task, and the task's bytes become
     binary messages."""
     socket = WSConnection(ConnectionType.SERVER)

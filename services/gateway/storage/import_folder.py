@@ -43,6 +43,7 @@ class ImportFolder:
         self._storage = storage
         self._target = f"{FOLDER}/{checkpoint_id}"
         self._place = f"{FOLDER}/{PREFIX}{uuid.uuid4().hex}-{checkpoint_id}" if storage.renames else self._target
+        self._paths = [file.path for file in files]
         self._waiting = list(reversed(files))
         self._file: ImportedFile | None = None
         self._opening: AbstractContextManager[IO[bytes]] | None = None
@@ -108,6 +109,11 @@ class ImportFolder:
         if self._storage.has(f"{self._target}/{METADATA_FILE}"):
             # Its id is a digest of its content, so it is the same.
             return
+        if not self._storage.renames:
+            # Another import of the same content has the same place. When it breaks off late, it removes what is there.
+            for path in self._paths:
+                if not self._storage.has(f"{self._place}/{path}"):
+                    raise _broken(f"{path} was removed by another import of the same content")
         try:
             with self._storage.writing(f"{self._place}/{METADATA_FILE}") as stream:
                 stream.write(document)
@@ -119,7 +125,10 @@ class ImportFolder:
         self._is_sealed = True
 
     def withdraw(self) -> None:
-        """Removes the sealed checkpoint, of which no record was made."""
+        """Removes the checkpoint that this import sealed, and of which no record was made. One that was there before
+        stays: another import has made it."""
+        if not self._is_sealed:
+            return
         self._storage.remove_folder(self._target, f"{FOLDER}/{PREFIX}{uuid.uuid4().hex}", METADATA_FILE)
 
     def _close_full(self) -> None:

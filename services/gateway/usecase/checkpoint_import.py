@@ -96,10 +96,17 @@ class CheckpointImports:
                 principal, request_id, lambda scheduler: scheduler.ImportCheckpoint, request
             )
         except GanglineError as error:
-            if (
-                error.effect is Effect.NONE
-                and self._mirror.state.checkpoints.find(keys.checkpoint(checkpoint.id)) is None
-            ):
+            if error.effect is Effect.NONE and await self._has_no_record(checkpoint.id):
                 await asyncio.to_thread(folder.withdraw)
             raise
         return wire.from_proto(Checkpoint, answer.checkpoint), answer.is_new
+
+    async def _has_no_record(self, checkpoint_id: str) -> bool:
+        """Whether etcd has no record of the checkpoint, which an import at another gateway may have made. False where
+        etcd does not answer."""
+        key = keys.checkpoint(checkpoint_id)
+        try:
+            await self._mirror.confirm(key)
+        except GanglineError:
+            return False
+        return self._mirror.state.checkpoints.find(key) is None

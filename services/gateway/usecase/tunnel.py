@@ -23,7 +23,8 @@ from gangline.domain.state import State, TaskKind
 from gangline.domain.user import User
 from gangline.domain.view import TaskAccess
 from gangline.errors import Effect, GanglineError, conflict, not_found, unauthenticated, unavailable
-from services.common.security import hash_token
+from services.common import keys
+from services.common.security import hash_token, is_same_token
 from services.common.server import Principal
 from services.common.task_token import check_proxy_token, proxy_token, read_proxy_token, shell_seed, task_code
 from services.gateway.mirror.attempt_fence import why_over
@@ -177,11 +178,22 @@ class Tunnels:
         check_owner(principal, experiment.owner, f"reach {experiment.task_kind.lower()} {experiment_id}")
         return experiment
 
+    def find_by_code(self, experiment_id: int, code: str) -> Experiment | None:
+        """Returns the shell whose id has this code. None for another code, for a task of another kind, and for a shell
+        whose owner may not log in any more."""
+        if not is_same_token(code, task_code(self._cluster_token, experiment_id)):
+            return None
+        experiment = self._views.experiment(experiment_id)
+        owner = self._mirror.state.users.find(keys.user(experiment.owner))
+        if experiment.task_kind is not TaskKind.SHELL or (owner is not None and owner.is_deactivated):
+            return None
+        return experiment
+
     async def open(self, experiment: Experiment) -> _Lease:
         """Returns a connection, to be used as a context. The caller has checked that the user may have it. Raises
         GanglineError of kind UNAVAILABLE: `task.not_ready`, `task.over`, `task.busy`, `task.unreachable`."""
         offer = self._offer_of(experiment)
-        if offer.num_open >= MAX_TUNNELS:
+        if offer.num_open + len(offer.waiting) >= MAX_TUNNELS:
             raise _unreachable("busy", experiment, f"has {MAX_TUNNELS} open connections, the most; close some")
         tunnel, tunnel_id = Tunnel(), secrets.token_urlsafe(16)
         self._waiting[tunnel_id] = offer.allocation_id, tunnel
@@ -254,8 +266,8 @@ class Tunnels:
 
     def _find_user(self, name: str) -> User | None:
         """Returns None for a name of no user, or of one who may not log in any more."""
-        users = self._mirror.state.users.all()
-        return next((user for user in users if user.name == name and not user.is_deactivated), None)
+        user = self._mirror.state.users.find(keys.user(name))
+        return None if user is None or user.is_deactivated else user
 
     def code_of(self, principal: Principal, experiment: Experiment) -> str:
         """Returns the code in the id of a task; empty for callers that are neither its owner nor administrators."""

@@ -60,6 +60,8 @@ class Users:
         """Opens a session. password: as clients hash it. peer: the address of the caller. Raises GanglineError
         `auth.wrong_password`, `auth.inactive`, `auth.too_many_logins`."""
         now = time.monotonic()
+        # JSON can hold half of a surrogate pair, which no hash and no log takes. No password and no name has one.
+        name, password = (text.encode(errors="replace").decode() for text in (name, password))
         self._limit.check(peer, name, now)
         self._limit.begin(peer, name, now)
         user = self._mirror.state.users.find(keys.user(name))

@@ -216,7 +216,7 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
         self, request: scheduler_pb2.SchedulerServiceImportCheckpointRequest, _context: Any
     ) -> scheduler_pb2.SchedulerServiceImportCheckpointResponse:
         require_cluster()
-        term = self._leader_status.require()
+        term = self._leader_status.require(request.user)
         # The gateway has checked what a user may choose. Nothing but the time is the leader's own.
         checkpoint = replace(wire.from_proto(Checkpoint, request.checkpoint), created_at=time.time())
         check_checkpoint_id(checkpoint.id)

@@ -26,6 +26,8 @@ HOOK_NAME = "startup-hook.sh"
 HOOK_RANK = -1
 # Limit for the end of a hook that was killed.
 KILL_SECONDS = 10.0
+# Of all variables that a hook leaves. The kernel gives a program less (execve(2)).
+MAX_LISTING_BYTES = 16 << 20
 # Variables of the shell itself.
 _SHELL_OWN = {"_", "PWD", "OLDPWD", "SHLVL", "BASH_EXECUTION_STRING"}
 # Variables that only a process of its own has before the hook starts; the hook is no rank.
@@ -96,7 +98,7 @@ async def run_hook(
                 await _wait_killed(nursery)
         text = f"{HOOK_NAME} did not end within {limit_seconds:g} s (hang_detection.start_seconds)"
         raise HookFailed(text) from None
-    return find_change(given, _read_variables(listing) or given)
+    return find_change(given, read_variables(listing) or given)
 
 
 async def _wait_end(nursery: Nursery, on_up: Callable[[int], None]) -> None:
@@ -120,10 +122,18 @@ async def _wait_killed(nursery: Nursery) -> None:
         pass
 
 
-def _read_variables(listing: Path) -> dict[str, str] | None:
-    """Returns the variables in a listing of `env -0`. None if the hook left bash with exit 0, so there is none."""
+def read_variables(listing: Path) -> dict[str, str] | None:
+    """Returns the variables in a listing of `env -0`. None if the hook left bash with exit 0, so there is none.
+    Raises HookFailed."""
     try:
-        text = os.fsdecode(listing.read_bytes())
+        with listing.open("rb") as file:
+            # The file belongs to the ranks' user.
+            content = file.read(MAX_LISTING_BYTES + 1)
     except FileNotFoundError:
         return None
+    if len(content) > MAX_LISTING_BYTES:
+        raise HookFailed(
+            f"{HOOK_NAME} leaves variables of more than {MAX_LISTING_BYTES >> 20} MiB, with which no program starts"
+        )
+    text = os.fsdecode(content)
     return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)

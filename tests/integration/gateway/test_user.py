@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -224,6 +225,10 @@ async def test_the_http_interface_and_the_client_of_determined(bench: Bench) -> 
             revoked = await own.patch(f"/tokens/{made['tokenId']}", json={"setRevoked": True})
             assert revoked.json()["token"]["revokedAt"]
             assert (await own.get("/me")).json()["code"] == "auth.token_ended"
+        for is_hashed in (True, False):
+            half = {"username": "ann\ud800", "password": "\ud800" * 9, "isHashed": is_hashed}
+            sent = await http.post("/auth/login", content=json.dumps(half))
+            assert (sent.status_code, sent.json()["error"]["code"]) == (403, "auth.wrong_password")
         login = await http.post("/auth/login", json={"username": "ann", "password": PASSWORD, "isHashed": False})
         async with bench.http(login.json()["token"], 1) as det:
             await until_async(lambda: _is_ok(det, "/me"), "the second gateway knowing the user", 20)

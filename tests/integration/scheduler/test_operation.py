@@ -223,7 +223,8 @@ async def test_what_cannot_be_asked_for(bench: Bench, tmp_path: Path) -> None:
         "resources.weight: weight -1 is out of range; give 0 or more",
         "resources.nothing: nothing is to be changed; give a priority, a weight or max_slots",
         "request.not_one: a change is one of action, resources, move, texts and retention; this one has none",
-        "request.not_one: a change is one of action, resources, move, texts and retention; this one has action and move",
+        "request.not_one: a change is one of action, resources, move, texts and retention; "
+        "this one has action and move",
         "pool.unnamed: name one of the pools: default, lab",
     ]
     assert [kind for _, kind, _ in refusals][:2] == [ErrorKind.NOT_FOUND] * 2

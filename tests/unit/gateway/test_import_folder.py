@@ -134,6 +134,32 @@ def test_withdrawn_import_leaves_nothing(storage: Storage) -> None:
     assert storage.names("checkpoints") == []
 
 
+def test_withdrawal_leaves_what_another_import_has_made(storage: Storage) -> None:
+    earlier, later = (ImportFolder(storage, "c", _files()) for _ in range(2))
+    for folder in (earlier, later):
+        _run(folder, [b"".join(_CONTENT.values())])
+    later.withdraw()
+    assert _read(storage, "checkpoints/c/sub/b") == b"second file"
+
+
+def test_an_equal_import_that_breaks_off_late_makes_no_checkpoint_without_files(storage: Storage) -> None:
+    content = b"".join(_CONTENT.values())
+    broken, whole = (ImportFolder(storage, "c", _files()) for _ in range(2))
+    broken.open()
+    whole.open()
+    whole.write(content[:10])
+    broken.close()
+    whole.write(content[10:])
+    if storage.renames:
+        whole.seal(b"{}")
+        assert {path: _read(storage, f"checkpoints/c/{path}") for path in _CONTENT} == _CONTENT
+        return
+    with pytest.raises(GanglineError, match="was removed by another import") as caught:
+        whole.seal(b"{}")
+    assert caught.value.code == "checkpoint.upload"
+    assert not storage.has("checkpoints/c/metadata.json")
+
+
 def test_remains_of_a_dead_gateway_are_removed_after_an_hour(tmp_path: Path) -> None:
     storage = Storage(f"file://{tmp_path}")
     ImportFolder(storage, "c", _files()).open()

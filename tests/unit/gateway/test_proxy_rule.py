@@ -11,6 +11,7 @@ from services.gateway.http.proxy_rule import (
     is_of_other_site,
     narrow_cookie,
     own_cookie,
+    parse_head,
     parse_target,
     request_headers,
     response_headers,
@@ -87,6 +88,16 @@ def test_an_answer_acts_on_the_path_of_its_task_alone() -> None:
 def test_a_host_cannot_write_the_policy() -> None:
     policy = response_headers([], TARGET, b"x; connect-src *")[-1][1]
     assert b"*" not in policy
+
+
+def test_no_header_hides_behind_a_damaged_line() -> None:
+    assert parse_head(b"HTTP/1.1 101 Ok\r\nA: 1\r\n Set-Cookie : b=2") == (
+        b"HTTP/1.1 101 Ok",
+        [(b"A", b"1"), (b"Set-Cookie", b"b=2")],
+    )
+    for damaged in (b"A: 1\nSet-Cookie: b=2; Path=/", b"A: 1\rSet-Cookie: b=2", b"A: 1\0"):
+        assert parse_head(b"HTTP/1.1 101 Ok\r\n" + damaged) is None
+    assert parse_head(b"HTTP/1.1 101 Ok\nSet-Cookie: b=2\r\nA: 1") is None
 
 
 def test_an_upgrade_keeps_its_connection() -> None:

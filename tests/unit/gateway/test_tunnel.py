@@ -159,6 +159,9 @@ async def test_connections_are_counted(tunnels: Tunnels, monkeypatch: pytest.Mon
     with await opening, pytest.raises(GanglineError, match="has 1 open connections, the most"):
         await tunnels.open(SHELL)
     opening = asyncio.create_task(tunnels.open(SHELL))
+    await asyncio.sleep(0)
+    with pytest.raises(GanglineError, match="has 1 open connections, the most"):
+        await tunnels.open(SHELL)
     tunnels.take(RUNNER, await _order(orders)).attach(_bytes(), "")
     assert await opening
 
@@ -205,3 +208,16 @@ async def test_the_token_of_a_browser_ends_with_the_users_login(tunnels: Tunnels
 async def test_the_code_of_a_task_is_for_its_owner(tunnels: Tunnels) -> None:
     assert tunnels.code_of(ANN, SHELL) == tunnels.code_of(ADMIN, SHELL) != ""
     assert tunnels.code_of(BOB, SHELL) == ""
+
+
+async def test_the_code_opens_a_shell_alone_and_ends_with_its_owner(tunnels: Tunnels, mirror: StandInMirror) -> None:
+    code = tunnels.code_of(ANN, SHELL)
+    assert tunnels.find_by_code(1, code) == SHELL
+    assert tunnels.find_by_code(1, code[:-1] + "x") is None
+    assert tunnels.find_by_code(2, code) is None
+    assert tunnels.find_by_code(99, code) is None
+    mirror.put(keys.user("ann"), User("ann", "sha-of-ann", is_deactivated=True))
+    assert tunnels.find_by_code(1, code) is None
+    notebook = Experiment(3, "notebook", "cluster", "{}", "", task_kind=TaskKind.NOTEBOOK)
+    mirror.put(keys.experiment(3), notebook)
+    assert tunnels.find_by_code(3, tunnels.code_of(ADMIN, notebook)) is None

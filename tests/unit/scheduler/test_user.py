@@ -247,6 +247,18 @@ def test_tokens_are_limited_and_those_that_ended_long_ago_go() -> None:
     assert change.deletes == ((AccessToken, 1),)
 
 
+def test_a_user_who_makes_and_revokes_tokens_does_not_fill_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_change, "MAX_ENDED_TOKENS", 2)
+    state = _state()
+    for number in range(7):
+        caller = replace(ANN, request_id=f"t{number}")
+        change = create_token(state, "ann", "", 0.0, caller, hash_of=str, now=NOW + number)
+        made = next(record for record in change.puts if isinstance(record, AccessToken))
+        _after(state, change)
+        _after(state, revoke_token(state, made.id, caller, NOW + number))
+    assert [token.id for token in state.all_of(AccessToken)] == [11, 12, 13]
+
+
 def test_who_may_revoke_what() -> None:
     own, other = AccessToken(1, 3), AccessToken(2, 2)
     state = _state(own, other)

@@ -21,8 +21,10 @@ from services.scheduler.transition.account.user_change import counter_of, is_adm
 from services.scheduler.transition.project.rule import Caller
 
 MAX_TOKENS = 100
-# Lists show a token so long after its end.
+# Lists show a token so long after its end, and of each user so many that have ended. Without that number, a user who
+# makes and revokes tokens would fill etcd.
 KEPT_SECONDS = 30 * 86400.0
+MAX_ENDED_TOKENS = 100
 # Records that one request removes, so that its transaction stays small.
 _MAX_REMOVED = 50
 
@@ -43,7 +45,7 @@ def create_token(
     now: float,
 ) -> StateChange:
     """Makes a token, unless this request has made one; find it by `token_of_request`. Removes records of the owner's
-    tokens that ended long ago.
+    tokens that ended long ago, and the oldest of those that ended where they are many.
 
     lifespan_seconds: 0 for the default, negative for no end. hash_of: returns the hash of the token with an id. Raises
     GanglineError `user.not_found`, `auth.not_admin`, `auth.inactive`, `token.lifespan`, `token.too_many`, `user.text`,
@@ -70,8 +72,11 @@ def create_token(
         raise conflict(
             "token.too_many", f"{owner} has {MAX_TOKENS} tokens; revoke one first with: gangline token revoke ID"
         )
-    for token in [token for token in own if 0.0 < token.ended_at(now) < now - KEPT_SECONDS][:_MAX_REMOVED]:
-        draft.delete(AccessToken, token.id)
+    ended = sorted((token for token in own if token.ended_at(now)), key=lambda token: token.ended_at(now))
+    num_surplus = len(ended) - MAX_ENDED_TOKENS
+    for number, token in enumerate(ended[:_MAX_REMOVED]):
+        if number < num_surplus or token.ended_at(now) < now - KEPT_SECONDS:
+            draft.delete(AccessToken, token.id)
     counter = counter_of(records)
     lifespan_seconds = lifespan_seconds or DEFAULT_LIFESPAN_SECONDS
     draft.put(replace(counter, next_token_id=counter.next_token_id + 1))
