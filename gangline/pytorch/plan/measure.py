@@ -1,7 +1,8 @@
 """Measures a trial's model for a plan: parameters, optimizer's state, and what a forward pass keeps and computes.
 
 The trial is built on the meta device, where tensors have shapes and no values, so that a model of any size can be
-planned on a laptop. A trial that needs values while it is built, or in its forward pass, is built again on the CPU.
+planned on a laptop. A trial that needs values while it is built, or in its forward pass, is built again on the CPU,
+if its parameters take at most a quarter of the machine's memory.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def measure_trial(
     first = _Attempt(make_trial, hparams, config, slots, meta)
     if first.problem is None:
         return first.result(blocks)
-    if first.context.models and _bytes_of(first.context.models) > _free_bytes() / 2:
+    if first.context.models and _bytes_of(first.context.models) > _physical_bytes() / 4:
         return first.result(blocks)
     second = _Attempt(make_trial, hparams, config, slots, cpu)
     return second.result(blocks)
@@ -285,8 +286,9 @@ def _bytes_of(models: Sequence[nn.Module]) -> int:
     return sum(parameter.nbytes for parameter in _unique(models))
 
 
-def _free_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _physical_bytes() -> int:
+    # Not what is free at the moment, so that a plan does not depend on the machine's other work.
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _line(error: Exception | None) -> str:

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from gangline import pytorch
 from gangline.errors import GanglineError
+from gangline.pytorch.plan import measure
 from gangline.pytorch.plan.measure import Measured, measure_trial
 
 _WIDTH, _BATCH = 16, 8
@@ -92,6 +93,14 @@ def test_a_trial_that_reads_values_is_measured_on_the_cpu() -> None:
     found = _measure(_ReadsValues)
     assert not any(parameter.is_meta for parameter in found.model.parameters())
     assert found.size == _measure(_Trial).size
+
+
+def test_a_large_model_that_reads_values_is_not_built_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_physical_bytes", lambda: 4 * 4 * 272 * 4 - 1)
+    found = _measure(_ReadsValues)
+    assert all(parameter.is_meta for parameter in found.model.parameters())
+    assert (found.size.parameters, found.size.activation_bytes) == (4 * 272, 0)
+    assert "because the forward pass failed here: RuntimeError" in found.notes[0]
 
 
 def test_without_data_the_parameters_are_known() -> None:
