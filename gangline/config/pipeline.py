@@ -77,6 +77,15 @@ def choose_microbatches(records: int, stages: int, schedule: str = DEFAULT_SCHED
     return enough[0] if enough else max(possible, default=1)
 
 
+def fewer_microbatches(records: int, most: int, stages: int, schedule: str) -> int:
+    """Returns the number of microbatches for a smaller batch, as the last one of an epoch: the largest divisor of its
+    records up to `most` that the schedule can run. Without such a divisor it is the largest one below the number of
+    stages, which leaves stages idle."""
+    possible = [count for count in range(1, min(records, most) + 1) if records % count == 0]
+    full = [count for count in possible if microbatch_conflict(count, stages, schedule) is None]
+    return max(full or [count for count in possible if count < stages], default=1)
+
+
 def microbatch_conflict(microbatches: int, stages: int, schedule: str) -> str | None:
     """Returns why a schedule cannot run so many microbatches; None when it can."""
     row = SCHEDULES[schedule]

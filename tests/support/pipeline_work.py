@@ -267,6 +267,24 @@ class OverflowTrial(ChainTrial):
         return gradient * float("inf") if self.context.current_train_batch() == 1 else gradient
 
 
+class TwoOptimizersTrial(ChainTrial):
+    """Whose second optimizer has parameters of the last stage only."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        last = {id(parameter) for parameter in self.model.head.parameters()}  # type: ignore[union-attr]  # torch types modules loosely
+        others = [parameter for parameter in self.model.parameters() if id(parameter) not in last]
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(others, lr=0.1))
+        self.second = context.wrap_optimizer(torch.optim.SGD(self.model.head.parameters(), lr=0.1))  # type: ignore[union-attr]  # as above
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        self.context.step_optimizer(self.second)
+        return {"loss": loss}
+
+
 class RecurrentTrial(ChainTrial):
     make = Recurrent
 

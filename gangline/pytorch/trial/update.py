@@ -180,9 +180,7 @@ class ParameterUpdate:
     def _unscale(self, scaler: Any, optimizer: Optimizer) -> None:
         scaler.unscale_(optimizer)
         if self._strategy.divides_gradients and scaler.is_enabled():
-            self._strategy.agree_on_overflow(
-                scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
-            )
+            self._strategy.agree_on_overflow(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"])
 
     @contextmanager
     def without_step(self) -> Iterator[None]:

@@ -39,6 +39,10 @@ _OF_TWO = {
     "aggregation": Run("ChainTrial", _pipeline(), config={"optimizations": {"aggregation_frequency": 2}}),
     # The last batch of an epoch has 4 records, for which there are fewer microbatches.
     "last batch": Run("ChainTrial", _pipeline(), hparams={"records": 52}),
+    # It has 5 records here, no multiple of the stages.
+    "interleaved, last batch": Run(
+        "ChainTrial", _pipeline(schedule="Interleaved1F1B", microbatches=8), hparams={"records": 53}
+    ),
     "saved": Run("ChainTrial", _pipeline(), saves=True),
 }
 _OF_FOUR = {
@@ -63,7 +67,12 @@ def _mixed(trial: str, kind: str) -> Run:
 
 
 # In the last one all stages skip the step for the sake of one.
-_MIXED = [_mixed("ChainTrial", "bf16"), _mixed("ChainTrial", "fp16"), _mixed("OverflowTrial", "fp16")]
+_MIXED = [
+    _mixed("ChainTrial", "bf16"),
+    _mixed("ChainTrial", "fp16"),
+    _mixed("OverflowTrial", "fp16"),
+    _mixed("TwoOptimizersTrial", "fp16"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +160,7 @@ def test_a_rank_keeps_its_part_of_the_parameters(of_four: list[list[Result]], of
     assert sum(results[0].held for results in of_four) == 1056 + 88
 
 
-@pytest.mark.parametrize(("number", "tolerance"), [(0, 5e-3), (1, 1e-3), (2, 1e-3)])
+@pytest.mark.parametrize(("number", "tolerance"), [(0, 5e-3), (1, 1e-3), (2, 1e-3), (3, 1e-3)])
 def test_mixed_precision(number: int, tolerance: float, of_two: list[list[Result]], alone: Any) -> None:
     place = len(_OF_TWO) + len(_CONTINUED) + number
     reference = alone(_MIXED[number])

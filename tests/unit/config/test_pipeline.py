@@ -12,6 +12,7 @@ from gangline.config.pipeline import (
     batch_conflict,
     bubble_ratio,
     choose_microbatches,
+    fewer_microbatches,
     find_schedule,
     microbatch_conflict,
     slot_of_part,
@@ -50,6 +51,26 @@ def test_stages_are_the_ranks_of_a_replica() -> None:
 )
 def test_number_of_microbatches_divides_the_batch(records: int, stages: int, schedule: str, count: int) -> None:
     assert choose_microbatches(records, stages, schedule) == count
+
+
+@pytest.mark.parametrize(
+    ("records", "stages", "schedule", "count"),
+    [
+        (4, 2, "1F1B", 4),
+        (6, 4, "1F1B", 6),
+        # 1F1B has no full round of 3 records on 4 stages.
+        (3, 4, "1F1B", 3),
+        (12, 4, "GPipe", 6),
+        # 5 is no multiple of 2 stages; torch refuses it.
+        (5, 2, "Interleaved1F1B", 1),
+        (6, 2, "Interleaved1F1B", 6),
+        (10, 2, "Interleaved1F1B", 2),
+        (6, 4, "Interleaved1F1B", 3),
+        (0, 2, "1F1B", 1),
+    ],
+)
+def test_number_of_microbatches_of_a_smaller_batch(records: int, stages: int, schedule: str, count: int) -> None:
+    assert fewer_microbatches(records, 8, stages, schedule) == count
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,9 @@ class Strategy(ABC):
         """Returns a context for a trial's own clipping, in which torch's clip_grad_norm_ works on all parts."""
         return nullcontext()
 
-    def agree_on_overflow(self, found: Iterable[torch.Tensor]) -> None:  # noqa: B027  needed with parts only
-        """Gives all ranks the same answer to whether a scaler has found infinite gradients. found: its numbers of this
-        rank, which are changed in place."""
+    def agree_on_overflow(self, found: dict[torch.device, torch.Tensor]) -> None:  # noqa: B027  needed with parts only
+        """Gives all ranks the same answer to whether a scaler has found infinite gradients. found: the scaler's numbers
+        of this rank by device, which are changed in place. A rank without gradients has none, and gets one."""
 
     # Content of a checkpoint. Tensors may be DTensors, of which this rank has a part.
 

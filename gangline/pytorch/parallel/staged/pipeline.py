@@ -23,6 +23,7 @@ from gangline.config.pipeline import (
     SCHEDULES,
     batch_conflict,
     choose_microbatches,
+    fewer_microbatches,
     slot_of_part,
     split_conflict,
 )
@@ -230,11 +231,13 @@ class PipelineStrategy(Strategy):
         }
         return torch_norm_over(self._replicas.inside, self._device, lambda gradient: id(gradient) not in shared)
 
-    def agree_on_overflow(self, found: Iterable[torch.Tensor]) -> None:
-        own = list(found)
-        total = torch.stack([value.detach().float().to(self._device).reshape(()) for value in own]).max()
+    def agree_on_overflow(self, found: dict[torch.device, torch.Tensor]) -> None:
+        if not found:
+            # This rank has no gradient of the optimizer. The scaler refuses a step without a number.
+            found[self._device] = torch.zeros((), device=self._device)
+        total = torch.stack([value.detach().float().to(self._device).reshape(()) for value in found.values()]).max()
         dist.all_reduce(total, op=dist.ReduceOp.MAX, group=self._replicas.inside)
-        for value in own:
+        for value in found.values():
             value.copy_(total)
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
@@ -312,7 +315,7 @@ class PipelineStrategy(Strategy):
                 raise invalid("parallelism.microbatches", f"parallelism.microbatches: {text}")
             self._usual_records = records
         wanted = self._microbatches or choose_microbatches(records, self._stages, self._schedule)
-        return max(count for count in range(1, max(1, min(records, wanted)) + 1) if records % count == 0)
+        return fewer_microbatches(records, wanted, self._stages, self._schedule)
 
     def _begin(self, layout: Layout, key: Any) -> Callable[[], None]:
         assert self._batch is not None
