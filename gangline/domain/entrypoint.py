@@ -92,8 +92,9 @@ def runs_in_every_slot(text: str | Sequence[str]) -> bool:
 
 def launcher_options(text: str | Sequence[str]) -> tuple[str, ...]:
     """Returns the options of torchrun between the launcher and its program, each with its value. The trial runner
-    starts the ranks, so they have no effect."""
-    launch = _split_launcher(_split(text))
+    starts the ranks, so they have no effect. In a line for the shell the launcher itself runs with its options, so the
+    result is empty."""
+    launch = None if isinstance(text, str) and _has_operator(text) else _split_launcher(_split(text))
     return () if launch is None else launch.options
 
 
@@ -156,7 +157,7 @@ def _parse_command(words: tuple[str, ...]) -> Entrypoint:
 
 
 def _parse_python(arguments: tuple[str, ...]) -> Entrypoint | None:
-    """Returns the script or module among python3's arguments, else None. rest: these arguments."""
+    """Returns the script or module among python3's arguments, else None."""
     if len(arguments) > 1 and arguments[0] == "-m":
         if arguments[1] in _STARTERS:
             return None

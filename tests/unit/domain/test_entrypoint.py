@@ -82,6 +82,8 @@ def test_the_options_of_torchrun_are_known() -> None:
     line = f"{LAUNCHER} --rdzv_conf timeout=60 --max-restarts=2 --standalone -- python3 train.py --lr 1"
     assert launcher_options(line) == ("--rdzv_conf=timeout=60", "--max-restarts=2", "--standalone")
     assert launcher_options("python3 train.py --lr 1") == ()
+    # The shell runs the launcher, which takes them.
+    assert launcher_options(f"{LAUNCHER} --max-restarts=2 train.py && echo done") == ()
 
 
 @pytest.mark.parametrize(
