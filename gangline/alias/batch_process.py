@@ -34,7 +34,7 @@ _SIZE = "world_size"
 
 
 class TorchBatchProcessorContext:
-    """What a processor may ask for. device: of this rank. output_url: the folder of this rank in the trial's
+    """The context that a processor gets. device: of this rank. output_url: the folder of this rank in the trial's
     storage."""
 
     def __init__(self, core_context: core.Context, output_url: str) -> None:

@@ -33,7 +33,7 @@ from services.trial_runner.ranks.container_plan import (
 
 @dataclass(frozen=True, slots=True)
 class AttemptFiles:
-    """What a container needs of its attempt. beat_paths: by rank."""
+    """The folders, files and rules of an attempt that its container gets. beat_paths: by rank."""
 
     spec: runner_pb2.RunnerSpec
     place: Place

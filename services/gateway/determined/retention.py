@@ -1,4 +1,4 @@
-"""What experiments keep, in Determined's form: the policy of checkpoints and its preview, and the days of logs."""
+"""Retention in Determined's form: the policy of an experiment's checkpoints, its preview, and the days of logs."""
 
 from __future__ import annotations
 

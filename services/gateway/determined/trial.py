@@ -117,7 +117,7 @@ async def logs(call: Call) -> Lines:
 
 
 async def task_logs(call: Call) -> Lines:
-    """The same, by the id of a task or of a trial."""
+    """Yields the lines of the log of a trial. The path has the id of a task or of a trial."""
     async for row in _logs(call, trial_of(call.path["task"])):
         yield _log_line(row) | {"taskId": row.trial_id}
 

@@ -104,8 +104,8 @@ class Confinement:
             os.chown(path, self.user.uid, self.user.gid, follow_symlinks=False)
 
     def give(self, path: Path) -> None:
-        """Gives a folder with its content to the user of the ranks; the folder itself last, so nobody can change its
-        content meanwhile."""
+        """Gives a folder with its content to the user of the ranks. The folder itself comes last, so this user cannot
+        change its content meanwhile."""
         if self.user is not None and path.is_dir():
             path.chmod(0o700)
             give_tree(path, self.user.uid, self.user.gid)
