@@ -17,7 +17,7 @@ from lightning.pytorch import callbacks
 
 from gangline.core.context import Context
 from gangline.core.link import temporary_folder
-from gangline.core.searcher import Unit, length_of
+from gangline.core.searcher import Unit, length_by_unit
 from gangline.domain.experiment import STEPS_COMPLETED
 from gangline.domain.foreign_checkpoint import TRIAL_ID
 from gangline.errors import invalid
@@ -52,9 +52,7 @@ def trainer_arguments(core_context: Context) -> dict[str, Any]:
 def _length_of(core_context: Context) -> dict[str, Any]:
     """Returns the length of the experiment by its unit; empty off the cluster and where the script sets its own."""
     info = core_context.info
-    length = length_of((info.trial.config.get("searcher") or {}) if info is not None else {})
-    values = {"batches": length} if isinstance(length, int) else length or {}
-    return {unit: value for unit, value in values.items() if value}
+    return length_by_unit((info.trial.config.get("searcher") or {}) if info is not None else {})
 
 
 def _unit_of(length: Mapping[str, Any]) -> Unit | None:
@@ -85,7 +83,7 @@ class GanglineCallback(callbacks.Checkpoint):  # type: ignore[misc]  # its base 
         self._unit = _unit_of(_length_of(core_context))
         self._validation_names: set[str] = set()
         self._before: dict[str, Any] = {}
-        self._saved = self._percent = -1
+        self._saved = self._percent = self._reported = -1
         self._is_preempted = False
         self._folder: TemporaryDirectory[str] | None = None
         self.ckpt_path = self._fetch()
@@ -97,12 +95,14 @@ class GanglineCallback(callbacks.Checkpoint):  # type: ignore[misc]  # its base 
                 "this trial has a checkpoint, and the Trainer begins at step 0; call "
                 "trainer.fit(module, ckpt_path=callback.ckpt_path)",
             )
-        self._saved = trainer.global_step
+        self._saved = self._reported = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Reports, and asks for a preemption on all ranks in step. A preempted trial saves at once and stops."""
         step = trainer.global_step
-        if step and step % trainer.log_every_n_steps == 0:
+        # With accumulated gradients several batches have the same step. An earlier attempt has reported its last one.
+        if step and step % trainer.log_every_n_steps == 0 and step != self._reported:
+            self._reported = step
             names = trainer.callback_metrics.keys() - self._validation_names
             self._report("training", trainer, {name: trainer.callback_metrics[name] for name in names})
         self._report_progress(trainer)

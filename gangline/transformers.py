@@ -16,7 +16,7 @@ from typing import Any
 import transformers
 
 from gangline.core.context import Context
-from gangline.core.searcher import Unit, length_of
+from gangline.core.searcher import Unit, length_by_unit
 from gangline.domain.experiment import STEPS_COMPLETED
 from gangline.domain.foreign_checkpoint import TRIAL_ID
 from gangline.errors import invalid
@@ -169,10 +169,9 @@ GanglineCallback = DetCallback
 
 def _set_length(args: Any, searcher: Mapping[str, Any]) -> Unit | None:
     """Gives the Trainer the experiment's length. Returns its unit, or None where the script sets its own length."""
-    length = length_of(searcher)
-    if length is None:
+    values = length_by_unit(searcher)
+    if not values:
         return None
-    values = {"batches": length} if isinstance(length, int) else {key: value for key, value in length.items() if value}
     unit, value = next(iter(values.items()))
     if unit == "batches":
         if args.max_steps not in (-1, value):

@@ -117,6 +117,14 @@ class SearcherContext:
         )
 
 
+def length_by_unit(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the length of a trial as one number by its unit in small letters, or by the name of another
+    time_metric; empty where a script sets its own length."""
+    length = length_of(section)
+    values = {"batches": length} if isinstance(length, int) else length or {}
+    return {unit: value for unit, value in values.items() if value}
+
+
 def length_of(section: Mapping[str, Any]) -> Any:
     """Returns the length of a trial by the section `searcher`: max_length, or else {time_metric: max_time}; None where
     a script sets its own."""

@@ -68,6 +68,7 @@ def main() -> None:
             accelerator="cpu",
             logger=False,
             callbacks=[_Gate(context), callback],
+            accumulate_grad_batches=2,
             log_every_n_steps=1,
             val_check_interval=12,
             num_sanity_val_steps=0,

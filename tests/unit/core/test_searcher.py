@@ -9,7 +9,7 @@ import pytest
 from gangline import core
 from gangline.core import DistributedContext, SearcherContext, SearcherMode, TensorboardMode, TrainContext, Unit
 from gangline.core.link import LocalLink
-from gangline.core.searcher import length_of
+from gangline.core.searcher import length_by_unit, length_of
 from gangline.core.tensorboard import TensorboardFolder
 from gangline.errors import GanglineError
 from tests.support.world import in_ranks
@@ -131,3 +131,16 @@ def test_refused() -> None:
 
     with pytest.raises(GanglineError, match=r"SearcherMode\.ChiefOnly lets only rank 0"):
         in_ranks(2, work)
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"max_length": 7}, {"batches": 7}),
+        ({"max_length": {"epochs": 2, "batches": None}}, {"epochs": 2}),
+        ({"time_metric": "tokens", "max_time": 5}, {"tokens": 5}),
+        ({}, {}),
+    ],
+)
+def test_length_by_unit(section: dict[str, Any], expected: dict[str, int]) -> None:
+    assert length_by_unit(section) == expected
