@@ -115,7 +115,7 @@ async def test_a_worker_that_hangs_is_found_and_nothing_is_left(world: World) ->
     pids = await world.wait_pids(2)
     report = await runner.wait(120)
     assert (report.kind, report.rank) == (ExitKind.HANG, 1), report
-    await until(lambda: not living(pids), "the end of all workers", 5)
+    await until(lambda: not living(pids), "the end of all workers", 30)
 
 
 SPAWN = """
