@@ -53,7 +53,7 @@ with det.core.init() as core:
         operation.report_completed(1 / batch)
     logging.info("trained to %d", batch)
 """
-WAIT = "import time\nwhile True: time.sleep(1)\n"
+WAIT = "import time\nprint('waits now', flush=True)\nwhile True: time.sleep(1)\n"
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,16 @@ def test_checkpoints_are_listed_described_and_downloaded(det: DeterminedClient, 
     for mode in ("master", "auto"):
         det.works("checkpoint", "download", uuid, "-o", str(tmp_path / mode), "--mode", mode)
         assert (tmp_path / mode / "weights").read_text() == "w" * 100_000
+    # Without a pattern it deletes nothing, and single files of a checkpoint stay.
+    det.works("checkpoint", "rm", uuid, "--yes")
+    assert "det checkpoint delete" in det.run("checkpoint", "rm", uuid, "--glob", "w*", "--yes")
+    assert uuid in det.works("experiment", "list-checkpoints", done, "--csv")
+    assert [uuid] == [path.name for path in _downloaded(det, done, tmp_path / "all")]
+
+
+def _downloaded(det: DeterminedClient, number: str, folder: Path) -> list[Path]:
+    det.works("experiment", "download", number, "-o", str(folder))
+    return list(folder.iterdir())
 
 
 def test_what_an_experiment_keeps_is_changed_after_its_end(det: DeterminedClient, lab: Path, cluster: Cluster) -> None:
@@ -170,7 +180,8 @@ async def test_every_action_on_a_running_experiment(det: DeterminedClient, lab: 
     [job] = _csv(det.works("job", "list", "--csv").text)
     assert (job["ID"], job["Job Name"], job["Priority"]) == (number, f"renamed ({number})", "10")
     [task] = _csv(det.works("task", "list", "--csv").text)
-    assert (task["Task ID"], task["Slots Needed"], task["Agent"]) == (f"{number}.1", "1", "agent-1")
+    assert (task["Name"], task["Slots Needed"], task["Agent"]) == (f"Trial {number}.1 (renamed)", "1", "agent-1")
+    assert "waits now" in det.works("task", "logs", task["Task ID"])
     slots = _csv(det.works("slot", "list", "--csv").text)
     assert sorted(slot["Allocation ID"] for slot in slots) == sorted([f"{number}.1.1", "FREE"])
     det.works("trial", "kill", f"{number}00001")
@@ -192,6 +203,7 @@ def test_agents_and_slots_are_switched(det: DeterminedClient) -> None:
     assert [slot["Enabled"] for slot in _csv(det.works("slot", "list", "--csv").text)] == ["False", "True"]
     det.works("slot", "enable", "agent-1", "0")
     det.works("agent", "disable", "agent-1", "--drain")
+    assert {slot["Enabled"] for slot in _csv(det.works("slot", "list", "--csv").text)} == {"False"}
     assert [agent["Draining"] for agent in _csv(det.works("agent", "list", "--csv").text)] == ["True"]
     det.works("agent", "enable", "agent-1")
     assert "default" in det.works("agent", "list")
@@ -253,6 +265,8 @@ def test_an_experiment_continues(det: DeterminedClient, lab: Path) -> None:
         ("tensorboard start 1", "gangline tensorboard"),
         ("model list", "gangline checkpoint download"),
         ("master config show", "docs/cluster.md"),
+        ("workspace list-pools Uncategorized", "gangline agent list"),
+        ("experiment delete-tb-files 1", "gangline experiment delete"),
         ("master logs", "docs/operation.md"),
         ("user deactivate admin", "docs/cluster.md"),
         ("user create x --remote", "single sign-on"),

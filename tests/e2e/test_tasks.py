@@ -125,7 +125,7 @@ def _rows(text: str) -> list[dict[str, str]]:
 
 
 async def test_commands_of_determined(det: DeterminedClient, context: Path) -> None:
-    said = det.works("cmd", "run", "-c", str(context), "cat", "data.txt")
+    said = det.works("cmd", "run", "-c", str(context), "--", "cat", "data.txt")
     assert "of the context" in said
     [task_id] = re.findall(r"det task logs -f (\S+)", said.text)
     assert "of the context" in det.works("task", "logs", task_id)

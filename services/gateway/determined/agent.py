@@ -12,6 +12,7 @@ from gangline.domain.task import Task
 from gangline.domain.view import AgentView
 from gangline.errors import invalid
 from services.gateway.determined.call import Call, Routes, page_of, start_instant
+from services.gateway.determined.task import listed_id
 from services.gateway.determined.values import Json, read_queue_control
 
 _DEVICES = {SlotKind.CPU: "TYPE_CPU", SlotKind.GPU: "TYPE_CUDA"}
@@ -90,8 +91,8 @@ def _describe_slot(view: AgentView, slot: Slot) -> Json:
     holder = view.allocation_id_by_slot_id.get(slot.id)
     return {
         "id": _local(slot),
-        "enabled": slot.is_healthy and slot.availability is Availability.ENABLED,
-        "draining": slot.availability is Availability.DRAINING,
+        "enabled": slot.is_healthy and {slot.availability, view.agent.availability} == {Availability.ENABLED},
+        "draining": Availability.DRAINING in (slot.availability, view.agent.availability),
         "device": {"id": 0, "brand": slot.model, "uuid": slot.uuid, "type": _DEVICES[slot.kind]},
         **({"container": _container(holder)} if holder else {}),
     }
@@ -125,7 +126,7 @@ def _describe_task(task: Task) -> Json:
     """Returns v1AllocationSummary. A trial that waits goes by the id of the attempt that comes next."""
     allocation = task.allocation
     described: Json = {
-        "taskId": task.trial.id,
+        "taskId": listed_id(task.trial.id),
         "allocationId": allocation.id if allocation is not None else f"{task.trial.id}.{task.trial.attempts + 1}",
         "name": f"{(task.task_kind or 'Trial').capitalize()} {task.trial.id} ({task.experiment_name})",
         "registeredTime": start_instant(task.submitted_at),

@@ -84,8 +84,14 @@ async def delete(call: Call) -> Json:
 
 
 async def remove_files(call: Call) -> Json:
-    """Deletes whole checkpoints; single files of one cannot be deleted."""
-    if call.body.get("checkpointGlobs") not in ([], None, ["**"], ["**/*"]):
+    """Deletes whole checkpoints, of which every file is named; single files of one cannot be deleted. Without patterns
+    Determined only counts the files again, which changes nothing here."""
+    patterns = call.body.get("checkpointGlobs")
+    if not patterns:
+        for checkpoint_id in _uuids(call):
+            call.cases.checkpoints.find(call.caller, checkpoint_id)
+        return {}
+    if patterns not in (["**"], ["**/*"]):
         raise invalid(
             "request.lacking", "a checkpoint is deleted as a whole, not by file; use: det checkpoint delete UUID"
         )

@@ -48,10 +48,25 @@ _BY_PREFIX = {
     "/api/v1/workspaces": "this cannot be done with a workspace here; see: gangline workspace --help",
     "/api/v1/projects": "this cannot be done with a project here; see: gangline project --help",
 }
+# Calls that need another answer than their neighbours. A part of a path in braces stands for any value.
+_BY_PATTERN = {
+    "/api/v1/checkpoints/{}/metadata": "the metadata of a checkpoint are those with which it was saved; give them to "
+    "core_context.checkpoint.store_path(metadata)",
+    "/api/v1/experiments/{}/tensorboard-files": "there are no files of TensorBoard to delete; it reads the metrics, "
+    "which end with the experiment: gangline experiment delete ID",
+    "/api/v1/master/cluster_message": "there is no message to all users",
+    "/api/v1/projects/{}/notes": "a project has a description and no notes: gangline project edit --help",
+    "/api/v1/workspaces/{}/available-resource-pools": "every workspace may use every pool: gangline agent list",
+}
 
 
 def lacking(method: str, path: str) -> GanglineError:
     """Returns the refusal of a call that is not there."""
+    parts = path.split("/")
+    for pattern, way_out in _BY_PATTERN.items():
+        wanted = pattern.split("/")
+        if len(parts) == len(wanted) and all(each in ("{}", part) for each, part in zip(wanted, parts, strict=True)):
+            return not_found("request.lacking", f"Gangline has no such call: {way_out}")
     for prefix in sorted(_BY_PREFIX, key=len, reverse=True):
         if path == prefix or path.startswith(prefix + "/"):
             return not_found("request.lacking", f"Gangline has no such call: {_BY_PREFIX[prefix]}")

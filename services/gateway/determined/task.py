@@ -2,7 +2,8 @@
 
 The client takes an id for whole only if it is a number, a dot and a UUID. So the id of a task is the number of its
 experiment and a code that only its owner and administrators see; the tunnel of a shell needs it. Other callers get
-zeros, and every call but that of the tunnel takes any code.
+zeros, and every call but that of the tunnel takes any code. In the list of all tasks, trials too, the code is the
+trial's own number.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from gangline.config import read_config
 from gangline.config.task import plan_task
 from gangline.domain.experiment import Experiment, ExperimentFilter, ResourceChange
-from gangline.domain.id import trial_id
+from gangline.domain.id import parse_trial_id, trial_id
 from gangline.domain.state import Outcome, State, TaskKind
 from gangline.domain.view import TrialView
 from gangline.errors import invalid, not_found
@@ -37,6 +38,8 @@ _MAX_PAGE = 1000
 # So long the answer to the start of a shell waits for the shell.
 _ACCOUNT_SECONDS = 20.0
 _NO_CODE = str(uuid.UUID(int=0))
+# The code of a task is random, so it never begins like this.
+_LISTED = re.compile("0{8}-0{4}-0{4}-0{4}-([0-9a-f]{12})")
 
 
 def experiment_of(text: str) -> int:
@@ -52,7 +55,16 @@ def trial_of(text: str) -> str:
     """Returns the id of the trial that a task's id stands for; the id of a trial stands for itself."""
     number = experiment_of(text)
     _, _, rest = text.partition(".")
-    return text if rest.isdecimal() and len(rest) < len(_NO_CODE) else trial_id(number, 1)
+    if rest.isdecimal() and len(rest) < len(_NO_CODE):
+        return text
+    listed = _LISTED.fullmatch(rest)
+    return trial_id(number, max(1, int(listed.group(1), 16)) if listed is not None else 1)
+
+
+def listed_id(trial: str) -> str:
+    """Returns the id of a trial in the list of tasks, which `trial_of` reads."""
+    experiment_id, number = parse_trial_id(trial)
+    return f"{experiment_id}.{uuid.UUID(int=number)}"
 
 
 def launching(kind: TaskKind) -> Handler:
@@ -66,7 +78,7 @@ def launching(kind: TaskKind) -> Handler:
             raise invalid("task.workspace", f"{kind.lower()}s are in no workspace here; leave the workspace out")
         template = call.text("templateName") or call.text("template_name")
         inherited = await call.cases.projects.inherit(call.caller, "", "", template, 0)
-        config, _ = await off_loop(read_config, plan_task(kind, command), inherited)
+        config, _ = await off_loop(read_config, plan_task(kind, _without_dashes(command)), inherited)
         config_json = config.model_dump_json()
         if call.body.get("preview"):
             draft = Experiment(0, config.name, call.caller.name, config_json, "", task_kind=kind)
@@ -80,6 +92,13 @@ def launching(kind: TaskKind) -> Handler:
         return {kind.lower(): describe(call, experiment), "config": load(experiment.config_json), "warnings": []}
 
     return launch
+
+
+def _without_dashes(command: Json) -> Json:
+    """Drops the `--` before a command, which the client passes on as if it were the program."""
+    entrypoint = command.get("entrypoint")
+    is_marked = isinstance(entrypoint, list) and len(entrypoint) > 1 and entrypoint[0] == "--"
+    return {**command, "entrypoint": entrypoint[1:]} if is_marked and isinstance(entrypoint, list) else command
 
 
 async def _take_files(call: Call) -> str:

@@ -17,6 +17,7 @@ from gangline.errors import GanglineError
 from services.gateway.determined.determined_app import _TABLES
 from services.gateway.determined.lacking_call import _BY_PREFIX, lacking
 from services.gateway.determined.model_definition import pack_files
+from services.gateway.determined.task import listed_id, trial_of
 from services.gateway.determined.values import (
     metrics_json,
     read_queue_control,
@@ -132,3 +133,28 @@ def test_a_call_that_is_not_there_is_refused_with_the_way_out(prefix: str) -> No
 def test_no_route_is_in_two_tables() -> None:
     places = [(method, path) for table in _TABLES for method, path, _ in table]
     assert len(places) == len(set(places)) > 70
+
+
+@pytest.mark.parametrize("trial", ["7.1", "7.12", "123456.99999"])
+def test_the_id_of_a_task_in_the_list_is_that_of_its_trial(trial: str) -> None:
+    assert trial_of(listed_id(trial)) == trial
+    assert trial_of(trial) == trial
+
+
+def test_a_task_without_its_code_is_the_first_trial() -> None:
+    codes = ("", ".00000000-0000-0000-0000-000000000000", ".b131e1b0-3145-924b-23c4-44226841ab2d")
+    assert {trial_of(f"7{code}") for code in codes} == {"7.1"}
+    assert trial_of("7.00000000-0000-0000-0000-0-2-4-6-8-0-") == "7.1"
+
+
+@pytest.mark.parametrize(
+    ("path", "way_out"),
+    [
+        ("/api/v1/checkpoints/7db1be6d/metadata", "store_path"),
+        ("/api/v1/projects/3/notes", "description"),
+        ("/api/v1/master/cluster_message", "no message"),
+    ],
+)
+def test_some_calls_have_an_answer_of_their_own(path: str, way_out: str) -> None:
+    assert way_out in lacking("POST", path).message
+    assert way_out not in lacking("POST", path + "/more").message
