@@ -181,6 +181,8 @@ class Checkpoint:
     delete_request_id: str = ""
     # Of an imported one: the name that its user gave it. It has no trial and no experiment.
     imported_as: str = ""
+    # Of an imported one: its user, who may delete it beside administrators. Others belong to their experiment's owner.
+    owner: str = ""
 
 
 # The project of experiments that name none, and its workspace. Both exist in every cluster, and nothing changes them.

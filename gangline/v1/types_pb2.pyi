@@ -1840,6 +1840,7 @@ class Checkpoint(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     DELETE_REQUEST_ID_FIELD_NUMBER: builtins.int
     IMPORTED_AS_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     id: builtins.str
     trial_id: builtins.str
     experiment_id: builtins.int
@@ -1856,6 +1857,8 @@ class Checkpoint(google.protobuf.message.Message):
     """The user's request that had it deleted, so that a retry is no error; empty when the scheduler did it by itself."""
     imported_as: builtins.str
     """Of one that was imported: the name that its user gave it. It has no trial and no experiment."""
+    owner: builtins.str
+    """Of one that was imported: the user who imported it, who may delete it beside administrators."""
     @property
     def file_bytes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """File path in the folder -> its size."""
@@ -1874,8 +1877,9 @@ class Checkpoint(google.protobuf.message.Message):
         state: Global___CheckpointState.ValueType = ...,
         delete_request_id: builtins.str = ...,
         imported_as: builtins.str = ...,
+        owner: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "created_at", b"created_at", "delete_request_id", b"delete_request_id", "experiment_id", b"experiment_id", "file_bytes", b"file_bytes", "id", b"id", "imported_as", b"imported_as", "metadata_json", b"metadata_json", "state", b"state", "trial_id", b"trial_id", "url", b"url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "created_at", b"created_at", "delete_request_id", b"delete_request_id", "experiment_id", b"experiment_id", "file_bytes", b"file_bytes", "id", b"id", "imported_as", b"imported_as", "metadata_json", b"metadata_json", "owner", b"owner", "state", b"state", "trial_id", b"trial_id", "url", b"url"]) -> None: ...
 
 Global___Checkpoint: typing_extensions.TypeAlias = Checkpoint
 

@@ -59,6 +59,7 @@ def test_imported_checkpoint_of_determined_trains_on_divided(cluster: Cluster, t
     said = cluster.run("checkpoint", "import", str(folder), "--name", "line", "--json")
     record = json.loads(said.stdout)
     checkpoint_id = record["checkpoint"]["id"]
+    assert record["checkpoint"]["owner"] == "admin"
     assert record["is_new"]
     assert "imported before" in cluster.run("checkpoint", "import", str(folder)).stdout
     assert "imported" in cluster.run("checkpoint", "list").stdout

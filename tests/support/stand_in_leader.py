@@ -236,6 +236,7 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
         assert request.request_id
         if self.import_failure is not None:
             raise self.import_failure
+        request.checkpoint.owner = request.user
         committed = await self._etcd.commit(
             [Put(keys.checkpoint(request.checkpoint.id), request.checkpoint.SerializeToString())]
         )

@@ -67,15 +67,19 @@ class Checkpoints:
         for checkpoint_id in checkpoint_ids:
             # The leader refuses one that is not there.
             checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(checkpoint_id))
-            experiment_id = checkpoint.experiment_id if checkpoint is not None else 0
-            experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
-            if experiment is not None:
-                check_owner(principal, experiment.owner, f"delete checkpoint {checkpoint_id}")
+            if checkpoint is not None:
+                self._check_owner(principal, checkpoint)
         request = scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest(checkpoint_ids=checkpoint_ids)
         answer = await self._leader.change(
             principal, request_id, lambda scheduler: scheduler.DeleteCheckpoints, request
         )
         return [wire.from_proto(Checkpoint, message) for message in answer.checkpoints]
+
+    def _check_owner(self, principal: Principal, checkpoint: Checkpoint) -> None:
+        experiment = self._mirror.state.experiments.find(keys.experiment(checkpoint.experiment_id))
+        if experiment is not None or not checkpoint.trial_id:
+            owner = checkpoint.owner if experiment is None else experiment.owner
+            check_owner(principal, owner, f"delete checkpoint {checkpoint.id}")
 
     async def preview_retention(
         self, principal: Principal, experiment_id: int, change: RetentionChange

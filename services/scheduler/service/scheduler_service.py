@@ -217,8 +217,10 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
     ) -> scheduler_pb2.SchedulerServiceImportCheckpointResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
-        # The gateway has checked what a user may choose. Nothing but the time is the leader's own.
-        checkpoint = replace(wire.from_proto(Checkpoint, request.checkpoint), created_at=time.time())
+        # The gateway has checked what a user may choose. The time and the owner are the leader's own.
+        checkpoint = replace(
+            wire.from_proto(Checkpoint, request.checkpoint), created_at=time.time(), owner=request.user
+        )
         check_checkpoint_id(checkpoint.id)
         change = await term.store.commit_asked(lambda records: import_checkpoint(records, checkpoint))
         if change:

@@ -18,7 +18,7 @@ from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from services.common import keys
 from services.common.etcd import EtcdClient
-from tests.support.gateway import Client
+from tests.support.gateway import Client, add_user
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until
 
@@ -63,6 +63,20 @@ async def test_stored_listed_and_imported_once(client: Client, leader: StandInLe
     assert _names(storage) == [checkpoint.id]
     listed = (await client.http.get("/api/v1/checkpoints")).json()["checkpoints"]
     assert [(each["id"], each["importedAs"], each["totalBatches"]) for each in listed] == [(checkpoint.id, "mine", 8)]
+
+
+async def test_only_its_owner_and_administrators_delete_it(
+    client: Client, etcd: EtcdClient, leader: StandInLeader
+) -> None:
+    checkpoint, _ = await _import(client)
+    assert checkpoint.owner == "alice"
+    await add_user(etcd, "bob", "token-of-bob-in-the-tests")
+    request = pb.DeleteCheckpointsRequest(request_id="r2", checkpoint_ids=[checkpoint.id])
+    bob = (("authorization", "Bearer token-of-bob-in-the-tests"),)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.gateway.DeleteCheckpoints(request, metadata=bob)
+    assert rpc.error_of(caught.value, "").code == "auth.not_owner"
+    assert leader.checkpoint_deletions == []
 
 
 async def test_refused_record_removes_the_files(client: Client, leader: StandInLeader, tmp_path: Path) -> None:
