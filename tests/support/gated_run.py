@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -197,4 +197,9 @@ def check_loads(folder: Path) -> None:
 
 
 def _has_open(pid: int, path: str) -> bool:
-    return any(str(entry.readlink()) == path for entry in Path(f"/proc/{pid}/fd").iterdir())
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        # A descriptor may be closed between its listing and its reading.
+        with suppress(FileNotFoundError):
+            if str(entry.readlink()) == path:
+                return True
+    return False

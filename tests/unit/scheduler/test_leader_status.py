@@ -14,6 +14,7 @@ from services.scheduler.leader import leader_status as seat_module
 from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.leader.term import Term
 from services.scheduler.state.directory import Directory
+from services.scheduler.state.records import SchedulerState
 
 OTHER = ServiceInstance(id="s2", kind="scheduler", grpc_address="10.0.0.2:8082")
 
@@ -59,6 +60,8 @@ async def test_caller_is_not_kept_for_ever(leader_status: LeaderStatus, monkeypa
 
 
 class _StandInTerm:
+    state = SchedulerState.of([])
+
     class store:  # noqa: N801 - an attribute of a term
         epoch = 6
 
