@@ -39,7 +39,8 @@ import sys, torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 dcp_to_torch_save(sys.argv[1], sys.argv[2])
 [model] = torch.load(sys.argv[2], weights_only=True)["models_state_dict"]
-print(sum(tensor.numel() for tensor in model.values()), sorted(name for name in sys.modules if name.startswith("gangline")))
+own = sorted(name for name in sys.modules if name.startswith("gangline"))
+print(sum(tensor.numel() for tensor in model.values()), own)
 """
 
 
