@@ -18,6 +18,8 @@ PROPAGATIONS = ("private", "rprivate", "shared", "rshared", "slave", "rslave")
 IMAGE_KINDS = ("cpu", "cuda", "rocm", "gpu")
 # The first character is no hyphen, with which an option would begin.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-/:@]*")
+# The images that Determined published. They have an older Python, and Determined's harness in place of Gangline.
+_OF_DETERMINED = re.compile(r"(docker\.io/)?determinedai/")
 _CAPABILITY = re.compile(r"[A-Za-z_]+")
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+) ?([kmgtp]?)i?b?", re.IGNORECASE)
 _EXPONENTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
@@ -26,7 +28,15 @@ _EXPONENTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 def has_image(config: Mapping[str, Any]) -> bool:
     """Whether an experiment's configuration asks for a container."""
     section = config.get("environment")
-    return isinstance(section, dict) and bool(section.get("image"))
+    return isinstance(section, dict) and names_container(section.get("image"))
+
+
+def names_container(named: Any) -> bool:
+    """Whether `environment.image` asks for a container. An image that Determined published asks for none: Gangline
+    cannot run in it, so a trial that names it runs in the agents' Python."""
+    if isinstance(named, dict):
+        return any(names_container(image) for image in named.values())
+    return bool(named) and not (isinstance(named, str) and _OF_DETERMINED.match(named))
 
 
 def image_of(named: Any, *, is_gpu: bool) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from gangline.alias.surface import NAMES_BY_OPTIONAL_MODULE, TARGET_BY_MODULE
 from gangline.config import parse_config
 from gangline.config.yaml_document import parse_document
+from gangline.domain.container import names_container
 from gangline.domain.entrypoint import refused_launcher
 from gangline.errors import GanglineError, invalid
 from gangline.lacking import explain
@@ -92,7 +93,7 @@ def check_experiment(name: str, text: str) -> Finding | None:
         config, warnings = parse_config(text)
     except GanglineError as error:
         return Finding(name, Verdict.CHANGE, (*notes, *error.message.splitlines()))
-    if config.environment.image:
+    if names_container(config.environment.image):
         warnings = [*warnings, _IMAGE]
     if notes:
         return Finding(name, Verdict.CHANGE, (*notes, *warnings))

@@ -22,6 +22,7 @@ from gangline.domain.container import (
     has_image,
     image_of,
     is_docker,
+    names_container,
     parse_memory_size,
 )
 from gangline.errors import GanglineError, invalid
@@ -109,6 +110,8 @@ def find_request(config: Mapping[str, Any], code_directory: str, *, is_gpu: bool
     image = image_of(section["image"], is_gpu=is_gpu)
     if not image:
         raise _refused(f"it names no image for {'GPU' if is_gpu else 'CPU'} slots")
+    if not names_container(image):
+        return None
     size = (config.get("resources") or {}).get("shm_size")
     return ContainerRequest(
         image,

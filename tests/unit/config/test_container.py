@@ -9,7 +9,7 @@ import yaml
 
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.parse import parse_config
-from gangline.domain.container import image_of, parse_memory_size
+from gangline.domain.container import has_image, image_of, parse_memory_size
 from gangline.errors import GanglineError
 
 BASE = {"entrypoint": "python3 train.py", "searcher": {"name": "single", "metric": "loss"}}
@@ -88,6 +88,19 @@ def test_settings_that_need_an_image_warn_without_one() -> None:
         "environment.force_pull_image: accepted, but has no effect without environment.image",
         "resources.shm_size: accepted, but has no effect without environment.image",
     ]
+
+
+@pytest.mark.parametrize(
+    "image", ["determinedai/environments:py-3.10", {"gpu": "docker.io/determinedai/genai-train", "cpu": None}]
+)
+def test_an_image_of_determined_warns_and_makes_no_container(image: Any) -> None:
+    """Gangline cannot run in it, and nearly every experiment file of Determined names one."""
+    config, warnings = parse(environment={"image": image}, resources={"shm_size": "1g"})
+    assert [warning.split(":")[0] for warning in warnings] == ["environment.image", "resources.shm_size"]
+    assert "in the agents' Python" in warnings[0]
+    assert not has_image({"environment": config.environment.model_dump()})
+    with pytest.raises(GanglineError, match=r"needs environment\.image"):
+        parse(environment={"image": image}, bind_mounts=[MOUNT])
 
 
 def test_a_stored_configuration_of_an_earlier_version_is_still_read() -> None:

@@ -136,7 +136,16 @@ def test_what_an_earlier_version_stored_unchecked_becomes_no_option(config: dict
         find_request(config, "/state/code", is_gpu=False)
 
 
-@pytest.mark.parametrize("config", [{}, {"environment": None}, {"environment": {"image": None}}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"environment": None},
+        {"environment": {"image": None}},
+        {"environment": {"image": "determinedai/environments:py-3.10"}},
+        {"environment": {"image": {"cpu": "determinedai/environments", "cuda": "mine"}}},
+    ],
+)
 def test_without_an_image_there_is_no_container(config: dict[str, Any]) -> None:
     assert find_request(config, "/state/code", is_gpu=False) is None
 
