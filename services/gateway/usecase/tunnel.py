@@ -28,7 +28,7 @@ from services.common.security import hash_token, is_same_token
 from services.common.server import Principal
 from services.common.task_token import check_proxy_token, proxy_token, read_proxy_token, shell_seed, task_code
 from services.gateway.mirror.attempt_fence import why_over
-from services.gateway.mirror.auth import check_owner, check_trial
+from services.gateway.mirror.auth import check_owner, check_trial, check_user
 from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.view import Views
 
@@ -169,6 +169,8 @@ class Tunnels:
     def find(self, principal: Principal, experiment_id: int) -> Experiment:
         """Returns a task that the caller may reach. Raises GanglineError `task.no_tunnel`, `auth.not_owner`,
         `experiment.not_found`."""
+        # First, so that no other caller learns which ids exist.
+        check_user(principal)
         experiment = self._views.experiment(experiment_id)
         if experiment.task_kind not in _KINDS:
             kind = (experiment.task_kind or "experiment").lower()

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 from prometheus_client.parser import text_string_to_metric_families
 
 from gangline.domain.allocation import Allocation, Member
@@ -52,6 +53,7 @@ UNARY_CALLS = {
     "ListFusion": pb.ListFusionRequest(),
     "DeleteCheckpoints": pb.DeleteCheckpointsRequest(),
     "ForgetFusion": pb.GatewayServiceForgetFusionRequest(),
+    "GetTaskAccess": pb.GetTaskAccessRequest(experiment_id=7),
     "ListWorkspaces": project_pb2.ListWorkspacesRequest(),
     "ListProjects": project_pb2.ListProjectsRequest(),
     "ListTemplates": project_pb2.ListTemplatesRequest(),
@@ -93,11 +95,19 @@ STREAMING_CALLS = {
     "DownloadCheckpoint": pb.DownloadCheckpointRequest(),
     "DownloadTensorboard": pb.DownloadTensorboardRequest(),
 }
+# Calls to which the caller sends a stream.
+UPLOADS: dict[str, Message] = {
+    "UploadCode": pb.UploadCodeRequest(),
+    "ImportCheckpoint": pb.ImportCheckpointRequest(),
+    "ConnectTask": pb.ConnectTaskRequest(experiment_id=7),
+}
 
 
 async def call(client: Client, name: str, metadata: Any) -> Any:
-    if name == "UploadCode":
-        return await client.gateway.UploadCode(iter([pb.UploadCodeRequest()]), metadata=metadata)
+    if name == "ConnectTask":
+        return [answer async for answer in client.gateway.ConnectTask(iter([UPLOADS[name]]), metadata=metadata)]
+    if name in UPLOADS:
+        return await getattr(client.gateway, name)(iter([UPLOADS[name]]), metadata=metadata)
     if name in UNARY_CALLS:
         return await getattr(client.gateway, name)(UNARY_CALLS[name], metadata=metadata)
     return [answer async for answer in getattr(client.gateway, name)(STREAMING_CALLS[name], metadata=metadata)]
@@ -105,10 +115,10 @@ async def call(client: Client, name: str, metadata: Any) -> Any:
 
 def test_every_call_is_covered_here() -> None:
     service = pb.DESCRIPTOR.services_by_name["GatewayService"]
-    assert {method.name for method in service.methods} == {*UNARY_CALLS, *STREAMING_CALLS, *OPEN_CALLS, "UploadCode"}
+    assert {method.name for method in service.methods} == {*UNARY_CALLS, *STREAMING_CALLS, *OPEN_CALLS, *UPLOADS}
 
 
-@pytest.mark.parametrize("name", [*UNARY_CALLS, *STREAMING_CALLS, "UploadCode"])
+@pytest.mark.parametrize("name", [*UNARY_CALLS, *STREAMING_CALLS, *UPLOADS])
 async def test_every_call_refuses_a_wrong_token_a_missing_one_and_a_runners(client: Client, name: str) -> None:
     for metadata, code, message in [
         (rpc.token_metadata("not-a-token-of-anybody"), grpc.StatusCode.UNAUTHENTICATED, "belongs to no user"),

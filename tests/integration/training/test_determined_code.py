@@ -165,6 +165,6 @@ def test_what_is_lacking_ends_the_trial_with_its_name(tmp_path: Path) -> None:
     running, codes = run_trial(tmp_path, Trial(code, config))
     assert codes == [1]
     assert running.runner.of(0, "failure")[0].message == (
-        "ImportError: determined.keras is not part of Gangline; docs/from-determined.md says what is, and what to use "
-        "instead"
+        "ImportError: determined.keras is not part of Gangline; Gangline trains with PyTorch alone; a loop of your own "
+        "can use gangline.core on one slot; docs/from-determined.md has more"
     )
