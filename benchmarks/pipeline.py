@@ -111,7 +111,8 @@ def _step_seconds(side: str) -> float:
     command = [sys.executable, *([] if side == "alone" else torchrun), str(WORKLOAD), side, str(MICROBATCHES)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="gl-staged-") as folder:
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=folder)
+        # Standard error stays this program's own, so that the reason of a failure is seen.
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("median "))
     return float(line.split()[1])
 

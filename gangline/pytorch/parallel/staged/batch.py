@@ -76,6 +76,8 @@ class BatchRun:
         self._inputs: dict[int, _Inputs] = {}
         self._outputs: dict[int, Any] = {}
         self._results: dict[int, Any] = {}
+        # The model's output for the last microbatch, without its graph; on the rank of the last part only.
+        self._last: Any = None
         self._layout: Layout | None = None
 
     @property
