@@ -1,0 +1,99 @@
+"""PURE: the record of how `parallelism: auto` chose the strategy of a trial.
+
+The chief makes it, and sends it as JSON to the scheduler, which keeps it with the trial. The next attempt gets it back,
+so that a candidate that ran out of memory is not chosen again. It lies in checkpoints as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from gangline.errors import invalid
+
+# A table has a row for each candidate, of about 400 bytes.
+MOST_BYTES = 256 * 1024
+_MIB = 1024.0**2
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateRow:
+    """A row of the table. name: the strategy with its options, unique in the table. bytes: of the slot that needs most,
+    by purpose, with `total`; empty where the strategy cannot run. step_seconds: the expected time of a step; None
+    where the strategy cannot run. refusal: why it is not chosen; empty for one that fits."""
+
+    name: str
+    strategy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    activation_checkpointing: str = "none"
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    step_seconds: float | None = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyChoice:
+    """choice: the name of the chosen row. slots: of the attempt. memory_bytes: of a slot; None where it is not known.
+    out_of_memory: names of candidates that ran out of memory in earlier attempts, oldest first. notes: lines about
+    what could not be measured."""
+
+    choice: str
+    slots: int
+    rows: tuple[CandidateRow, ...]
+    memory_bytes: int | None = None
+    out_of_memory: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def chosen(self) -> CandidateRow:
+        return next(row for row in self.rows if row.name == self.choice)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def parse_choice(text: str) -> StrategyChoice:
+    """Parses a record as to_json writes it. Raises GanglineError `parallelism.record` for anything else."""
+    try:
+        if len(text.encode()) > MOST_BYTES:
+            raise ValueError(f"it is longer than {MOST_BYTES} bytes")
+        record = _ADAPTER.validate_json(text)
+        if record.choice not in {row.name for row in record.rows}:
+            raise ValueError(f"it has no candidate {record.choice!r}, which it chooses")
+    except ValueError as error:
+        problem = " ".join(str(error).split())
+        raise invalid("parallelism.record", f"the record of the chosen strategy cannot be read: {problem}") from error
+    return record
+
+
+def table_lines(record: StrategyChoice) -> list[str]:
+    """Returns the table as lines of text, the chosen candidate marked."""
+    rows = [("", "candidate", "parameters", "gradients", "optimizer", "transient", "activations", "total", "step", "")]
+    for row in record.rows:
+        sizes = [f"{row.bytes[key] / _MIB:.1f}" if key in row.bytes else "-" for key in _PURPOSES]
+        step = "-" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f} ms"
+        rows.append(("*" if row.name == record.choice else "", row.name, *sizes, step, row.refusal))
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    lines = []
+    for row in rows:
+        mark, name, *values = row[:-1]
+        cells = [mark.ljust(widths[0]), name.ljust(widths[1])]
+        cells += [value.rjust(width) for value, width in zip(values, widths[2:], strict=True)]
+        lines.append("  ".join((*cells, row[-1])).rstrip())
+    return [_title(record), *lines]
+
+
+_PURPOSES = ("parameters", "gradients", "optimizer", "transient", "activations", "total")
+
+
+def _title(record: StrategyChoice) -> str:
+    memory = "of unknown memory" if record.memory_bytes is None else f"of {record.memory_bytes / _MIB:.0f} MiB"
+    slots = "1 slot" if record.slots == 1 else f"{record.slots} slots"
+    return f"parallelism: auto chose {record.choice} for {slots} {memory}; sizes in MiB of the fullest slot"
+
+
+_ADAPTER = TypeAdapter(StrategyChoice)
