@@ -72,18 +72,18 @@ def parse_choice(text: str) -> StrategyChoice:
 
 def table_lines(record: StrategyChoice) -> list[str]:
     """Returns the table as lines of text, the chosen candidate marked."""
-    rows = [("", "candidate", "parameters", "gradients", "optimizer", "transient", "activations", "total", "step", "")]
+    table: list[tuple[str, ...]] = [("", "candidate", *_PURPOSES, "step", "")]
     for row in record.rows:
         sizes = [f"{row.bytes[key] / _MIB:.1f}" if key in row.bytes else "-" for key in _PURPOSES]
         step = "-" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f} ms"
-        rows.append(("*" if row.name == record.choice else "", row.name, *sizes, step, row.refusal))
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+        table.append(("*" if row.name == record.choice else "", row.name, *sizes, step, row.refusal))
+    widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[:-1]]
     lines = []
-    for row in rows:
-        mark, name, *values = row[:-1]
+    for line in table:
+        mark, name, *values, refusal = line
         cells = [mark.ljust(widths[0]), name.ljust(widths[1])]
         cells += [value.rjust(width) for value, width in zip(values, widths[2:], strict=True)]
-        lines.append("  ".join((*cells, row[-1])).rstrip())
+        lines.append("  ".join((*cells, refusal)).rstrip())
     return [_title(record), *lines]
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gangline.domain.strategy_choice import MOST_BYTES, CandidateRow, StrategyChoice, parse_choice, table_lines
+from gangline.config.strategy_choice import MOST_BYTES, CandidateRow, StrategyChoice, parse_choice, table_lines
 from gangline.errors import GanglineError
 
 DDP = CandidateRow("ddp", "ddp", bytes={"parameters": 1 << 20, "total": 3 << 20}, step_seconds=0.5)
