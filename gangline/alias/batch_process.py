@@ -25,7 +25,7 @@ from gangline.core import DistributedContext
 from gangline.core.link import temporary_folder
 from gangline.errors import invalid
 from gangline.pytorch import MetricReducer, adapt_batch_sampler, to_device
-from gangline.pytorch.group import choose_device, close_group_at_exit, open_group
+from gangline.pytorch.group import choose_device, open_group
 from gangline.pytorch.metrics.reducer import Reducers
 
 __all__ = ["TorchBatchProcessor", "TorchBatchProcessorContext", "get_default_device", "torch_batch_process"]
@@ -128,13 +128,12 @@ def torch_batch_process(
     """
     options = dict(dataloader_kwargs or {})
     size = _check(dataset, batch_size, checkpoint_interval, options)
-    is_group_ours = distributed_context is None and open_group(choose_device())
+    if distributed_context is None:
+        open_group(choose_device())
     if distributed_context is None and dist.is_initialized():
         distributed_context = DistributedContext.from_torch_distributed()
     with core.init(distributed=distributed_context) as context:
         _Processing(context, batch_processor_cls, dataset, size, max_batches, checkpoint_interval, options).run()
-    if is_group_ours and context.info is None:
-        close_group_at_exit()
 
 
 def _check(dataset: Any, batch_size: int | None, checkpoint_interval: int, options: dict[str, Any]) -> int:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from gangline.cluster_info import CHIEF_PORT_KEY, get_cluster_info
 from gangline.core import refusal
 from gangline.core.link import connect, take_place
+from gangline.core.process_group import close_group_at_exit, keep_group_at_exit
 from gangline.core.transport import AloneTransport, StoreTransport, TorchTransport, Transport
 from gangline.domain.beat import Collectives
 from gangline.errors import invalid
@@ -108,11 +109,14 @@ class DistributedContext(Lacking):
         group = _cpu_group()
         first = place["rank"] - place["local_rank"]
         ranks = range(first, first + place["local_size"])
-        return cls(
+        context = cls(
             **place,
             transport=TorchTransport(group, range(place["size"])),
             make_local_transport=lambda: TorchTransport(_local_group(list(ranks)), ranks),
         )
+        keep_group_at_exit()
+        context._leaves = _leave_at_exit
+        return context
 
     @classmethod
     def from_environment(cls) -> DistributedContext:
@@ -138,9 +142,10 @@ class DistributedContext(Lacking):
     def close(self, *, waits: bool = True) -> None:
         """Leaves the other ranks. It may be called twice, and core.init() calls it at the end of its block.
 
-        With chief_ip, rank 0 hosts the exchange and waits for the other ranks to leave, for at most LEAVE_SECONDS.
-        waits: False after an exception, when they may never come. Other resources belong to the process group, or end
-        with the process.
+        Over torch's process group, the process leaves that group at its end, because one that ends with an open group
+        may abort. With chief_ip, rank 0 hosts the exchange and waits for the other ranks to leave, for at most
+        LEAVE_SECONDS. waits: False after an exception, when they may never come. Other resources belong to the process
+        group, or end with the process.
         """
         leaves, self._leaves = self._leaves, None
         if leaves is not None:
@@ -307,6 +312,12 @@ def _make_leave(store: Any, rank: int, size: int) -> Callable[[bool], None]:
                 store.wait(["all"], timedelta(seconds=LEAVE_SECONDS))
 
     return leave
+
+
+def _leave_at_exit(is_well: bool) -> None:
+    # Not after an exception: peers would fail too, and their errors might be reported first.
+    if is_well:
+        close_group_at_exit()
 
 
 def _cpu_group() -> Any:

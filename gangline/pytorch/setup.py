@@ -55,7 +55,7 @@ def init(
     # Checked before the ranks connect: a rank that fails at once breaks the connections that others still make.
     setting = make_setting(cluster, hparams or {}, exp_conf or {}, aggregation_frequency)
     check_choice(setting.parallelism, distributed.size if distributed else group.num_ranks(), setting.optimizations)
-    is_group_ours = group.open_group(device, timeout)
+    group.open_group(device, timeout)
     beat.prepare(BUILD)
     core = gangline.core.init(distributed=distributed or _distributed())
     seed.seed_build(setting.trial_seed)
@@ -69,10 +69,6 @@ def init(
             yield context
         finally:
             context.close_writer()
-    # Not after an exception: peers would fail too, and their errors might be reported first. On the cluster the rank
-    # itself leaves the group after it has reported its end.
-    if is_group_ours and core.info is None:
-        group.close_group_at_exit()
 
 
 def _check_slots(cluster: ClusterInfo | None) -> None:

@@ -186,7 +186,7 @@ def _leave_process_group() -> None:
     """Closes the process groups that the user's script left open; does nothing when the script did not use
     torch.distributed."""
     if "torch.distributed" in sys.modules:
-        from gangline.pytorch.group import close_group  # noqa: PLC0415  a script need not pay for it
+        from gangline.core.process_group import close_group  # noqa: PLC0415  a script need not pay for it
 
         close_group()
 

@@ -243,10 +243,11 @@ def _find_reason(end: RankEnd, failure: FailureRecord) -> FailureRecord:
 
 
 def find_error_line(lines: Sequence[str]) -> str:
-    """Returns the last line that names an error; without one, the last line that is not empty."""
+    """Returns the last line that names an error; without one, the last line with a word: torchrun ends its report with
+    a line of equals signs."""
     named = [line.strip() for line in lines if _ERROR_LINE.match(line.strip())]
-    filled = [line.strip() for line in lines if line.strip()]
-    return (named or filled or [""])[-1]
+    worded = [line.strip() for line in lines if any(char.isalnum() for char in line)]
+    return (named or worded or [""])[-1]
 
 
 def find_last_word(lines: Sequence[str]) -> str:

@@ -257,6 +257,8 @@ def test_the_line_that_names_the_error_is_found_among_others() -> None:
     assert find_error_line(["Traceback", "ValueError: x", "[W socket.cpp] warning", ""]) == "ValueError: x"
     assert find_error_line(["error: rank 3 of 2", "good bye"]) == "error: rank 3 of 2"
     assert find_error_line(["something odd", "  "]) == "something odd"
+    report = ["Root Cause:", "  traceback : Signal 6 (SIGABRT) received by PID 7", "=" * 30]
+    assert find_error_line(report) == "traceback : Signal 6 (SIGABRT) received by PID 7"
     assert find_error_line([]) == ""
 
 
