@@ -115,7 +115,7 @@ class DistributedContext(Lacking):
             make_local_transport=lambda: TorchTransport(_local_group(list(ranks)), ranks),
         )
         keep_group_at_exit()
-        context._leaves = _leave_at_exit
+        context._leaves = context._leave_group_at_exit
         return context
 
     @classmethod
@@ -203,6 +203,15 @@ class DistributedContext(Lacking):
     def total_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         """Starts the sum of all ranks' numbers, position by position, as maximum_later does."""
         return self._transport.total_later(numbers)
+
+    def _leave_group_at_exit(self, is_well: bool) -> None:
+        def release() -> None:
+            self._transport = AloneTransport()
+            self._known_local_transport = None
+
+        # Not after an exception: peers would fail too, and their errors might be reported first.
+        if is_well:
+            close_group_at_exit(release)
 
     @property
     def _local_transport(self) -> Transport:
@@ -312,12 +321,6 @@ def _make_leave(store: Any, rank: int, size: int) -> Callable[[bool], None]:
                 store.wait(["all"], timedelta(seconds=LEAVE_SECONDS))
 
     return leave
-
-
-def _leave_at_exit(is_well: bool) -> None:
-    # Not after an exception: peers would fail too, and their errors might be reported first.
-    if is_well:
-        close_group_at_exit()
 
 
 def _cpu_group() -> Any:

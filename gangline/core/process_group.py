@@ -1,12 +1,14 @@
 """Leaves torch's process group: a teardown that always ends.
 
-A process that ends with an open group may abort: gloo's threads still run then. gloo ranks were also seen to hang on
-exit after finished training. Neither must change the outcome of the trial.
+A process that ends with an open group may abort ("terminate called without an active exception"): a thread of gloo that
+frees the tensors of the last collective needs Python's lock, and an interpreter that ends kills the threads that ask
+for it. gloo ranks were also seen to hang on exit after finished training. Neither must change the outcome of the trial.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +18,7 @@ from gangline.cluster_info import get_cluster_info
 # A teardown that takes longer counts as hanging, and the process ends without it.
 TEARDOWN_SECONDS = 5.0
 _at_exit: Callable[[], None] | None = None
+_releases: list[Callable[[], None]] = []
 
 
 def close_group(seconds: float = TEARDOWN_SECONDS) -> None:
@@ -29,14 +32,18 @@ def close_group(seconds: float = TEARDOWN_SECONDS) -> None:
     thread.join(seconds)
 
 
-def close_group_at_exit(seconds: float = TEARDOWN_SECONDS) -> None:
+def close_group_at_exit(release: Callable[[], None], seconds: float = TEARDOWN_SECONDS) -> None:
     """Leaves the process group when the process ends, like close_group. Not earlier: ranks cannot make a second group,
     because the addresses of the first one are in the store. May be called twice. A process that the trial runner has
-    started leaves the group by itself, after it has reported its end."""
+    started leaves the group by itself, after it has reported its end.
+
+    release: lets go of the caller's groups. The threads of a group end with its last reference.
+    """
     global _at_exit  # noqa: PLW0603  the process group is one of the whole process, too
     cluster = get_cluster_info()
     if cluster is not None and not cluster.runs_once:
         return
+    _releases.append(release)
     if _at_exit is None:
         is_ending = threading.Event()
         # Started now, because newer Pythons start no thread while they end.
@@ -59,7 +66,11 @@ def keep_group_at_exit() -> None:
 
 def _destroy_after(is_ending: threading.Event) -> None:
     is_ending.wait()
+    for release in _releases:
+        release()
     _destroy()
+    # Works that nobody waits for any more, and the cycles in which they lie, refer to groups.
+    gc.collect()
 
 
 def _destroy() -> None:

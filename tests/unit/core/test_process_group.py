@@ -11,8 +11,15 @@ import pytest
 # What is registered first runs last.
 SCRIPT = """
 import atexit, sys
+from pathlib import Path
 import torch.distributed as dist
-atexit.register(lambda: print("open" if dist.is_initialized() else "left", flush=True))
+
+def end():
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    threads = sum("gloo_runloop" in name for name in names)
+    print("open" if dist.is_initialized() else "left", "with threads" if threads else "without threads", flush=True)
+
+atexit.register(end)
 from gangline import core
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 for _ in range(2):
@@ -29,7 +36,7 @@ OWN_END = "dist.destroy_process_group()"
 
 @pytest.mark.parametrize(
     ("more", "code", "printed"),
-    [("", 0, "left"), (OWN_END, 0, "left"), (BLOCK_THAT_FAILS, 1, "open")],
+    [("", 0, "left without threads"), (OWN_END, 0, "left without threads"), (BLOCK_THAT_FAILS, 1, "open with threads")],
     ids=["left open", "left by the script", "after an exception"],
 )
 def test_the_group_is_left_at_the_end(tmp_path: Path, more: str, code: int, printed: str) -> None:
