@@ -443,6 +443,13 @@ def train_all(directory: Path, runs: Sequence[Run]) -> list[Result]:
     return results
 
 
+def train_on(directory: Path, runs: Sequence[tuple[Run, str | None]]) -> list[Result]:
+    """Trains runs in a folder that several gangs share, each from a checkpoint or from nothing."""
+    directory.mkdir(parents=True, exist_ok=True)
+    os.chdir(directory)
+    return [train(run, latest) for run, latest in runs]
+
+
 def train(run: Run, latest: str | None = None) -> Result:
     config = {"parallelism": run.parallelism, "scheduling_unit": 1, **run.config}
     with pytorch.init(hparams={"global_batch_size": 16, **run.hparams}, exp_conf=config) as context:
