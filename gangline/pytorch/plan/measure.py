@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.flop_counter import FlopCounterMode
 
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.data import seed
@@ -26,10 +25,11 @@ from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.shared.ownership import check_initialised, class_name
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.unit import Unit, find_units
-from gangline.pytorch.plan.memory import ModelSize, UnitSize
+from gangline.pytorch.plan.memory import ModelSize, Moment, UnitSize
+from gangline.pytorch.plan.optimizer_probe import UpdateSize, probe
 from gangline.pytorch.plan.planning_context import PlanningContext, Reached
+from gangline.pytorch.plan.step_peak import FusedAttention, StepPeak, operation_counter
 
-_PROBE_ELEMENTS = 64
 _ADAM_BYTES = 8.0
 
 
@@ -54,17 +54,20 @@ def measure_trial(
     config: Mapping[str, Any],
     slots: int,
     blocks: Sequence[str] | None,
+    *,
+    is_gpu: bool = True,
 ) -> Measured:
-    """Builds the trial and measures it. blocks: the option of that name. Raises GanglineError `plan.build` for a trial
+    """Builds the trial and measures it. blocks: the option of that name. is_gpu: whether the slots are GPUs, where
+    torch's optimizers step all parameters at once. Raises GanglineError `plan.build` for a trial
     that wraps no model."""
     meta, cpu = torch.device("meta"), torch.device("cpu")
     first = _Attempt(make_trial, hparams, config, slots, meta)
     if first.problem is None:
-        return first.result(blocks)
+        return first.result(blocks, is_gpu)
     if first.context.models and _bytes_of(first.context.models) > _physical_bytes() / 4:
-        return first.result(blocks)
+        return first.result(blocks, is_gpu)
     second = _Attempt(make_trial, hparams, config, slots, cpu)
-    return second.result(blocks)
+    return second.result(blocks, is_gpu)
 
 
 class _Attempt:
@@ -95,7 +98,7 @@ class _Attempt:
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything; the plan says what is missing
             self.problem = error
 
-    def result(self, blocks: Sequence[str] | None) -> Measured:
+    def result(self, blocks: Sequence[str] | None, is_gpu: bool) -> Measured:
         models = self.context.models
         if not models:
             if isinstance(self.problem, GanglineError):
@@ -115,7 +118,7 @@ class _Attempt:
                 f"activations and operations are not counted, because {what} failed here: {_line(self.problem)}"
             )
         units, refusal = self._units()
-        size = _size_of(models, self.context.optimizers, units, self._forward, blocks)
+        size = _size_of(models, self.context.optimizers, units, self._forward, blocks, is_gpu=is_gpu)
         if not self.context.optimizers:
             notes.append("no optimizer was wrapped; counted 8 bytes for each parameter, as for AdamW")
         names = [type(optimizer).__name__ for optimizer in self.context.optimizers]
@@ -139,12 +142,16 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _Forward:
-    """What one forward pass keeps and computes, for each unit; without units in one entry. records: of its batch."""
+    """What one forward pass keeps and computes, for each unit; without units in one entry. records: of its batch.
+    moments: those of the passes that need most memory; empty where the backward pass failed. peak_bytes: of a unit's
+    own passes, 0 where they are not known."""
 
     records: int
     activation_bytes: list[float]
     output_bytes: list[float]
     flops: list[float]
+    moments: tuple[Moment, ...] = ()
+    peak_bytes: list[float] = field(default_factory=list)
 
 
 def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit]) -> _Forward:
@@ -158,7 +165,7 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit]) ->
     }
     # Storages are kept, so that no later one gets the address of one of these.
     seen: dict[int, torch.UntypedStorage] = {}
-    counter = FlopCounterMode(display=False)
+    counter = operation_counter()
     current, counted = 0, 0
 
     def enter(place: int) -> None:
@@ -177,13 +184,38 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit]) ->
     def leave(place: int, output: Any) -> None:
         found.output_bytes[place] = float(sum(value.nbytes for value in tensors_of(output)))
 
+    def go_back(loss: torch.Tensor) -> None:
+        enter(current)
+        seen.clear()
+        if not loss.requires_grad:
+            return
+        try:
+            peak.backward(loss)
+        except Exception:  # noqa: BLE001 - an operation without a backward pass here; the forward pass is counted
+            return
+        found.moments = peak.moments(found.records)
+        found.peak_bytes = _peaks_of_units(model, units, peak, found.activation_bytes)
+
     for each in context.models:
         each.train()
     saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with _watch(model, units, enter, leave), saved, counter:
-        with suppress(Reached):
-            trial.train_batch(move(batch, device), 0, 0)
-        enter(current)
+    batch = move(batch, device)
+    peak = StepPeak(context.models, batch, device)
+    context.on_backward = go_back
+    with _watch(model, units, enter, leave), saved, FusedAttention(), peak.counting(), counter, suppress(Reached):
+        trial.train_batch(batch, 0, 0)
+    return found
+
+
+def _peaks_of_units(
+    model: nn.Module, units: Sequence[Unit], peak: StepPeak, activation_bytes: Sequence[float]
+) -> list[float]:
+    """Returns the most bytes at each unit's backward pass, without what the units before it keep."""
+    parts = [{id(value) for path in unit.paths for value in model.get_submodule(path).parameters()} for unit in units]
+    found, before = [], 0.0
+    for count, kept in zip(peak.peaks_of(parts), activation_bytes, strict=False):
+        found.append(max(0.0, count - before))
+        before += kept
     return found
 
 
@@ -218,21 +250,17 @@ def _size_of(
     units: Sequence[Unit],
     forward: _Forward | None,
     blocks: Sequence[str] | None,
+    *,
+    is_gpu: bool,
 ) -> ModelSize:
     parameters = _unique(models)
     total = sum(parameter.numel() for parameter in parameters)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     stored = sum(parameter.nbytes for parameter in parameters) / max(1, total)
     gradient = sum(parameter.nbytes for parameter in trained) / max(1, total)
-    state = sum(
-        _state_bytes(optimizer) * parameter.numel()
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter.requires_grad
-    )
+    update = probe(optimizers, is_gpu)
     if not optimizers:
-        state = _ADAM_BYTES * sum(parameter.numel() for parameter in trained)
+        update = UpdateSize(_ADAM_BYTES * sum(parameter.numel() for parameter in trained))
     records = forward.records if forward else 1
     sizes = tuple(
         UnitSize(
@@ -241,6 +269,7 @@ def _size_of(
             forward.activation_bytes[place] / records if forward else 0.0,
             forward.output_bytes[place] / records if forward else 0.0,
             forward.flops[place] / records if forward else 0.0,
+            forward.peak_bytes[place] / records if forward and forward.peak_bytes else 0.0,
         )
         for place, unit in enumerate(units)
     )
@@ -249,11 +278,14 @@ def _size_of(
         max((_largest_group(model, blocks) for model in models), default=0),
         stored,
         gradient,
-        state / max(1, total),
+        update.state_bytes / max(1, total),
         stored,
         sum(forward.activation_bytes) / records if forward else 0.0,
         sizes,
         sum(forward.flops) / records if forward else 0.0,
+        forward.moments if forward else (),
+        update.temporary_bytes / max(1, total),
+        update.largest_temporary_bytes,
     )
 
 
@@ -262,20 +294,6 @@ def _largest_group(model: nn.Module, blocks: Sequence[str] | None) -> int:
     found = [sum(parameter.numel() for parameter in _unique([block])) for block in find_blocks(model, blocks)]
     rest = sum(parameter.numel() for parameter in _unique([model])) - sum(found)
     return max([*found, rest])
-
-
-def _state_bytes(optimizer: Optimizer) -> float:
-    """Returns the bytes of state that the optimizer keeps for a parameter, from one step on a small one of its own."""
-    probe = nn.Parameter(torch.ones(8, _PROBE_ELEMENTS // 8))
-    probe.grad = torch.ones_like(probe)
-    try:
-        tried = type(optimizer)([probe], **optimizer.defaults)
-        tried.step()
-    except Exception:  # noqa: BLE001 - an optimizer with other arguments counts as the largest usual one
-        return _ADAM_BYTES
-    values = [value for value in tried.state[probe].values() if isinstance(value, torch.Tensor)]
-    # A counter of steps is one number, however large the parameter.
-    return sum(value.nbytes for value in values if value.numel() > 1) / _PROBE_ELEMENTS
 
 
 def _unique(models: Sequence[nn.Module]) -> list[nn.Parameter]:

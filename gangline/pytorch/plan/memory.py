@@ -12,17 +12,31 @@ from dataclasses import dataclass, field
 from gangline.config.parallelism import STRATEGIES
 from gangline.config.pipeline import SCHEDULES, slot_of_part
 
+# Tensors travel in messages of about this size, where a strategy joins them.
+MESSAGE_BYTES = float(32 << 20)
+
 
 @dataclass(frozen=True, slots=True)
 class UnitSize:
     """A unit of a model's chain. parameters: their number. activation_bytes: kept from its forward to its backward
-    pass, for one record. output_bytes: what the next unit gets, for one record. forward_flops: for one record."""
+    pass, for one record. output_bytes: what the next unit gets, for one record. forward_flops: for one record.
+    peak_bytes: the most in its forward and backward pass, kept ones included, for one record; 0 if not measured."""
 
     name: str
     parameters: int
     activation_bytes: float = 0.0
     output_bytes: float = 0.0
     forward_flops: float = 0.0
+    peak_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment of the forward or backward pass. working_bytes: of all tensors beside parameters and their gradients,
+    for one record. gradient_ratio: the part of the gradients that are there."""
+
+    working_bytes: float
+    gradient_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +45,10 @@ class ModelSize:
 
     stored, gradient, optimizer, computed: bytes for a parameter: as stored, of its gradient, of the optimizer's state,
     and of a gathered copy. activation_bytes: for one record, over the whole model. units: the chain that a pipeline can
-    cut; empty for a model that it cannot cut. forward_flops: for one record.
+    cut; empty for a model that it cannot cut. forward_flops: for one record. moments: those that need most, measured in
+    a forward and backward pass; empty where only the forward pass was measured. step_bytes: of temporary tensors in the
+    optimizer's step, for each parameter that is stepped; step_tensor_bytes: for the largest parameter tensor, where the
+    optimizer steps one after the other.
     """
 
     parameters: int
@@ -43,6 +60,9 @@ class ModelSize:
     activation_bytes: float = 0.0
     units: tuple[UnitSize, ...] = field(default=())
     forward_flops: float = 0.0
+    moments: tuple[Moment, ...] = field(default=())
+    step_bytes: float = 0.0
+    step_tensor_bytes: float = 0.0
 
     @property
     def kept(self) -> float:
@@ -52,7 +72,8 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one slot. transient: beside the others, for a part of each step."""
+    """Bytes of one slot. transient: beside the others, for a part of each step. activations: all other tensors at the
+    moment that needs most, less the gradients that are not there at that moment."""
 
     parameters: float
     gradients: float
@@ -72,31 +93,88 @@ def slot_memory(model: ModelSize, strategy: str, slots: int, records: float, sha
     assert family in ("single", "replicated", "sharded"), strategy
     whole = float(model.parameters)
     divided = whole / (shards or slots)
-    activations = model.activation_bytes * records
     block = float(model.largest_block)
     if family != "sharded":
         # DDP's buckets are the gradients themselves (gradient_as_bucket_view).
         state = divided if strategy == "zero1" else whole
+        # The buckets stay from step to step. Without them gradients come one by one, and go after the step.
+        late = model.gradient * whole if family == "single" else 0.0
+        step = _step_bytes(model, divided if strategy == "zero1" else whole)
+        if strategy == "zero1":
+            step = max(step, min(model.stored * divided, MESSAGE_BYTES))
+        activations = max(step, _working_bytes(model, records, late))
         return Memory(model.stored * whole, model.gradient * whole, model.optimizer * state, 0.0, activations)
     # zero2 keeps the gathered parameters from forward to backward; the others two groups of them.
     gathered = whole if strategy == "zero2" else min(2 * block, whole)
     # A group's gradients are whole before they are reduced. They come when the gathered parameters are all still there.
     transient = model.computed * gathered + model.gradient * block
+    step = _step_bytes(model, divided, shards or slots)
+    activations = max(step - transient, _working_bytes(model, records, model.gradient * divided))
     return Memory(model.stored * divided, model.gradient * divided, model.optimizer * divided, transient, activations)
 
 
+def _step_bytes(model: ModelSize, stepped: float, shards: int = 1) -> float:
+    """Returns the temporary bytes of the optimizer's step. stepped: the parameters that this slot steps. shards: the
+    parts of each tensor, of which this slot has one."""
+    return max(model.step_bytes * stepped, model.step_tensor_bytes / shards)
+
+
+def _working_bytes(model: ModelSize, records: float, late: float) -> float:
+    """Returns the most bytes of a step beside parameters, gradients and state. late: bytes of the gradients that come
+    during the backward pass."""
+    moments = model.moments or (Moment(model.activation_bytes, 1.0),)
+    return max(0.0, *(moment.working_bytes * records - late * (1 - moment.gradient_ratio) for moment in moments))
+
+
 def stage_memory(
-    model: ModelSize, counts: Sequence[int], stages: int, schedule: str, *, microbatches: int, records: float
+    model: ModelSize,
+    counts: Sequence[int],
+    stages: int,
+    schedule: str,
+    *,
+    microbatches: int,
+    records: float,
+    replicas: int = 1,
 ) -> list[Memory]:
     """Returns the bytes of each slot of a pipeline's replica. counts: the units of each part. records: of a replica's
-    batch."""
+    batch. replicas: their number."""
     found = []
+    received = _received_bytes(model, counts, stages, schedule)
     for slot, own in enumerate(stage_units(model, counts, stages, schedule)):
         numel = float(sum(unit.parameters for unit in own))
         kept = sum(unit.activation_bytes for unit in own)
         flying = in_flight(slot, stages, schedule, microbatches)
-        activations = kept * records / microbatches * flying
-        found.append(Memory(model.stored * numel, model.gradient * numel, model.optimizer * numel, 0.0, activations))
+        activations = (kept * (flying - 1) + _pass_bytes(own)) * records / microbatches
+        sizes = (model.stored * numel, model.gradient * numel, model.optimizer * numel)
+        step = _step_bytes(model, numel)
+        if replicas > 1:
+            # Gradients are joined in messages before the step.
+            step = max(step, min(model.gradient * numel, MESSAGE_BYTES))
+        activations = max(activations, step - received[slot] * records)
+        found.append(Memory(*sizes, received[slot] * records, activations))
+    return found
+
+
+def _pass_bytes(units: Sequence[UnitSize]) -> float:
+    """Returns the most bytes of one record's passes through the units of a slot: at the backward pass of a unit those
+    before it still have all that they keep."""
+    most = before = 0.0
+    for unit in units:
+        most = max(most, before + max(unit.peak_bytes, unit.activation_bytes))
+        before += unit.activation_bytes
+    return most
+
+
+def _received_bytes(model: ModelSize, counts: Sequence[int], stages: int, schedule: str) -> list[float]:
+    """Returns, for one record, the bytes of the buffers for what each slot receives: outputs of the part before it and
+    gradients from the part after it. torch keeps one for each microbatch of a batch."""
+    found = [0.0] * stages
+    for border in range(1, len(counts)):
+        sent = model.units[sum(counts[:border]) - 1].output_bytes
+        sender, receiver = (slot_of_part(part, stages, schedule) for part in (border - 1, border))
+        if sender != receiver:
+            found[sender] += sent
+            found[receiver] += sent
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -24,7 +24,7 @@ class Reached(Exception):
 class PlanningContext(PyTorchTrialContext):
     """Context of one process that stands for one of several slots. slots: of the trial; each of them has its part of
     the global batch. device: where the model is built, the meta device or the CPU; the meta device is left as soon as
-    a model is wrapped."""
+    a model is wrapped. on_backward: called with the loss of the first backward pass."""
 
     def __init__(self, hparams: Mapping[str, Any], config: Mapping[str, Any], slots: int, device: torch.device) -> None:
         setting = make_setting(None, hparams, {**config, "parallelism": "none"}, aggregation_frequency=1)
@@ -32,6 +32,7 @@ class PlanningContext(PyTorchTrialContext):
         super().__init__(alone(), setting, strategy, torch.device("cpu"), writes_tensorboard=False)
         self.slots = slots
         self.build_device = device
+        self.on_backward: Callable[[torch.Tensor], None] = lambda loss: None
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         torch.set_default_device(None)
@@ -43,6 +44,7 @@ class PlanningContext(PyTorchTrialContext):
         return optimizer
 
     def backward(self, loss: torch.Tensor, *_arguments: Any, **_options: Any) -> NoReturn:
+        self.on_backward(loss)
         raise Reached
 
     def step_optimizer(self, optimizer: Optimizer, *_arguments: Any, **_options: Any) -> NoReturn:

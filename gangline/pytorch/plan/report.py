@@ -26,7 +26,7 @@ def make_plan(measured: Measured, work: Work, place: Place, section: Parallelism
     return {
         "model": measured.name,
         "optimizer": measured.optimizer,
-        "size": {key: value for key, value in asdict(measured.size).items() if key != "units"},
+        "size": {key: value for key, value in asdict(measured.size).items() if key not in ("units", "moments")},
         "place": {**asdict(place), "machines": place.machines, "usable_bytes": place.usable_bytes},
         "global_batch_size": work.records,
         "pipeline": _pipeline(measured, work, place, section, chosen),
@@ -78,7 +78,9 @@ def _pipeline(
             raise
         return {"refusal": error.message}
     size = measured.size
-    memories = stage_memory(size, counts, stages, schedule, microbatches=microbatches, records=records)
+    memories = stage_memory(
+        size, counts, stages, schedule, microbatches=microbatches, records=records, replicas=replicas
+    )
     seconds = stage_seconds(size, counts, stages, schedule, records=records, place=place)
     return {
         "schedule": schedule,

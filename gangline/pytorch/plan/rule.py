@@ -235,7 +235,9 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, schedule:
         return Candidate("pipeline", options, refusal=text)
     costs = [unit.parameters for unit in model.units]
     counts = partition(costs, parts)
-    memories = stage_memory(model, counts, stages, schedule, microbatches=microbatches, records=records)
+    memories = stage_memory(
+        model, counts, stages, schedule, microbatches=microbatches, records=records, replicas=replicas
+    )
     bubble = bubble_ratio(stages, microbatches, schedule)
     imbalance = imbalance_ratio(costs, counts)
     slowest = max(stage_seconds(model, counts, stages, schedule, records=records, place=place))

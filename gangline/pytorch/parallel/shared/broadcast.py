@@ -48,7 +48,8 @@ def sum_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None
 @torch.no_grad()
 def _reduce(tensors: Iterable[torch.Tensor], divisor: int, group: dist.ProcessGroup | None) -> None:
     for bucket in _buckets(tensors):
-        flat = torch.cat([tensor.reshape(-1) for tensor in bucket]) / divisor
+        # In place, because another copy of the message would be memory that a plan must count.
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).div_(divisor)
         dist.all_reduce(flat, group=group)
         parts = torch.split(flat, [tensor.numel() for tensor in bucket])
         for tensor, part in zip(bucket, parts, strict=True):

@@ -1,0 +1,139 @@
+"""Measures how much memory one forward and backward pass needs beside parameters and gradients, at each moment."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.plan.memory import Moment
+
+_flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """working: the most bytes since the gradient before. gradients: bytes of all gradients until then. parameter: the
+    id of the one whose gradient came next; None at the end of the pass."""
+
+    working: int
+    gradients: int
+    parameter: int | None
+
+
+class StepPeak:
+    """Counts the bytes of live tensors in the passes that run inside of `counting`, without those of the models.
+    Gradients of parameters are apart from the others, because strategies keep them in different ways."""
+
+    def __init__(self, models: Sequence[nn.Module], batch: Any, device: torch.device) -> None:
+        self._ledger = Ledger(device.type)
+        self._models = models
+        self._gradient_bytes = 0
+        self._points: list[_Point] = []
+        self._ledger.add(tree_leaves(batch))
+        for model in models:
+            self._ledger.ignore(model.parameters())
+            self._ledger.ignore(model.buffers())
+
+    def counting(self) -> LiveBytes:
+        """Returns the context in which tensors are counted."""
+        return LiveBytes(self._ledger)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Runs the backward pass. The parameters' gradients are dropped afterwards."""
+        parameters = {id(value): value for model in self._models for value in model.parameters() if value.requires_grad}
+        handles = [
+            value.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            for value in parameters.values()
+        ]
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._note(None)
+        finally:
+            for handle in handles:
+                handle.remove()
+            for value in parameters.values():
+                value.grad = None
+
+    def moments(self, records: int) -> tuple[Moment, ...]:
+        """Returns the moments that need most, for batches of so many records. Empty before a backward pass."""
+        total = self._gradient_bytes
+        points = [(point.working / records, point.gradients / max(1, total)) for point in self._points]
+        return tuple(Moment(*point) for point in outermost(points))
+
+    def peaks_of(self, parts: Sequence[Collection[int]]) -> list[int]:
+        """Returns the most bytes until the last gradient of each part has come, since the last one of another part. 0
+        for a part without one. parts: ids of the parameters."""
+        return [max((point.working for point in self._points if point.parameter in part), default=0) for part in parts]
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None or gradient.layout is not torch.strided:
+            return
+        self._note(id(parameter))
+        self._ledger.ignore([gradient])
+        self._gradient_bytes += gradient.nbytes
+        self._ledger.restart()
+
+    def _note(self, parameter: int | None) -> None:
+        self._points.append(_Point(self._ledger.peak, self._gradient_bytes, parameter))
+
+
+def outermost(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Returns the corners of the convex hull on its upper right side, the largest first number first. One of them is
+    the maximum of a x + b y over all points, for every a and b of 0 or more."""
+    kept: list[tuple[float, float]] = []
+    for x, y in sorted(set(points), reverse=True):
+        if kept and y <= kept[-1][1]:
+            continue
+        while len(kept) > 1 and _is_inside(kept[-2], kept[-1], (x, y)):
+            kept.pop()
+        kept.append((x, y))
+    return kept
+
+
+def _is_inside(first: tuple[float, float], middle: tuple[float, float], last: tuple[float, float]) -> bool:
+    """Whether the middle point is not beyond the line of the other two."""
+    return (first[0] - last[0]) * (middle[1] - first[1]) <= (first[0] - middle[0]) * (last[1] - first[1])
+
+
+class FusedAttention(TorchFunctionMode):
+    """Lets attention on the meta device keep what the fused kernels of CPUs and GPUs keep. torch would otherwise use
+    its plain form there, which keeps the square matrix."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.scaled_dot_product_attention:
+            return _attention(functional.scaled_dot_product_attention, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _attention(
+    plain: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arguments: Any, **options: Any
+) -> Any:
+    """Calls the fused kernel where it can compute this, else `plain`. arguments: mask, dropout, is_causal."""
+    mask, dropout, is_causal = (
+        arguments[place] if len(arguments) > place else options.get(name)
+        for place, name in enumerate(("attn_mask", "dropout_p", "is_causal"))
+    )
+    is_plain = mask is None and not dropout and not options.get("enable_gqa")
+    if query.is_meta and is_plain and query.dim() == 4 and query.shape[:2] == key.shape[:2]:
+        return _flash_attention(query, key, value, 0.0, bool(is_causal), scale=options.get("scale"))[0]
+    return plain(query, key, value, *arguments, **options)
+
+
+def operation_counter() -> FlopCounterMode:
+    """Returns torch's counter of operations, which also knows the CPU's fused attention."""
+    return FlopCounterMode(display=False, custom_mapping={_flash_attention: _attention_operations})
+
+
+def _attention_operations(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    count: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return count
