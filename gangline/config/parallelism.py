@@ -59,7 +59,9 @@ STRATEGIES: dict[str, StrategyRow] = {
         # Equal copies of a divided trial: at least two copies of two slots.
         StrategyRow("hsdp", "sharded", ("blocks",), fewest_slots=4, slots_multiple=2),
         StrategyRow("auto", "any", (*_STAGE_OPTIONS, *_DDP_OPTIONS, "blocks"), is_built=False),
-        StrategyRow("pipeline", "staged", _STAGE_OPTIONS, fewest_slots=2, combines_with=("ddp",)),
+        StrategyRow(
+            "pipeline", "staged", (*_STAGE_OPTIONS, "replicas"), fewest_slots=2, combines_with=("ddp", "zero2")
+        ),
     )
 }
 BUILT = tuple(row.name for row in STRATEGIES.values() if row.is_built)
@@ -94,13 +96,23 @@ def parse_parallelism(values: Any) -> Parallelism:
 
 
 # The keys that some strategies do not know, in the order in which they are checked.
-_OPTIONS = ("stages", "microbatches", "schedule", "split", "find_unused_parameters", "static_graph", "blocks")
+_OPTIONS = (
+    "stages",
+    "microbatches",
+    "schedule",
+    "split",
+    "replicas",
+    "find_unused_parameters",
+    "static_graph",
+    "blocks",
+)
 
 
 class Parallelism(Section):
     """stages: slots of one replica; None for all slots. microbatches: equal parts of a replica's batch; None chooses
     their number. schedule: see gangline.config.pipeline. split: `parameters`, `time`, or the names of the modules with
-    which the second and each later part of the model begin. These four belong to pipeline.
+    which the second and each later part of the model begin. replicas: how the replicas of a pipeline keep gradients and
+    the optimizer's state: `ddp` whole, `zero2` divided. These five belong to pipeline.
 
     find_unused_parameters, static_graph: as in torch's DistributedDataParallel. blocks: names of module classes whose
     instances are gathered one at a time; None finds them automatically, an empty list gathers the whole model at once.
@@ -111,6 +123,7 @@ class Parallelism(Section):
     microbatches: int | None = Field(default=None, ge=1)
     schedule: str | None = None
     split: str | list[str] | None = None
+    replicas: str | None = None
     find_unused_parameters: bool | None = None
     static_graph: bool | None = None
     blocks: list[str] | None = None
@@ -140,6 +153,14 @@ class Parallelism(Section):
         if isinstance(value, str) and value not in SPLIT_WORDS:
             more = ", or a list of modules, as in [blocks.4, blocks.8]"
             raise fault("invalid_value", unknown_word("split", value, SPLIT_WORDS, more))
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def _is_combined(cls, value: str | None) -> str | None:
+        known = STRATEGIES["pipeline"].combines_with
+        if value is not None and value not in known:
+            raise fault("invalid_value", unknown_word("strategy for replicas of a pipeline", value, known))
         return value
 
     def ranks_per_replica(self, slots: int) -> int:

@@ -39,12 +39,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """losses: of each batch. model: the whole state at the end. held: parameters with values on this rank."""
+    """losses: of each batch. model: the whole state at the end. held: parameters with values on this rank. states: the
+    number of values in this rank's optimizer, without its counts of steps."""
 
     losses: list[float]
     validations: list[dict[str, float]]
     model: dict[str, torch.Tensor]
     held: int
+    states: int
     checkpoint: str | None
 
 
@@ -460,8 +462,10 @@ def train(run: Run, latest: str | None = None) -> Result:
         )
         state = context.get_full_model_state(trial.model)
         held = sum(parameter.numel() for parameter in trial.model.parameters() if not parameter.is_meta)
+        entries = [value for entry in trial.optimizer.state.values() for value in entry.values()]
+        states = sum(value.numel() for value in entries if isinstance(value, torch.Tensor) and value.dim())
         saved = context.distributed.broadcast(trial.recorder.checkpoints[-1] if trial.recorder.checkpoints else None)
-    return Result(trial.recorder.losses, trial.recorder.validations, state, held, saved)
+    return Result(trial.recorder.losses, trial.recorder.validations, state, held, states, saved)
 
 
 def refuse(directory: Path, mistake: str, parallelism: Any) -> tuple[str, list[str]]:

@@ -24,7 +24,8 @@ _COURSES: dict[str, tuple[Any, Any, Any]] = {
     "stages of two replicas": (_pipeline(2), "zero3", _pipeline(2, "Interleaved1F1B")),
     "copies of shards": ("hsdp", _pipeline(3), "zero2"),
     "four stages": (_pipeline(4, "GPipe"), "ddp", _pipeline(2, "ZBVZeroBubble")),
-    "shards": ("zero2", "zero1", "zero3"),
+    "shards": ("zero2", "zero1", {**_pipeline(2), "replicas": "zero2"}),
+    "divided replicas": ({**_pipeline(2), "replicas": "zero2"}, "zero1", "zero3"),
 }
 _OPTIMIZERS = ("adamw", "sgd")
 _NAMES = [(name, optimizer) for name in _COURSES for optimizer in _OPTIMIZERS]

@@ -50,6 +50,16 @@ _OF_FOUR = {
     "two replicas": Run("TiedTrial", _pipeline(stages=2), hparams=_SGD),
     "weights used outside": Run("OutsideTrial", _pipeline(stages=2), hparams=_SGD),
     "two replicas, last batch": Run("ChainTrial", _pipeline(stages=2), hparams={"records": 52}),
+    "whole replicas": Run("ChainTrial", _pipeline(stages=2)),
+    "divided replicas": Run("ChainTrial", _pipeline(stages=2, replicas="zero2")),
+    "divided, tied": Run("TiedTrial", _pipeline(stages=2, replicas="zero2", schedule="Interleaved1F1B"), hparams=_SGD),
+    "divided, zero bubble": Run("TiedTrial", _pipeline(stages=2, replicas="zero2", schedule="ZBVZeroBubble")),
+    "divided, weights used outside": Run("OutsideTrial", _pipeline(stages=2, replicas="zero2"), hparams=_SGD),
+    "divided, aggregation": Run(
+        "ChainTrial", _pipeline(stages=2, replicas="zero2"), config={"optimizations": {"aggregation_frequency": 2}}
+    ),
+    "divided, by time": Run("SlowTrial", _pipeline(stages=2, replicas="zero2", split="time"), batches=3),
+    "divided, one replica": Run("ChainTrial", _pipeline(replicas="zero2")),
 }
 _SAVED = list(_OF_TWO).index("saved")
 # Continue the checkpoint of the run named "saved", and one another's.
@@ -66,6 +76,10 @@ def _mixed(trial: str, kind: str) -> Run:
     return Run(trial, _pipeline(), hparams=_SGD, config={"optimizations": {"mixed_precision": kind}})
 
 
+_DIVIDED_MIXED = [
+    replace(_mixed(trial, "fp16"), parallelism=_pipeline(stages=2, replicas="zero2"))
+    for trial in ("ChainTrial", "OverflowTrial", "TwoOptimizersTrial")
+]
 # In the last one all stages skip the step for the sake of one.
 _MIXED = [
     _mixed("ChainTrial", "bf16"),
@@ -89,7 +103,7 @@ def of_two(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> list[list[
 @pytest.fixture(scope="module")
 def of_four(tmp_path_factory: pytest.TempPathFactory) -> list[list[Result]]:
     directory = tmp_path_factory.mktemp("four")
-    return run_gang(4, directory / "gang", train_all, directory / "work", list(_OF_FOUR.values()))
+    return run_gang(4, directory / "gang", train_all, directory / "work", [*_OF_FOUR.values(), *_DIVIDED_MIXED])
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +180,20 @@ def test_mixed_precision(number: int, tolerance: float, of_two: list[list[Result
     reference = alone(_MIXED[number])
     for results in of_two:
         assert results[place].losses == pytest.approx(reference.losses, abs=tolerance)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_mixed_precision_of_divided_replicas(number: int, of_four: list[list[Result]], alone: Any) -> None:
+    _check([results[len(_OF_FOUR) + number] for results in of_four], alone(_DIVIDED_MIXED[number]), 1e-3)
+
+
+def test_replicas_of_zero2_divide_the_state_of_the_optimizer(of_four: list[list[Result]]) -> None:
+    whole, divided = (list(_OF_FOUR).index(name) for name in ("whole replicas", "divided replicas"))
+    # AdamW has two numbers for a parameter. Ranks 0 and 2 have the same stage.
+    for first in (0, 1):
+        pair = [of_four[first][divided].states, of_four[first + 2][divided].states]
+        assert sum(pair) == of_four[first][whole].states == 2 * of_four[first][whole].held
+        assert max(pair) <= 0.6 * sum(pair)
 
 
 def test_evaluation_drops_nothing(of_two: list[list[Result]], alone: Any) -> None:

@@ -27,11 +27,8 @@ def broadcast_tensors(
         # Sent as bytes, because backends support fewer types than torch.
         with around():
             dist.broadcast(flat.view(torch.uint8), src=source, group=group)
-        if dist.get_rank() == source:
-            continue
-        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-        for tensor, part in zip(bucket, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+        if dist.get_rank() != source:
+            _copy_back(flat, bucket)
 
 
 def average_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
@@ -46,14 +43,29 @@ def sum_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None
 
 
 @torch.no_grad()
+def average_tensors_on(target: int, tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Replaces each tensor on the rank `target` by its mean over the ranks of the group, otherwise as average_tensors.
+    The tensors of the other ranks stay as they are."""
+    for bucket in _buckets(tensors):
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket]) / dist.get_world_size(group)
+        dist.reduce(flat, dst=target, group=group)
+        if dist.get_rank() == target:
+            _copy_back(flat, bucket)
+
+
+@torch.no_grad()
 def _reduce(tensors: Iterable[torch.Tensor], divisor: int, group: dist.ProcessGroup | None) -> None:
     for bucket in _buckets(tensors):
         # In place, because another copy of the message would be memory that a plan must count.
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).div_(divisor)
         dist.all_reduce(flat, group=group)
-        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-        for tensor, part in zip(bucket, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+        _copy_back(flat, bucket)
+
+
+def _copy_back(flat: torch.Tensor, bucket: Sequence[torch.Tensor]) -> None:
+    parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+    for tensor, part in zip(bucket, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:

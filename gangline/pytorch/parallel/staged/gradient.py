@@ -19,8 +19,17 @@ from gangline.pytorch.parallel.shared.broadcast import average_tensors, sum_tens
 def join_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, is_mean: bool) -> None:
     """Sums or averages gradients over a group, whose ranks call it in step with the same parameters. A parameter
     without a gradient on this rank counts as zero where another rank has one."""
+    chosen = make_gradients_alike(parameters, group)
+    gradients = [parameter.grad for parameter in chosen if parameter.grad is not None]
+    (average_tensors if is_mean else sum_tensors)(gradients, group)
+
+
+@torch.no_grad()
+def make_gradients_alike(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[nn.Parameter]:
+    """Returns the parameters that have a gradient on some rank of the group, and gives them one on all of its ranks.
+    These call it in step with the same parameters."""
     if not parameters:
-        return
+        return []
     marks = torch.tensor(
         [parameter.grad is not None for parameter in parameters], dtype=torch.int32, device=parameters[0].device
     )
@@ -29,8 +38,7 @@ def join_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup,
     for parameter in chosen:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    gradients = [parameter.grad for parameter in chosen if parameter.grad is not None]
-    (average_tensors if is_mean else sum_tensors)(gradients, group)
+    return chosen
 
 
 def norm_over(norm: torch.Tensor, norm_type: float, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:

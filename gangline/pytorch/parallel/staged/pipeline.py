@@ -6,6 +6,7 @@ the module with all names; the values of other ranks' parameters are freed.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,6 +37,7 @@ from gangline.pytorch.parallel.shared.ownership import WrappedModels, check_init
 from gangline.pytorch.parallel.shared.reach import check_reach
 from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy, Train, sparse_module
 from gangline.pytorch.parallel.staged.batch import BatchRun
+from gangline.pytorch.parallel.staged.division import ReplicaDivision, everyone
 from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over, torch_norm_over
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.holding import Holding
@@ -46,6 +48,8 @@ from gangline.pytorch.parallel.staged.redivision import agree_on_times, move_val
 from gangline.pytorch.parallel.staged.report import log_parts
 from gangline.pytorch.parallel.staged.schedule import PartModule, PartSchedule, ScheduleThread
 from gangline.pytorch.parallel.staged.unit import divide_units, find_units
+
+_log = logging.getLogger("gangline")
 
 # Schedules that are kept, each with room for the activations of one shape of inputs.
 _MOST_SCHEDULES = 4
@@ -71,6 +75,7 @@ class PipelineStrategy(Strategy):
         microbatches: int | None = None,
         schedule: str | None = None,
         split: str | Sequence[str] | None = None,
+        replicas: str | None = None,
         timeout: timedelta | None = None,
     ) -> None:
         self._device = device
@@ -85,6 +90,9 @@ class PipelineStrategy(Strategy):
         self._split = None if split is None or isinstance(split, str) else list(split)
         # Whether units are to be measured in the next batch.
         self._is_untimed = split == "time"
+        self._divides = replicas == "zero2"
+        if self._divides and size == self._stages:
+            _log.info("parallelism.replicas: zero2 has nothing to divide, because the pipeline has one replica")
         self._timeout = timeout
         self._optimizers: list[Optimizer] = []
         self._models = WrappedModels(self.name, replaces=False)
@@ -100,6 +108,7 @@ class PipelineStrategy(Strategy):
         # step them and send the others the new values.
         self._borrowed: dict[int, nn.Parameter] = {}
         self._model: nn.Module | None = None
+        self._division: ReplicaDivision | None = None
 
     def replica_of(self, rank: int, world_size: int) -> Replica:
         last = slot_of_part(self._stages * SCHEDULES[self._schedule].parts - 1, self._stages, self._schedule)
@@ -114,6 +123,8 @@ class PipelineStrategy(Strategy):
         self._replicas = Replicas(self._stages, self._device, self._timeout)
         self._parts = Parts(model, units, counts, replicas=self._replicas, schedule=self._schedule, borrow=self._borrow)
         self._holding = Holding(model, units, self._parts.places_of_units(), self._stages)
+        if self._divides and self._replicas.across is not None:
+            self._division = ReplicaDivision(self._holding, self._replicas)
         self._holding.give_up(self._replicas.place)
         _move(model, self._device)
         self._make_groups()
@@ -137,7 +148,7 @@ class PipelineStrategy(Strategy):
         check_reach(self.name, optimizer)
         self._optimizers.append(optimizer)
         optimizer.register_step_pre_hook(lambda stepped, *_: self._before_any_step(stepped))
-        optimizer.register_step_post_hook(lambda stepped, *_: self._send_borrowed(stepped))
+        optimizer.register_step_post_hook(lambda stepped, *_: self._after_any_step(stepped))
         return optimizer
 
     def accumulate(self) -> AbstractContextManager[None]:
@@ -216,7 +227,7 @@ class PipelineStrategy(Strategy):
     ) -> torch.Tensor:
         own = [parameter for parameter in parameters if self._is_own(parameter)]
         counted = [parameter for parameter in own if self._holding.holders(parameter)[0] == self._replicas.place]
-        norm = norm_over(gradient_norm(counted, norm_type), norm_type, self._replicas.inside, self._device)
+        norm = norm_over(gradient_norm(counted, norm_type), norm_type, self._norm_group, self._device)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for parameter in own:
             if parameter.grad is not None:
@@ -229,14 +240,14 @@ class PipelineStrategy(Strategy):
             for parameter in self._holding.held_by(self._replicas.place)
             if parameter.grad is not None and self._holding.holders(parameter)[0] != self._replicas.place
         }
-        return torch_norm_over(self._replicas.inside, self._device, lambda gradient: id(gradient) not in shared)
+        return torch_norm_over(self._norm_group, self._device, lambda gradient: id(gradient) not in shared)
 
     def agree_on_overflow(self, found: dict[torch.device, torch.Tensor]) -> None:
         if not found:
             # This rank has no gradient of the optimizer. The scaler refuses a step without a number.
             found[self._device] = torch.zeros((), device=self._device)
         total = torch.stack([value.detach().float().to(self._device).reshape(()) for value in found.values()]).max()
-        dist.all_reduce(total, op=dist.ReduceOp.MAX, group=self._replicas.inside)
+        dist.all_reduce(total, op=dist.ReduceOp.MAX, group=self._norm_group)
         for value in found.values():
             value.copy_(total)
 
@@ -252,9 +263,12 @@ class PipelineStrategy(Strategy):
         model.load_state_dict(dict(state), strict=False)
 
     def stepped_parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
-        return [parameter for parameter in super().stepped_parameters(optimizer) if self._is_own(parameter)]
+        held = self._held_of(optimizer)
+        return held if self._division is None else list(filter(self._division.is_own, held))
 
     def holder_of(self, tensor: torch.Tensor, optimizer: Optimizer | None = None) -> Holder:
+        if optimizer is not None and self._division is not None:
+            return Holder()
         return Holder(self._replicas.index, self._replicas.count)
 
     def full_model_state(self, model: nn.Module) -> dict[str, Any]:
@@ -411,14 +425,33 @@ class PipelineStrategy(Strategy):
         for parameter in borrowed:
             if not self._is_own(parameter):
                 parameter.grad = None
-        trained = [parameter for parameter in self.stepped_parameters(optimizer) if parameter.requires_grad]
+        trained = self._trained_of(optimizer)
         for places, group in self._groups.items():
             if group is not None:
                 shared = [parameter for parameter in trained if self._holding.holders(parameter) == places]
                 shared = [parameter for parameter in shared if id(parameter) not in self._borrowed]
                 join_gradients(shared, group, is_mean=False)
-        if self._replicas.across is not None:
+        if self._division is not None:
+            self._division.join_gradients(trained)
+        elif self._replicas.across is not None:
             join_gradients(trained, self._replicas.across, is_mean=True)
+
+    def _held_of(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        """Returns an optimizer's parameters whose values this rank has as one of their stages."""
+        return [parameter for parameter in super().stepped_parameters(optimizer) if self._is_own(parameter)]
+
+    def _trained_of(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        return [parameter for parameter in self._held_of(optimizer) if parameter.requires_grad]
+
+    @property
+    def _norm_group(self) -> dist.ProcessGroup:
+        """The ranks that have one whole set of gradients before a step."""
+        return self._replicas.inside if self._division is None else everyone()
+
+    def _after_any_step(self, optimizer: Optimizer) -> None:
+        if self._division is not None:
+            self._division.spread(self._trained_of(optimizer))
+        self._send_borrowed(optimizer)
 
     def _borrow(self, name: str) -> None:
         assert self._model is not None

@@ -1,0 +1,72 @@
+"""Divides the step of each stage over the replicas of a pipeline: `replicas: zero2`.
+
+Each parameter has one owner among the replicas. Before a step its gradient goes to the owner alone, and the other
+replicas free theirs. The owner keeps the optimizer's state, steps the parameter and sends the new value. Gradients are
+whole while the microbatches of a batch run, because the replicas exchange them once for each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gangline.pytorch.parallel.shared.broadcast import average_tensors_on, broadcast_tensors
+from gangline.pytorch.parallel.shared.divided_step import divide
+from gangline.pytorch.parallel.staged.gradient import make_gradients_alike
+from gangline.pytorch.parallel.staged.group import Replicas
+from gangline.pytorch.parallel.staged.holding import Holding
+
+
+class ReplicaDivision:
+    """Owners of one model's parameters among its replicas, the same on all ranks. They stay when the model is divided
+    anew over the stages. Its methods are called in step by the ranks with the same place in all replicas."""
+
+    def __init__(self, holding: Holding, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._owner_by_id: dict[int, int] = {}
+        by_places: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        for parameter in holding.parameters():
+            by_places.setdefault(holding.holders(parameter), []).append(parameter)
+        for parameters in by_places.values():
+            owners = divide([parameter.numel() for parameter in parameters], replicas.count)
+            for parameter, owner in zip(parameters, owners, strict=True):
+                self._owner_by_id[id(parameter)] = owner
+
+    def is_own(self, parameter: nn.Parameter) -> bool:
+        """Returns whether this replica steps a parameter."""
+        return self._owner_by_id[id(parameter)] == self._replicas.index
+
+    def join_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Averages gradients over the replicas. Afterwards the owners alone have them."""
+        assert self._replicas.across is not None
+        chosen = make_gradients_alike(parameters, self._replicas.across)
+        for owner, members in self._by_owner(chosen):
+            gradients = [parameter.grad for parameter in members if parameter.grad is not None]
+            average_tensors_on(self._rank_of(owner), gradients, self._replicas.across)
+        for parameter in chosen:
+            if not self.is_own(parameter):
+                parameter.grad = None
+
+    def spread(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Gives all replicas the values of the owners."""
+        for owner, members in self._by_owner(parameters):
+            broadcast_tensors(members, source=self._rank_of(owner), group=self._replicas.across)
+
+    def _by_owner(self, parameters: Iterable[nn.Parameter]) -> list[tuple[int, list[torch.Tensor]]]:
+        found: dict[int, list[torch.Tensor]] = {owner: [] for owner in range(self._replicas.count)}
+        for parameter in parameters:
+            found[self._owner_by_id[id(parameter)]].append(parameter)
+        return list(found.items())
+
+    def _rank_of(self, owner: int) -> int:
+        return owner * self._replicas.stages + self._replicas.place
+
+
+def everyone() -> dist.ProcessGroup:
+    """Returns the group of all ranks, over which the norm of divided gradients is summed."""
+    world = dist.group.WORLD
+    assert world is not None
+    return world
