@@ -39,7 +39,14 @@ FORMS: dict[int, list[dict[str, Any]]] = {
         {"split": ["blocks.1"]},
         {"split": "time"},
     ],
-    4: [{}, {"stages": 2}, {"stages": 2, "schedule": "Interleaved1F1B"}, {"stages": 2, "schedule": "ZBVZeroBubble"}],
+    4: [
+        {},
+        {"stages": 2},
+        {"stages": 2, "schedule": "Interleaved1F1B"},
+        {"stages": 2, "schedule": "ZBVZeroBubble"},
+        {"stages": 2, "replicas": "zero2"},
+        {"stages": 2, "replicas": "zero2", "schedule": "Interleaved1F1B"},
+    ],
 }
 
 
