@@ -160,7 +160,7 @@ class Parallelism(Section):
     def _is_combined(cls, value: str | None) -> str | None:
         known = STRATEGIES["pipeline"].combines_with
         if value is not None and value not in known:
-            raise fault("invalid_value", unknown_word("strategy for replicas of a pipeline", value, known))
+            raise fault("invalid_value", unknown_word("strategy of replicas", value, known))
         return value
 
     def ranks_per_replica(self, slots: int) -> int:

@@ -189,6 +189,12 @@ CASES = [
     ),
     (
         "name: digits",
+        "parallelism: {strategy: pipeline, replicas: zero3}",
+        "config.invalid_value",
+        "parallelism.replicas (line 1): there is no strategy of replicas 'zero3'; did you mean zero2? use ddp, zero2",
+    ),
+    (
+        "name: digits",
         "parallelism: {strategy: pipeline, split: parameter}",
         "config.invalid_value",
         "parallelism.split (line 1): there is no split 'parameter'; did you mean parameters? use parameters, time, or "
