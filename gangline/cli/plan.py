@@ -56,10 +56,6 @@ def plan(
     changes: dict[str, Any] = dict(parse_overrides(overrides or ()))
     if slots is not None:
         changes["resources.slots_per_trial"] = slots
-    is_auto = _names_auto(text, changes)
-    if is_auto:
-        changes = {key: value for key, value in changes.items() if key.partition(".")[0] != "parallelism"}
-        changes["parallelism"] = {"strategy": "ddp"}
     checked, _ = parse_config(text, overrides=changes)
     if checked.resources.slots_per_trial < 1:
         raise invalid("plan.slots", "resources.slots_per_trial is 0; a plan needs slots, see --slots")
@@ -73,23 +69,11 @@ def plan(
         "tflops": tflops,
         "link_gb": link,
         "machine_link_gb": machine_link,
-        "is_auto": is_auto,
     }
     found = _ask(request)
     show(found, is_json, lambda: _lines(found))
     if found["problem"] is not None:
         raise invalid("parallelism.auto", found["problem"])
-
-
-def _names_auto(text: str, changes: Mapping[str, Any]) -> bool:
-    """Whether the configuration leaves the strategy to `auto`, whose section the checks refuse."""
-    from gangline.config.yaml_document import parse_document  # noqa: PLC0415 - loads yaml
-
-    values = parse_document(text).values
-    written = values.get("parallelism") if isinstance(values, dict) else None
-    section = changes.get("parallelism", written)
-    strategy = section.get("strategy") if isinstance(section, dict) else section
-    return bool(changes.get("parallelism.strategy", strategy) == "auto")
 
 
 def _ask(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gangline.config.batch import NAME as BATCH_SIZE
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
-from gangline.config.parallelism import BUILT, STRATEGIES, ranks_per_replica
+from gangline.config.parallelism import NAMES, STRATEGIES, ranks_per_replica
 from gangline.config.pipeline import DEFAULT_SCHEDULE, batch_conflict, microbatch_conflict, split_conflict
 
 _PATH = ("resources", "min_slots_per_trial")
@@ -65,8 +65,6 @@ def find_size_conflict(config: ExperimentConfig) -> Complaint | None:
 def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
     """Returns a complaint when the strategy cannot spread this experiment over its slots."""
     strategy, slots = config.parallelism.strategy, config.resources.slots_per_trial
-    if not STRATEGIES[strategy].is_built:
-        return Complaint("not_supported", ("parallelism",), unknown_strategy(strategy))
     if slots == 0:
         return None
     text = slots_conflict(strategy, slots, "resources.slots_per_trial is", config.parallelism.stages)
@@ -122,11 +120,6 @@ def slots_conflict(strategy: str, slots: int, what: str, stages: int | None = No
 
 def unknown_strategy(name: str) -> str:
     """Returns the message about a strategy that this version does not have."""
-    if name in STRATEGIES:
-        return (
-            f"{name} is not built yet; `gangline plan` shows what it would choose, and this version has "
-            f"{', '.join(BUILT)}"
-        )
-    nearest = difflib.get_close_matches(name, BUILT, n=2)
+    nearest = difflib.get_close_matches(name, NAMES, n=2)
     advice = f"did you mean {' or '.join(nearest)}? " if nearest else ""
-    return f"there is no strategy {name!r}; {advice}this version has {', '.join(BUILT)}"
+    return f"there is no strategy {name!r}; {advice}this version has {', '.join(NAMES)}"

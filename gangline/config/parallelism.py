@@ -42,7 +42,6 @@ class StrategyRow:
     slots_multiple: int = 1
     ranks_per_replica: int = 1
     combines_with: tuple[str, ...] = ()
-    is_built: bool = True
 
 
 _DDP_OPTIONS = ("find_unused_parameters", "static_graph")
@@ -58,13 +57,14 @@ STRATEGIES: dict[str, StrategyRow] = {
         StrategyRow("zero3", "sharded", ("blocks",), fewest_slots=2),
         # Equal copies of a divided trial: at least two copies of two slots.
         StrategyRow("hsdp", "sharded", ("blocks",), fewest_slots=4, slots_multiple=2),
-        StrategyRow("auto", "any", (*_STAGE_OPTIONS, *_DDP_OPTIONS, "blocks"), is_built=False),
         StrategyRow(
             "pipeline", "staged", (*_STAGE_OPTIONS, "replicas"), fewest_slots=2, combines_with=("ddp", "zero2")
         ),
+        # Has all options; the chosen strategy gets those that it knows.
+        StrategyRow("auto", "any", (*_STAGE_OPTIONS, "replicas", *_DDP_OPTIONS, "blocks")),
     )
 }
-BUILT = tuple(row.name for row in STRATEGIES.values() if row.is_built)
+NAMES = tuple(STRATEGIES)
 
 
 def ranks_per_replica(strategy: str, slots: int, stages: int | None = None) -> int:
@@ -164,14 +164,17 @@ class Parallelism(Section):
         return value
 
     def ranks_per_replica(self, slots: int) -> int:
-        """Returns how many of a trial's slots train on the same records."""
+        """Returns how many of a trial's slots train on the same records. For `auto` it is the most that the choice may
+        have, so that only a batch that is too small for every strategy is refused."""
+        if STRATEGIES[self.strategy].family == "any":
+            return self.stages or max(1, slots)
         return ranks_per_replica(self.strategy, slots, self.stages)
 
     @model_validator(mode="after")
     def _is_pipeline(self) -> Self:
         if self.stages is None:
             return self
-        if self.stages < 2 and self.strategy == "pipeline":
+        if self.stages < 2 and self.strategy in ("pipeline", "auto"):
             raise fault("invalid_value", "a pipeline has at least 2 stages; use ddp for 1", "stages")
         schedule = self.schedule or DEFAULT_SCHEDULE
         if self.microbatches is not None:

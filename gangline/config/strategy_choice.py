@@ -37,9 +37,9 @@ class CandidateRow:
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
-    """choice: the name of the chosen row. slots: of the attempt. memory_bytes: of a slot; None where it is not known.
-    out_of_memory: names of candidates that ran out of memory in earlier attempts, oldest first. notes: lines about
-    what could not be measured."""
+    """choice: the name of the chosen row; empty in a table that is only printed, because no row fits. slots: of the
+    attempt. memory_bytes: of a slot; None where it is not known. out_of_memory: names of candidates that ran out of
+    memory in earlier attempts, oldest first. notes: lines about what could not be measured."""
 
     choice: str
     slots: int
@@ -93,7 +93,8 @@ _PURPOSES = ("parameters", "gradients", "optimizer", "transient", "activations",
 def _title(record: StrategyChoice) -> str:
     memory = "of unknown memory" if record.memory_bytes is None else f"of {record.memory_bytes / _MIB:.0f} MiB"
     slots = "1 slot" if record.slots == 1 else f"{record.slots} slots"
-    return f"parallelism: auto chose {record.choice} for {slots} {memory}; sizes in MiB of the fullest slot"
+    what = f"chose {record.choice}" if record.choice else "found no strategy"
+    return f"parallelism: auto {what} for {slots} {memory}; sizes in MiB of the fullest slot"
 
 
 _ADAPTER = TypeAdapter(StrategyChoice)

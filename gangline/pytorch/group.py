@@ -26,6 +26,11 @@ def num_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def own_rank() -> int:
+    """Returns this process's rank as the environment names it, also before the process group is made."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def open_group(device: torch.device, timeout: timedelta | None = None) -> None:
     """Joins the default process group where the environment names more than one rank and no group has been made.
     timeout: of its collectives; None for torch's own."""

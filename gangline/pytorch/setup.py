@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 import gangline.core
@@ -19,8 +20,12 @@ from gangline.errors import invalid
 from gangline.pytorch import group
 from gangline.pytorch.data import seed
 from gangline.pytorch.parallel import check_choice, choose_strategy
+from gangline.pytorch.parallel.choice import names_auto
 from gangline.pytorch.trial.context import PyTorchTrialContext
 from gangline.pytorch.trial.setting import TrialSetting, optimizations_from, seed_from
+
+if TYPE_CHECKING:
+    from gangline.pytorch.plan.auto import AutomaticChoice
 
 # Lower bound of a collective's timeout on the cluster (2 h): the hang watchdog must act first (timeout_of).
 _LEAST_TIMEOUT_SECONDS = 7200.0
@@ -34,6 +39,7 @@ def init(
     distributed: DistributedContext | None = None,
     aggregation_frequency: int = 1,
     enable_tensorboard_logging: bool = True,
+    trial_class: Callable[[Any], Any] | None = None,
 ) -> Iterator[PyTorchTrialContext]:
     """Yields the trial's context; all ranks use it as `with pytorch.init() as context:`.
 
@@ -41,7 +47,8 @@ def init(
     precedence, so that a search can vary them. distributed: for scripts that make their process group themselves; by
     default it is made here. aggregation_frequency: batches whose gradients make one optimizer step, where the
     configuration does not set it. enable_tensorboard_logging: whether reported metrics are written to TensorBoard as
-    well.
+    well. trial_class: the class of the trial, or a function that makes it from a context; needed for `parallelism:
+    auto`, which measures the trial on the chief before the block begins.
 
     One process may use it several times, one block after the other: the process group stays until the process ends.
     """
@@ -54,21 +61,48 @@ def init(
         _check_slots(cluster)
     # Checked before the ranks connect: a rank that fails at once breaks the connections that others still make.
     setting = make_setting(cluster, hparams or {}, exp_conf or {}, aggregation_frequency)
-    check_choice(setting.parallelism, distributed.size if distributed else group.num_ranks(), setting.optimizations)
+    size = distributed.size if distributed else group.num_ranks()
+    check_choice(setting.parallelism, size, setting.optimizations)
+    automatic = _open_automatic(trial_class, setting, device, size, distributed, cluster)
     group.open_group(device, timeout)
     beat.prepare(BUILD)
     core = gangline.core.init(distributed=distributed or _distributed())
-    seed.seed_build(setting.trial_seed)
     world = core.distributed
+    parallelism, choice = setting.parallelism, None
+    if automatic is not None:
+        choice = automatic.settle(world, None)
+        parallelism = automatic.section_for(choice)
+    # After the choice, which has built the trial on the chief, so that the trial draws the same numbers as without it.
+    seed.seed_build(setting.trial_seed)
     strategy = choose_strategy(
-        setting.parallelism, world.size, device, setting.optimizations, world.cross_size, timeout=timeout
+        parallelism, world.size, device, setting.optimizations, world.cross_size, timeout=timeout
     )
     with core:
         context = PyTorchTrialContext(core, setting, strategy, device, enable_tensorboard_logging)
+        context.strategy_choice = choice
         try:
             yield context
         finally:
             context.close_writer()
+
+
+def _open_automatic(
+    trial_class: Callable[[Any], Any] | None,
+    setting: TrialSetting,
+    device: torch.device,
+    size: int,
+    distributed: DistributedContext | None,
+    cluster: ClusterInfo | None,
+) -> AutomaticChoice | None:
+    """Returns the choice that `parallelism: auto` asks for, for which the chief has measured the trial; else None."""
+    if not names_auto(setting.parallelism):
+        return None
+    # Loaded here, because it loads parts of torch that other trials do not need.
+    from gangline.pytorch.plan.auto import AutomaticChoice  # noqa: PLC0415
+
+    rank = distributed.rank if distributed else group.own_rank()
+    rounds = cluster.rounds if cluster is not None and cluster.world_size == size else 1
+    return AutomaticChoice(trial_class, setting, device, size, rank, rounds)
 
 
 def _check_slots(cluster: ClusterInfo | None) -> None:

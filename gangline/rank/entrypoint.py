@@ -82,7 +82,7 @@ def run_trial(module: str, name: str, cluster: ClusterInfo) -> None:
     trial_class = load_trial(module, name)
     from gangline import pytorch  # noqa: PLC0415  a script need not pay for it
 
-    with pytorch.init() as context:
+    with pytorch.init(trial_class=trial_class) as context:
         trainer = pytorch.Trainer(trial_class(context), context)
         trainer.fit(latest_checkpoint=cluster.latest_checkpoint)
 

@@ -5,6 +5,7 @@ Needs no cluster, no process group and no trial: `gangline.pytorch.load_checkpoi
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,6 +57,7 @@ def metadata_of(
 ) -> dict[str, Any]:
     """Returns the metadata of a checkpoint of this trial after so many batches. validation: its metrics; retention
     compares checkpoints by them."""
+    choice = context.strategy_choice
     return {
         STEPS_COMPLETED: batches,
         TRIAL_ID: context.get_trial_id(),
@@ -66,6 +68,8 @@ def metadata_of(
         "torch_version": torch.__version__,
         "parallelism": context.strategy.name,
         "world_size": context.distributed.size,
+        # Why `parallelism: auto` chose this strategy; null where the configuration names it.
+        "strategy_choice": json.loads(choice.to_json()) if choice else None,
         "hparams": context.get_hparams(),
         # JSON has no infinity and no NaN.
         VALIDATION_METRICS: {name: value for name, value in validation.items() if math.isfinite(value)},

@@ -42,21 +42,32 @@ def measure_link(
     return fit_link(samples)
 
 
-def measure_link_quickly(distributed: DistributedContext, device: torch.device) -> LinkCost | None:
-    """Measures two sizes, only to distinguish one link from another. It costs a few times the exchange of 1 MiB."""
-    return fit_link([LinkSample(size, min(_time_exchanges(distributed, device, size, 2))) for size in _QUICK_SIZES])
+def measure_link_quickly(
+    distributed: DistributedContext, device: torch.device, group: dist.ProcessGroup | None = None
+) -> LinkCost | None:
+    """Measures two sizes, only to distinguish one link from another. It costs a few times the exchange of 1 MiB. group:
+    of this rank, where the ranks exchange in several groups at once; the times are still the longest of all ranks."""
+    return fit_link(
+        [LinkSample(size, min(_time_exchanges(distributed, device, size, 2, group))) for size in _QUICK_SIZES]
+    )
 
 
-def _time_exchanges(distributed: DistributedContext, device: torch.device, size: int, repetitions: int) -> list[float]:
+def _time_exchanges(
+    distributed: DistributedContext,
+    device: torch.device,
+    size: int,
+    repetitions: int,
+    group: dist.ProcessGroup | None = None,
+) -> list[float]:
     tensor = torch.zeros(size // 4, dtype=torch.float32, device=device)
-    own = [_time_exchange(tensor) for _ in range(repetitions)]
+    own = [_time_exchange(tensor, group) for _ in range(repetitions)]
     return agree_on_longest(distributed, own)
 
 
-def _time_exchange(tensor: torch.Tensor) -> float:
+def _time_exchange(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> float:
     _wait_for(tensor.device)
     began = time.perf_counter()
-    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, group=group)
     _wait_for(tensor.device)
     return time.perf_counter() - began
 

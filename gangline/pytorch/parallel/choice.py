@@ -16,7 +16,7 @@ from torch import nn
 
 from gangline.config.elastic import slots_conflict, unknown_strategy
 from gangline.config.optimization import Optimizations, compression_conflict
-from gangline.config.parallelism import BUILT, STRATEGIES, parse_parallelism
+from gangline.config.parallelism import NAMES, STRATEGIES, parse_parallelism
 from gangline.errors import invalid
 from gangline.pytorch.parallel.divided.fully_sharded import HsdpStrategy, Zero2Strategy, Zero3Strategy
 from gangline.pytorch.parallel.shared.strategy import Strategy
@@ -59,8 +59,10 @@ def choose_strategy(
     GanglineError `parallelism.*` where the strategy does not fit the configuration or the number of slots.
     """
     name, options = check_choice(parallelism, size, optimizations)
+    # gangline.pytorch.init replaces it first where there are several ranks, see gangline.pytorch.plan.auto.
+    assert name != "auto" or size == 1
     if size == 1:
-        if name not in ("none", "ddp"):
+        if name not in ("none", "ddp", "auto"):
             _log.info("parallelism: %s has nothing to divide on one slot", name)
         return SingleStrategy()
     makers: dict[str, Callable[[], Strategy]] = {
@@ -89,22 +91,29 @@ def check_choice(
     return name, options
 
 
+def names_auto(parallelism: Any) -> bool:
+    """Returns whether a configuration's section leaves the strategy to `auto`. parallelism: as a script may write it,
+    not yet checked."""
+    name = parallelism.get("strategy") if isinstance(parallelism, Mapping) else parallelism
+    return bool(name == "auto")
+
+
 def _read(parallelism: str | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
     """Returns the strategy's name and the options given for it. Raises GanglineError for an unknown name or option."""
     if not isinstance(parallelism, str | Mapping | None):
         raise invalid(
             "parallelism.unknown",
             f"parallelism: expected a strategy or a mapping with one, found {parallelism!r}; this version has "
-            f"{', '.join(BUILT)}",
+            f"{', '.join(NAMES)}",
         )
     written = {"strategy": parallelism} if isinstance(parallelism, str) else dict(parallelism or {})
     options = {key: value for key, value in written.items() if value is not None}
     name = options.pop("strategy", "ddp")
-    if name not in BUILT:
+    if name not in NAMES:
         raise invalid("parallelism.unknown", f"parallelism: {unknown_strategy(str(name))}")
     option_names = (*STRATEGIES[name].options, *STRATEGIES[name].script_options)
     unknown = set(options) - set(option_names)
-    if name == "pipeline":
+    if name in ("pipeline", "auto"):
         section = parse_parallelism(written)
         options |= {"schedule": section.schedule} if section.schedule else {}
     if unknown:

@@ -16,7 +16,6 @@ from typing import Any
 from gangline import alias
 from gangline.config import parse_config
 from gangline.config.hyperparameter import Const, ranges_of, sample
-from gangline.config.parallelism import Parallelism
 from gangline.domain.entrypoint import TrialClass, parse_entrypoint
 from gangline.errors import GanglineError, invalid
 from gangline.launch import child
@@ -48,9 +47,10 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
     alias.install()
     child.put_code_first(folder)
     # Loaded after the checks above, as torch takes seconds.
+    from gangline.pytorch.plan.decision import work_of  # noqa: PLC0415
     from gangline.pytorch.plan.measure import measure_trial  # noqa: PLC0415
     from gangline.pytorch.plan.report import make_plan  # noqa: PLC0415
-    from gangline.pytorch.plan.rule import GIB, Place, Work  # noqa: PLC0415
+    from gangline.pytorch.plan.rule import GIB, Place  # noqa: PLC0415
 
     trial_class = _load(entrypoint)
     generator = random.Random(config.reproducibility.experiment_seed or 0)  # noqa: S311 - a search's draw, no secret
@@ -68,13 +68,8 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
         request["link_gb"] * 1e9,
         request["machine_link_gb"] * 1e9,
     )
-    work = Work(
-        batch if isinstance(batch, int) else None,
-        measured.num_models > 1,
-        config.optimizations.gradient_compression.hook is not None,
-    )
-    options = Parallelism() if request["is_auto"] else section
-    plan = make_plan(measured, work, place, options)
+    work = work_of(section, config.optimizations, batch, measured.num_models)
+    plan = make_plan(measured, work, place, section)
     if any(not isinstance(value, Const) for _, value in ranges_of(config.hyperparameters)):
         plan["notes"].append("the configuration is a search; this plan is for one draw of its hyperparameters")
     return {"trial": config.entrypoint, "hyperparameters": hparams, **plan}

@@ -105,11 +105,11 @@ class _Attempt:
                 raise self.problem
             why = f": {_line(self.problem)}" if self.problem is not None else ""
             advice = (
-                "call context.wrap_model before loading data, or run the command where the data is"
+                "call context.wrap_model before loading data, or plan where the data is"
                 if self.problem is not None
                 else "a plan needs a model that is passed to context.wrap_model in __init__"
             )
-            raise invalid("plan.build", f"the trial wraps no model when it is built{why}; {advice}")
+            raise invalid("plan.build", f"the trial wraps no model when it is built{why}; {advice}") from self.problem
         check_initialised(models[0])
         notes = []
         if self.problem is not None:

@@ -11,8 +11,9 @@ from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES, bubble_ratio, 
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.partition import imbalance_ratio
 from gangline.pytorch.parallel.staged.unit import divide_units
+from gangline.pytorch.plan.decision import bytes_by_purpose
 from gangline.pytorch.plan.measure import Measured
-from gangline.pytorch.plan.memory import Memory, stage_memory
+from gangline.pytorch.plan.memory import stage_memory
 from gangline.pytorch.plan.rule import Candidate, Place, Work, choose, list_candidates, nothing_fits, stage_seconds
 
 
@@ -42,15 +43,11 @@ def _row(candidate: Candidate) -> dict[str, Any]:
         "name": candidate.name,
         "strategy": candidate.strategy,
         "options": dict(candidate.options),
-        "bytes": None if candidate.memory is None else _bytes(candidate.memory),
+        "bytes": None if candidate.memory is None else bytes_by_purpose(candidate.memory),
         "step_seconds": None if candidate.memory is None else candidate.seconds,
         "bubble": candidate.bubble,
         "refusal": candidate.refusal,
     }
-
-
-def _bytes(memory: Memory) -> dict[str, int]:
-    return {**{key: round(value) for key, value in asdict(memory).items()}, "total": round(memory.total)}
 
 
 def _pipeline(
@@ -91,7 +88,8 @@ def _pipeline(
         "largest_to_mean": imbalance_ratio([unit.numel for unit in measured.units], counts),
         "parts": _parts(measured, counts),
         "slots": [
-            {"bytes": _bytes(memory), "step_seconds": second} for memory, second in zip(memories, seconds, strict=True)
+            {"bytes": bytes_by_purpose(memory), "step_seconds": second}
+            for memory, second in zip(memories, seconds, strict=True)
         ],
     }
 

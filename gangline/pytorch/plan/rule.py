@@ -14,6 +14,7 @@ from gangline.config.parallelism import STRATEGIES
 from gangline.config.pipeline import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
+    batch_conflict,
     bubble_ratio,
     choose_microbatches,
     microbatch_conflict,
@@ -62,11 +63,16 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Work:
     """records: of the global batch; None where each slot has the batch that was measured, whatever their number.
-    several_models: whether the trial wraps more than one model. compresses: whether gradients are compressed."""
+    several_models: whether the trial wraps more than one model. compresses: whether gradients are compressed.
+
+    stages, microbatches, schedule: of pipelines, as the configuration sets them for `auto`; None leaves them open."""
 
     records: int | None = None
     several_models: bool = False
     compresses: bool = False
+    stages: int | None = None
+    microbatches: int | None = None
+    schedule: str = DEFAULT_SCHEDULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ def list_candidates(model: ModelSize, work: Work, place: Place) -> list[Candidat
     """Returns all strategies, a pipeline once for each possible number of stages, in the order of the table."""
     found: list[Candidate] = []
     for name, row in STRATEGIES.items():
-        if not row.is_built:
+        if row.family == "any":
             continue
         if row.family == "staged":
             found += _pipelines(model, work, place)
@@ -123,8 +129,8 @@ def nothing_fits(model: ModelSize, work: Work, place: Place, candidates: list[Ca
     )
     return invalid(
         "parallelism.auto",
-        f"parallelism: no strategy fits on {place.slots} slots of {_size(place.memory_bytes)}, of which "
-        f"{_size(place.usable_bytes)} are usable: {name} needs {_size(least)}; {way_out}",
+        f"parallelism: no strategy fits on {place.slots} slots of {size_text(place.memory_bytes)}, of which "
+        f"{size_text(place.usable_bytes)} are usable: {name} needs {size_text(least)}; {way_out}",
     )
 
 
@@ -138,7 +144,8 @@ def fewest_slots(model: ModelSize, work: Work, place: Place) -> int | None:
     return None
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """Returns a number of bytes as text for people."""
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / GIB * 1024:.2f} MiB"
 
 
@@ -153,7 +160,9 @@ def _judge(candidate: Candidate, place: Place) -> Candidate:
     usable = place.usable_bytes
     if candidate.refusal or candidate.memory is None or usable is None or candidate.memory.total <= usable:
         return candidate
-    return replace(candidate, refusal=f"needs {_size(candidate.memory.total)}, above the usable {_size(usable)}")
+    return replace(
+        candidate, refusal=f"needs {size_text(candidate.memory.total)}, above the usable {size_text(usable)}"
+    )
 
 
 def _whole(name: str, model: ModelSize, work: Work, place: Place) -> Candidate:
@@ -216,10 +225,14 @@ def _pipelines(model: ModelSize, work: Work, place: Place) -> list[Candidate]:
     if refusal:
         return [Candidate("pipeline", refusal=refusal)]
     divisors = [stages for stages in range(2, place.slots + 1) if place.slots % stages == 0]
-    return [_pipeline(model, work, place, stages) for stages in divisors]
+    if work.stages is not None and work.stages not in divisors:
+        text = f"the {place.slots} slots are no multiple of the {work.stages} stages that parallelism sets"
+        return [Candidate("pipeline", (("stages", work.stages),), refusal=text)]
+    return [_pipeline(model, work, place, stages) for stages in divisors if work.stages in (None, stages)]
 
 
-def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, schedule: str = DEFAULT_SCHEDULE) -> Candidate:
+def _pipeline(model: ModelSize, work: Work, place: Place, stages: int) -> Candidate:
+    schedule = work.schedule
     options: tuple[tuple[str, int], ...] = (("stages", stages),)
     parts, replicas = stages * SCHEDULES[schedule].parts, place.slots // stages
     if parts > len(model.units):
@@ -228,9 +241,13 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, schedule:
     records = stages if work.records is None else _records(work, replicas)
     if records < 1:
         return Candidate("pipeline", options, refusal=f"a batch of {work.records} records is too small")
-    microbatches = choose_microbatches(records, stages, schedule)
-    conflict = microbatch_conflict(microbatches, stages, schedule)
-    if conflict is not None:
+    if work.microbatches is not None:
+        conflict = batch_conflict(records, work.microbatches, stages, schedule)
+        conflict = conflict or microbatch_conflict(work.microbatches, stages, schedule)
+        if conflict is not None and work.records is not None:
+            return Candidate("pipeline", options, refusal=conflict)
+    microbatches = work.microbatches or choose_microbatches(records, stages, schedule)
+    if work.microbatches is None and microbatch_conflict(microbatches, stages, schedule) is not None:
         text = f"a replica's {records} records cannot be cut into the {stages} microbatches that {schedule} needs"
         return Candidate("pipeline", options, refusal=text)
     costs = [unit.parameters for unit in model.units]

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gangline.config.batch import BatchSplit, split_batch
+from gangline.config.strategy_choice import StrategyChoice
 from gangline.core import Context, DistributedContext
 from gangline.core.beat import BACKWARD, OPTIMIZER, TRAIN_BATCH
 from gangline.errors import invalid
@@ -93,6 +94,8 @@ class PyTorchTrialContext(Lacking):
         self.device = device
         self.setting = setting
         self.strategy = strategy
+        # The record of the choice under `parallelism: auto`, set by gangline.pytorch.init.
+        self.strategy_choice: StrategyChoice | None = None
         self.experimental = PyTorchExperimentalContext(self)
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []

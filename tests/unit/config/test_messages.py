@@ -349,13 +349,6 @@ CASES = [
     ),
     (
         "name: digits",
-        "parallelism: auto",
-        "config.not_supported",
-        "parallelism (line 1): auto is not built yet; `gangline plan` shows what it would choose, and this version has "
-        "none, ddp, zero1, zero2, zero3, hsdp, pipeline",
-    ),
-    (
-        "name: digits",
         "parallelism: zero4",
         "config.invalid_value",
         "parallelism (line 1): must be one of auto, none, ddp, zero1, zero2, zero3, hsdp, pipeline, "

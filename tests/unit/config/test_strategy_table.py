@@ -12,7 +12,7 @@ import torch
 from gangline.config import parse_config, split_batch
 from gangline.config.elastic import slots_conflict, smaller_sizes
 from gangline.config.optimization import Optimizations
-from gangline.config.parallelism import BUILT, STRATEGIES, Parallelism, StrategyName, owners_of, ranks_per_replica
+from gangline.config.parallelism import NAMES, STRATEGIES, Parallelism, StrategyName, owners_of, ranks_per_replica
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.choice import choose_strategy
 
@@ -28,7 +28,7 @@ def test_every_option_is_a_key_of_the_section_and_the_section_knows_no_other() -
     assert owners_of("blocks") == ("zero2", "zero3", "hsdp")
 
 
-@pytest.mark.parametrize("name", sorted(set(BUILT) - {"none"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"none", "auto"}))
 def test_what_is_built_can_be_made_from_its_fewest_slots_on(name: str) -> None:
     row = STRATEGIES[name]
     assert slots_conflict(name, row.fewest_slots, "there are") is None
@@ -42,10 +42,19 @@ def test_what_is_built_can_be_made_from_its_fewest_slots_on(name: str) -> None:
         assert slots_conflict(name, row.fewest_slots - 1, "there are") is not None
 
 
-@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(BUILT)))
-def test_what_is_not_built_is_refused(name: str) -> None:
-    with pytest.raises(GanglineError, match="is not built yet"):
-        choose_strategy(name, 4, torch.device("cpu"), Optimizations())
+def test_auto_takes_any_slots_and_every_batch_that_some_strategy_takes() -> None:
+    assert all(slots_conflict("auto", slots, "there are") is None for slots in range(1, 9))
+    assert smaller_sizes(4, 1, "auto") == (2, 1)
+    assert parse_config(TRIAL.format(slots=4, batch=2) + "parallelism: auto\n")[1] == []
+    with pytest.raises(GanglineError, match="1 is smaller than the 2 replicas of 2 slots"):
+        parse_config(TRIAL.format(slots=4, batch=1) + "parallelism: {strategy: auto, stages: 2}\n")
+    with pytest.raises(GanglineError, match="a pipeline has at least 2 stages"):
+        parse_config(TRIAL.format(slots=4, batch=2) + "parallelism: {strategy: auto, stages: 1}\n")
+
+
+def test_auto_has_every_option_of_the_others() -> None:
+    others = {option for row in STRATEGIES.values() if row.family != "any" for option in row.options}
+    assert set(STRATEGIES["auto"].options) == others
 
 
 @pytest.fixture

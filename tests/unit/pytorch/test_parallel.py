@@ -100,12 +100,8 @@ def test_clipping_is_that_of_torch(norm_type: float) -> None:
     ("parallelism", "size", "words"),
     [
         ("zero9", 2, "there is no strategy 'zero9'; did you mean zero3 or zero2. this version has none, ddp, zero1"),
-        (
-            "auto",
-            2,
-            "auto is not built yet; `gangline plan` shows what it would choose, and this version has none, "
-            "ddp, zero1, zero2, zero3, hsdp, pipeline",
-        ),
+        ({"strategy": "auto", "bucket": 1}, 2, "parallelism.bucket: "),
+        ({"strategy": "auto", "schedule": "2F2B"}, 2, "there is no schedule '2F2B'"),
         ("none", 2, "none trains on one slot, but the slots of this trial are 2; use ddp"),
         (
             "hsdp",

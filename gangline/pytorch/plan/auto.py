@@ -1,0 +1,144 @@
+"""Chooses the strategy of a trial under `parallelism: auto`. Called by gangline.pytorch.init on every rank.
+
+The chief builds and measures the trial before the process group is open, as a process alone: code of the trial that
+exchanges with other ranks fails there at once, and cannot wait for ranks that do not build the trial. Then all ranks
+measure the slots, the chief decides, and every rank gets the record, or the chief's error.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gangline.config.parallelism import Parallelism, parse_parallelism
+from gangline.config.strategy_choice import StrategyChoice, parse_choice, table_lines
+from gangline.core import DistributedContext
+from gangline.domain.state import ExitKind
+from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.launch.failure import describe
+from gangline.pytorch.plan.decision import decide, explain_failure, record_of, settled_section, work_of
+from gangline.pytorch.plan.measure import measure_trial
+from gangline.pytorch.plan.memory import ModelSize
+from gangline.pytorch.plan.place import measure_place
+from gangline.pytorch.trial.setting import TrialSetting
+
+_log = logging.getLogger("gangline")
+_DTYPES = {None: torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_WAY_OUT = "name a strategy instead, such as parallelism: ddp"
+MakeTrial = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurement:
+    """problem: why the trial cannot be measured; empty for one that is. size, num_models and notes are then known.
+    cause: the exception of the trial's own code."""
+
+    problem: str = ""
+    cause: BaseException | None = None
+    size: ModelSize | None = None
+    num_models: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class AutomaticChoice:
+    """The choice for one trial. Made before the process group is open, where the chief measures the trial.
+
+    slots: ranks of this attempt. rounds: batches that each of them trains one after another.
+    """
+
+    def __init__(
+        self,
+        make_trial: MakeTrial | None,
+        setting: TrialSetting,
+        device: torch.device,
+        slots: int,
+        rank: int,
+        rounds: int = 1,
+    ) -> None:
+        if make_trial is None:
+            raise invalid(
+                "parallelism.trial_class",
+                "parallelism: auto measures the trial before it is built; call "
+                f"gangline.pytorch.init(trial_class=MyTrial), or {_WAY_OUT}",
+            )
+        self._setting = setting
+        self._device = device
+        self._rounds = rounds
+        self.section = section_of(setting.parallelism)
+        is_gpu = device.type == "cuda"
+        self._measured = _measure(make_trial, setting, slots * rounds, self.section, is_gpu) if rank == 0 else None
+
+    def settle(self, distributed: DistributedContext, earlier: StrategyChoice | None) -> StrategyChoice:
+        """Returns the record, the same on all ranks, which call it in step. earlier: that of the attempt before. Raises
+        GanglineError `parallelism.auto` on all ranks where the trial cannot be measured, or where nothing fits."""
+        self._check_measured(distributed)
+        place = measure_place(distributed, self._device, _DTYPES[self._setting.optimizations.autocast_type])
+        answer: dict[str, str] | None = None
+        if self._measured is not None:
+            assert self._measured.size is not None
+            batch = self._setting.hparams.get("global_batch_size")
+            optimizations = self._setting.optimizations
+            work = work_of(self.section, optimizations, batch, self._measured.num_models, self._rounds)
+            decision = decide(self._measured.size, work, place, earlier)
+            record = record_of(decision, place, self._measured.notes)
+            lines = [*table_lines(record), *(f"note: {note}" for note in record.notes)]
+            for line in lines:
+                _log.log(logging.INFO if decision.chosen else logging.ERROR, "%s", line)
+            if decision.is_kept:
+                _log.info("parallelism: auto keeps the choice of the attempt before, which had as many slots")
+            if decision.chosen is None:
+                answer = {"problem": explain_failure(decision, self._measured.size, work, place).message}
+            else:
+                answer = {"record": record.to_json()}
+        settled: dict[str, str] = distributed.broadcast(answer)
+        if "problem" in settled:
+            raise invalid("parallelism.auto", settled["problem"])
+        return parse_choice(settled["record"])
+
+    def _check_measured(self, distributed: DistributedContext) -> None:
+        """Raises the chief's error on all ranks, on the chief with the traceback into the trial. A condition outside of
+        the trial, as data that is away, may be gone in the next attempt."""
+        cause = self._measured.cause if self._measured else None
+        may_pass = cause is not None and describe(cause).kind is ExitKind.UNAVAILABLE
+        problem, may_pass = distributed.broadcast([self._measured.problem, may_pass] if self._measured else None)
+        if problem:
+            kind = ErrorKind.UNAVAILABLE if may_pass else ErrorKind.INVALID
+            raise GanglineError("parallelism.auto", problem, kind) from cause
+
+    def section_for(self, record: StrategyChoice) -> dict[str, Any]:
+        """Returns the section `parallelism` that names the chosen strategy."""
+        return settled_section(record.chosen, self.section)
+
+
+def section_of(parallelism: Any) -> Parallelism:
+    """Returns the checked section. Raises GanglineError `config.*`."""
+    return parse_parallelism(parallelism if isinstance(parallelism, str) else dict(parallelism))
+
+
+def _measure(
+    make_trial: MakeTrial, setting: TrialSetting, slots: int, section: Parallelism, is_gpu: bool
+) -> _Measurement:
+    """Measures the trial and lets go of its memory. The caller seeds the generators afterwards."""
+    before = torch.get_default_device()
+    try:
+        measured = measure_trial(make_trial, setting.hparams, setting.config, slots, section.blocks, is_gpu=is_gpu)
+        return _Measurement("", None, measured.size, measured.num_models, measured.notes)
+    except GanglineError as error:
+        return _Measurement(
+            f"parallelism: auto cannot measure the trial: {error.message}; or {_WAY_OUT}", error.__cause__
+        )
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - all ranks must learn of it, whatever the user's code does
+        why = next(iter(str(error).strip().splitlines()), "")
+        return _Measurement(
+            f"parallelism: auto cannot measure the trial: {type(error).__name__}: {why}; {_WAY_OUT}", error
+        )
+    finally:
+        if before.type != "cpu":
+            torch.set_default_device(before)
+        # A model and its graph may form cycles, and the real trial needs their memory.
+        gc.collect()

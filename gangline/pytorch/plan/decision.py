@@ -1,0 +1,164 @@
+"""PURE: the decision of `parallelism: auto`: what is measured becomes the rule's input, and the rule's table becomes
+the record of a choice.
+
+Rates are rounded to powers of the square root of 2, so that two measurements of the same slots seldom give different
+choices. An attempt on as many slots as the one before it keeps the choice of that one, so noise changes no running
+trial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gangline.config.optimization import Optimizations
+from gangline.config.parallelism import STRATEGIES, Parallelism
+from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES
+from gangline.config.strategy_choice import CandidateRow, StrategyChoice
+from gangline.errors import GanglineError, invalid
+from gangline.pytorch.plan.memory import Memory, ModelSize
+from gangline.pytorch.plan.rule import Candidate, Place, Work, choose, list_candidates, nothing_fits, size_text
+
+_FAILED = "ran out of memory in an earlier attempt"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """candidates: the table. chosen: None where no candidate is left. out_of_memory: names of candidates that failed in
+    earlier attempts on as many slots. is_kept: whether the choice is that of the attempt before."""
+
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None
+    out_of_memory: tuple[str, ...] = ()
+    is_kept: bool = False
+
+
+def work_of(section: Parallelism, optimizations: Optimizations, batch: Any, num_models: int, rounds: int = 1) -> Work:
+    """Returns what the trial does in a step. batch: the hyperparameter global_batch_size. rounds: batches that each
+    slot trains one after another, because the attempt has fewer slots than slots_per_trial. Options of a pipeline
+    restrict the candidates only where `auto` chooses."""
+    records = batch // rounds if isinstance(batch, int) and not isinstance(batch, bool) else None
+    work = Work(records, num_models > 1, optimizations.gradient_compression.hook is not None)
+    if section.strategy != "auto":
+        return work
+    schedule = section.schedule or DEFAULT_SCHEDULE
+    stages = section.stages
+    if stages is None and isinstance(section.split, list):
+        # The names are beginnings of the second and each later part.
+        stages = max(1, (len(section.split) + 1) // SCHEDULES[schedule].parts)
+    return replace(work, stages=stages, microbatches=section.microbatches, schedule=schedule)
+
+
+def decide(model: ModelSize, work: Work, place: Place, earlier: StrategyChoice | None) -> Decision:
+    """Returns the decision. earlier: the record of the attempt before; it counts only for the same number of slots,
+    because another number has other candidates."""
+    candidates = tuple(list_candidates(model, work, place))
+    if earlier is None or earlier.slots != place.slots:
+        return Decision(candidates, choose(list(candidates)))
+    judged = _refuse_failed(candidates, earlier)
+    kept = next((each for each in judged if each.name == earlier.choice and not each.refusal), None)
+    return Decision(judged, kept or choose(list(judged)), earlier.out_of_memory, kept is not None)
+
+
+def _refuse_failed(candidates: Sequence[Candidate], earlier: StrategyChoice) -> tuple[Candidate, ...]:
+    """Refuses candidates that failed, and those that need no fewer bytes than the smallest that failed: the prediction
+    was too low for that one, and so it would be for them."""
+    failed = earlier.out_of_memory
+    sizes = {row.name: float(row.bytes["total"]) for row in earlier.rows if "total" in row.bytes}
+    sizes |= {each.name: each.memory.total for each in candidates if each.memory is not None}
+    least = min(((sizes[name], name) for name in failed if name in sizes), default=None)
+    judged = []
+    for each in candidates:
+        refusal = each.refusal
+        if each.name in failed:
+            refusal = _FAILED
+        elif not refusal and least is not None and each.memory is not None and each.memory.total >= least[0]:
+            refusal = f"needs {size_text(each.memory.total)}, no less than {least[1]}, which ran out of memory"
+        judged.append(replace(each, refusal=refusal))
+    return tuple(judged)
+
+
+def explain_failure(decision: Decision, model: ModelSize, work: Work, place: Place) -> GanglineError:
+    """Returns the error of a decision without a choice."""
+    if not decision.out_of_memory:
+        return nothing_fits(model, work, place, list(decision.candidates))
+    return invalid(
+        "parallelism.auto",
+        f"parallelism: {', '.join(decision.out_of_memory)} ran out of memory on {place.slots} slots, and no strategy "
+        "that needs less fits; use a smaller batch, more slots, or slots with more memory",
+    )
+
+
+def record_of(decision: Decision, place: Place, notes: Sequence[str]) -> StrategyChoice:
+    """Returns the record. Its choice is empty where the decision has none."""
+    return StrategyChoice(
+        decision.chosen.name if decision.chosen else "",
+        place.slots,
+        tuple(_row_of(candidate) for candidate in decision.candidates),
+        None if place.memory_bytes is None else round(place.memory_bytes),
+        decision.out_of_memory,
+        tuple(notes),
+    )
+
+
+def _row_of(candidate: Candidate) -> CandidateRow:
+    memory = candidate.memory
+    return CandidateRow(
+        candidate.name,
+        candidate.strategy,
+        dict(candidate.options),
+        bytes={} if memory is None else bytes_by_purpose(memory),
+        step_seconds=None if memory is None else candidate.seconds,
+        refusal=candidate.refusal,
+    )
+
+
+def bytes_by_purpose(memory: Memory) -> dict[str, int]:
+    """Returns whole bytes by purpose, with their `total`."""
+    return {**{key: round(value) for key, value in asdict(memory).items()}, "total": round(memory.total)}
+
+
+def settled_section(chosen: CandidateRow, section: Parallelism) -> dict[str, Any]:
+    """Returns the section `parallelism` that names the chosen strategy, with those configured options that it knows.
+    The ranks choose a pipeline's number of microbatches by the same rule as its row."""
+    known = STRATEGIES[chosen.strategy].options
+    written = {key: getattr(section, key) for key in known if getattr(section, key) is not None}
+    own = {key: chosen.options[key] for key in ("stages",) if key in chosen.options}
+    return {"strategy": chosen.strategy, **written, **own}
+
+
+def round_rate(rate: float) -> float:
+    """Returns the nearest power of the square root of 2. rate: above 0 and finite."""
+    return float(2 ** (round(2 * math.log2(rate)) / 2))
+
+
+def slot_share(limits_by_rank: Sequence[tuple[int, Mapping[str, int]]]) -> float | None:
+    """Returns the bytes of the slot that has the fewest: a limit is divided by the ranks that share it.
+
+    limits_by_rank: for each rank its machine, and its limits by the name of what is limited; ranks of a machine share a
+    limit of the same name. None where a rank has no limit.
+    """
+    sharers: dict[tuple[int, str], int] = {}
+    for machine, limits in limits_by_rank:
+        for name in limits:
+            sharers[machine, name] = sharers.get((machine, name), 0) + 1
+    shares = [
+        min((value / sharers[machine, name] for name, value in limits.items()), default=None)
+        for machine, limits in limits_by_rank
+    ]
+    known = [share for share in shares if share is not None]
+    return min(known) if known and len(known) == len(shares) else None
+
+
+def groups_by_machine(machines: Sequence[int]) -> list[list[int]]:
+    """Returns the ranks of each machine. machines: the machine of each rank."""
+    return [[rank for rank, own in enumerate(machines) if own == machine] for machine in sorted(set(machines))]
+
+
+def rate_of(bytes_per_second: float, ranks: int, otherwise: float) -> float:
+    """Returns the bytes a second over a link, rounded, from the bytes a second of an all-reduce among so many ranks: in
+    a ring each byte is sent 2 (n - 1) / n times. otherwise: for a rate that was not measurable."""
+    rate = 2 * (ranks - 1) / ranks * bytes_per_second
+    return round_rate(rate) if 0 < rate < math.inf else otherwise

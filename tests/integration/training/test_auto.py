@@ -1,0 +1,150 @@
+"""`parallelism: auto` on real ranks: all ranks take the chief's choice, train to the numbers of the strategy named by
+hand, and learn of the chief's errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gangline.config.strategy_choice import StrategyChoice
+from gangline.domain.state import ExitKind
+from gangline.protocol.wire import enum_number
+from tests.support.auto_work import Case, Outcome, choose_all
+from tests.support.gang import run_gang
+from tests.support.rank import Trial, run_trial
+from tests.support.trial_source import LINEAR, linear_config
+
+_MIB = 1024.0**2
+# 16 MiB under ddp with AdamW, 12 under zero1 on two slots.
+_OF_TWO = {
+    "ample": Case("WholeTrial"),
+    "small": Case("WholeTrial", 14 * _MIB),
+    "options": Case("StackTrial", 10 * _MIB, {"strategy": "auto", "stages": 2, "find_unused_parameters": True}),
+    "nothing fits": Case("StackTrial", 7 * _MIB),
+    "broken": Case("BrokenTrial"),
+    "leaving": Case("LeavingTrial"),
+    "no class": Case("WholeTrial", is_passed=False),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> list[list[Outcome]]:
+    return run_gang(2, tmp_path_factory.mktemp("two"), choose_all, folder, list(_OF_TWO.values()))
+
+
+def _outcomes(of_two: list[list[Outcome]], name: str) -> list[Outcome]:
+    return [outcomes[list(_OF_TWO).index(name)] for outcomes in of_two]
+
+
+def _record(outcomes: list[Outcome]) -> StrategyChoice:
+    """The record, which all ranks have alike; the losses are those of the strategy named by hand, bit for bit."""
+    for outcome in outcomes:
+        assert outcome.error == ""
+        assert outcome.record == outcomes[0].record
+        assert outcome.losses == outcome.by_hand
+    # The chief alone keeps losses where the ranks form one replica or report together.
+    assert len(outcomes[0].losses) == 4
+    assert outcomes[0].record is not None
+    assert {outcome.strategy for outcome in outcomes} == {outcomes[0].record.chosen.strategy}
+    return outcomes[0].record
+
+
+def test_with_enough_memory_it_is_ddp(of_two: list[list[Outcome]]) -> None:
+    record = _record(_outcomes(of_two, "ample"))
+    assert (record.choice, record.slots, record.out_of_memory, record.notes) == ("ddp", 2, (), ())
+    assert [row.strategy for row in record.rows] == ["none", "ddp", "zero1", "zero2", "zero3", "hsdp", "pipeline"]
+
+
+def test_with_too_little_for_ddp_it_is_another(of_two: list[list[Outcome]]) -> None:
+    record = _record(_outcomes(of_two, "small"))
+    assert record.choice == "zero1"
+    refusals = {row.name: row.refusal for row in record.rows}
+    assert "above the usable 14.00 MiB" in refusals["ddp"]
+
+
+def test_the_chosen_strategy_takes_the_options_that_it_knows(of_two: list[list[Outcome]]) -> None:
+    record = _record(_outcomes(of_two, "options"))
+    assert record.chosen.strategy == "pipeline"
+    assert record.chosen.options["stages"] == 2
+
+
+def test_the_record_lies_in_the_checkpoint(of_two: list[list[Outcome]], folder: Path) -> None:
+    outcome = _outcomes(of_two, "small")[0]
+    assert outcome.record is not None
+    documents = list(folder.rglob(f"*{outcome.checkpoint}*/metadata.json"))
+    assert len(documents) == 1
+    metadata = json.loads(documents[0].read_text())
+    assert metadata["strategy_choice"] == json.loads(outcome.record.to_json())
+    assert metadata["parallelism"] == "zero1"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing fits", "parallelism.auto: parallelism: no strategy fits on 2 slots of .* such slots would do"),
+        ("broken", "parallelism.auto: parallelism: auto cannot measure the trial: .*ValueError: no data in the folder"),
+        ("leaving", "parallelism.auto: parallelism: auto cannot measure the trial: .*SystemExit: the trial leaves"),
+        ("no class", r"parallelism.trial_class: .*call gangline.pytorch.init\(trial_class=MyTrial\), or name a"),
+    ],
+)
+def test_every_rank_has_the_error_in_one_line(of_two: list[list[Outcome]], name: str, words: str) -> None:
+    errors = {outcome.error for outcome in _outcomes(of_two, name)}
+    assert len(errors) == 1
+    (error,) = errors
+    assert re.match(words, error), error
+    assert "\n" not in error
+
+
+def test_four_ranks_cut_a_model_that_is_too_large_for_copies(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    cases = [Case("StackTrial", 9 * _MIB), Case("WholeTrial")]
+    outcomes = run_gang(4, tmp_path_factory.mktemp("four"), choose_all, tmp_path_factory.mktemp("work"), cases)
+    record = _record([rank[0] for rank in outcomes])
+    assert record.chosen.strategy in ("zero3", "pipeline")
+    assert _record([rank[1] for rank in outcomes]).choice == "ddp"
+
+
+# A loss that reads a weight outside of the model's forward pass is refused by some strategies.
+_PLAIN = LINEAR.replace(" + noise * self.model[0].weight.sum()", "")
+
+
+def _trial(code: str) -> Trial:
+    config = linear_config({"batches": 4}, parallelism="auto")
+    return Trial({"model_def.py": code}, config, {"global_batch_size": 8}, 2)
+
+
+def test_the_entrypoint_passes_its_trial_class(tmp_path: Path) -> None:
+    running, codes = run_trial(tmp_path, _trial(_PLAIN))
+    assert codes == [0, 0], running.output(0)
+    assert len(running.runner.metric("training", "loss")) == 4
+    assert running.output(0).count("parallelism: auto chose ") == 1
+    assert "parallelism: auto chose " not in running.output(1)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [("ValueError", ExitKind.CONFIGURATION_ERROR), ("ConnectionError", ExitKind.UNAVAILABLE)],
+)
+def test_a_trial_that_cannot_be_built_ends_every_rank_with_the_same_line(
+    tmp_path: Path, error: str, kind: ExitKind
+) -> None:
+    code = _PLAIN.replace("        self.context = context\n", f"        raise {error}('no data')\n", 1)
+    assert code != _PLAIN
+    running, codes = run_trial(tmp_path, _trial(code))
+    assert codes == [1, 1]
+    failures = [running.runner.of(rank, "failure")[0] for rank in range(2)]
+    assert failures[0].message == failures[1].message
+    assert failures[0].message.startswith("parallelism: auto cannot measure the trial: ")
+    assert f"{error}: no data" in failures[0].message
+    assert [failure.kind for failure in failures] == [enum_number(kind)] * 2
+    # The chief's log has the traceback into the trial's code.
+    assert "model_def.py" in running.output(0)

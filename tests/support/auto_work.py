@@ -1,0 +1,162 @@
+"""Work of a gang's ranks in tests of `parallelism: auto`. The memory of a slot is set, because a test's model fits into
+any machine; everything else is measured."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from gangline import pytorch
+from gangline.config.strategy_choice import StrategyChoice
+from gangline.errors import GanglineError
+from gangline.pytorch.plan import place
+from gangline.pytorch.plan.rule import SPARE_BYTES, SPARE_RATIO
+from tests.support.strategy_work import Recorder
+
+_WIDTH = 512
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(_WIDTH, _WIDTH)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.inner(inputs))
+
+
+class Stack(nn.Module):
+    """About a million parameters in four blocks: 16 MiB with AdamW. A pipeline can cut it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Layer() for _ in range(4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            inputs = block(inputs)
+        return inputs
+
+
+class Whole(nn.Module):
+    """The same without a list of blocks, so that no pipeline can cut it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.fourth = Layer(), Layer(), Layer(), Layer()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        passed: torch.Tensor = functional.dropout(self.second(self.first(inputs)), 0.1, self.training)
+        return self.fourth(self.third(passed))  # type: ignore[no-any-return]  # torch's modules return Any
+
+
+class StackTrial(pytorch.PyTorchTrial):
+    """Draws weights, data and drop-outs from the process's generators, which `auto` must not move."""
+
+    make: type[nn.Module] = Stack
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        self.model = context.wrap_model(type(self).make())
+        self.optimizer = context.wrap_optimizer(torch.optim.AdamW(self.model.parameters(), lr=1e-3))
+        self.scale = random.uniform(0.5, 1.5)
+        self.recorder = Recorder()
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"recorder": self.recorder}
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        inputs = torch.randn(32, _WIDTH, generator=torch.Generator().manual_seed(3))
+        data = TensorDataset(inputs, torch.tanh(inputs * self.scale))
+        return pytorch.DataLoader(data, batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
+
+    build_validation_data_loader = build_training_data_loader
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        loss = functional.mse_loss(self.model(inputs), targets)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"error": 0.0}
+
+
+class WholeTrial(StackTrial):
+    make = Whole
+
+
+class BrokenTrial(StackTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        raise ValueError("no data in the folder\nand more")
+
+
+class LeavingTrial(StackTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        raise SystemExit("the trial leaves")
+
+
+@dataclass(frozen=True)
+class Case:
+    """usable: bytes of a slot's memory that a strategy may use. kind: of the trial."""
+
+    kind: str
+    usable: float = 1e12
+    parallelism: Any = "auto"
+    is_passed: bool = True
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """by_hand: the losses under the chosen strategy, named in the configuration. strategy: its name as made."""
+
+    losses: list[float]
+    by_hand: list[float]
+    record: StrategyChoice | None
+    strategy: str
+    checkpoint: str | None
+    error: str = ""
+
+
+def choose_all(directory: Path, cases: list[Case]) -> list[Outcome]:
+    directory.mkdir(parents=True, exist_ok=True)
+    os.chdir(directory)
+    return [_choose(case) for case in cases]
+
+
+def _choose(case: Case) -> Outcome:
+    memory = round((case.usable + SPARE_BYTES) / (1 - SPARE_RATIO))
+    with mock.patch.object(place, "memory_limits", return_value={f"process {os.getpid()}": memory}):
+        try:
+            losses, record, strategy, checkpoint = _train(case, case.parallelism, saves=True)
+        except GanglineError as error:
+            return Outcome([], [], None, "", None, f"{error.code}: {error.message}")
+    assert record is not None
+    options = {key: value for key, value in record.chosen.options.items() if key == "stages"}
+    by_hand = _train(case, {"strategy": record.chosen.strategy, **options}, saves=False)[0]
+    return Outcome(losses, by_hand, record, strategy, checkpoint)
+
+
+def _train(case: Case, parallelism: Any, *, saves: bool) -> tuple[list[float], StrategyChoice | None, str, str | None]:
+    kind = globals()[case.kind]
+    config = {"parallelism": parallelism, "scheduling_unit": 1, **case.config}
+    passed = kind if case.is_passed else None
+    with pytorch.init(hparams={"global_batch_size": 16}, exp_conf=config, trial_class=passed) as context:
+        trial = kind(context)
+        policy = "all" if saves else "none"
+        pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(4), checkpoint_policy=policy)
+        checkpoint = context.distributed.broadcast(
+            trial.recorder.checkpoints[-1] if trial.recorder.checkpoints else None
+        )
+        return trial.recorder.losses, context.strategy_choice, context.strategy.name, checkpoint

@@ -1,0 +1,227 @@
+"""The decision of `parallelism: auto`: what an earlier attempt changes, rounded rates, shared memory, and the section
+that the chosen strategy gets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.config.optimization import Optimizations
+from gangline.config.parallelism import Parallelism, parse_parallelism
+from gangline.config.strategy_choice import CandidateRow, StrategyChoice, parse_choice, table_lines
+from gangline.pytorch.plan.decision import (
+    Decision,
+    decide,
+    explain_failure,
+    groups_by_machine,
+    rate_of,
+    record_of,
+    round_rate,
+    settled_section,
+    slot_share,
+    work_of,
+)
+from gangline.pytorch.plan.memory import ModelSize, UnitSize
+from gangline.pytorch.plan.place import cgroup_limits
+from gangline.pytorch.plan.rule import GIB, Place, Work
+
+_MODEL = ModelSize(round(0.35e9), 0, activation_bytes=2e9)
+_PLACE = Place(4, 4, 16 * GIB)
+_WORK = Work()
+
+
+def _record(decision: Decision, *failed: str, place: Place = _PLACE) -> StrategyChoice:
+    return replace(record_of(decision, place, ()), out_of_memory=failed)
+
+
+def _first() -> Decision:
+    return decide(_MODEL, _WORK, _PLACE, None)
+
+
+def _refusals(decision: Decision) -> dict[str, str]:
+    return {candidate.name: candidate.refusal for candidate in decision.candidates}
+
+
+def _choice(decision: Decision) -> str | None:
+    return decision.chosen.name if decision.chosen else None
+
+
+def test_the_first_attempt_takes_the_fastest_that_fits() -> None:
+    assert (_choice(_first()), _first().is_kept, _first().out_of_memory) == ("ddp", False, ())
+
+
+def test_an_attempt_on_as_many_slots_keeps_the_choice_though_another_would_be_faster() -> None:
+    earlier = replace(_record(_first()), choice="zero3")
+    decision = decide(_MODEL, _WORK, _PLACE, earlier)
+    assert (_choice(decision), decision.is_kept) == ("zero3", True)
+
+
+def test_another_number_of_slots_is_computed_anew() -> None:
+    earlier = replace(_record(_first(), "ddp"), choice="zero3", slots=2)
+    decision = decide(_MODEL, _WORK, _PLACE, earlier)
+    assert (_choice(decision), decision.is_kept, decision.out_of_memory) == ("ddp", False, ())
+
+
+@pytest.mark.parametrize("choice", ["hsdp", "pipeline (stages 9)"])
+def test_a_choice_that_cannot_run_any_more_is_not_kept(choice: str) -> None:
+    """hsdp is refused on one machine; the other is no candidate of this model."""
+    assert _choice(decide(_MODEL, _WORK, _PLACE, replace(_record(_first()), choice=choice))) == "ddp"
+
+
+def test_a_choice_that_does_not_fit_smaller_slots_is_not_kept() -> None:
+    place = replace(_PLACE, memory_bytes=7 * GIB)
+    assert _choice(decide(_MODEL, _WORK, place, _record(_first()))) == "zero1"
+
+
+def test_after_out_of_memory_the_next_choice_needs_less_and_is_the_fastest_of_those() -> None:
+    decision = decide(_MODEL, _WORK, _PLACE, _record(_first(), "ddp"))
+    assert (_choice(decision), decision.is_kept, decision.out_of_memory) == ("zero1", False, ("ddp",))
+    assert _refusals(decision)["ddp"] == "ran out of memory in an earlier attempt"
+
+
+def test_candidates_that_need_no_less_than_the_smallest_that_failed_are_refused() -> None:
+    sizes = {each.name: each.memory.total for each in _first().candidates if each.memory is not None}
+    assert sizes["zero3"] < sizes["zero2"] < sizes["zero1"]
+    decision = decide(_MODEL, _WORK, _PLACE, _record(_first(), "ddp", "zero2"))
+    assert _choice(decision) == "zero3"
+    assert "no less than zero2, which ran out of memory" in _refusals(decision)["zero1"]
+
+
+def test_a_failed_candidate_that_is_no_candidate_any_more_still_bounds_the_next() -> None:
+    failed = CandidateRow("zero9", "zero9", bytes={"total": 1})
+    earlier = replace(_record(_first(), "zero9"), rows=(failed,), choice="zero9")
+    decision = decide(_MODEL, _WORK, _PLACE, earlier)
+    assert decision.chosen is None
+    assert "no less than zero9" in _refusals(decision)["zero3"]
+
+
+def test_a_record_of_the_step_down_keeps_its_choice_at_the_next_restart() -> None:
+    second = decide(_MODEL, _WORK, _PLACE, _record(_first(), "ddp"))
+    third = decide(_MODEL, _WORK, _PLACE, parse_choice(record_of(second, _PLACE, ()).to_json()))
+    assert (_choice(third), third.is_kept, third.out_of_memory) == ("zero1", True, ("ddp",))
+
+
+def test_nothing_is_left() -> None:
+    names = ("ddp", "zero1", "zero2", "zero3")
+    decision = decide(_MODEL, _WORK, _PLACE, _record(_first(), *names))
+    assert decision.chosen is None
+    assert explain_failure(decision, _MODEL, _WORK, _PLACE).message == (
+        "parallelism: ddp, zero1, zero2, zero3 ran out of memory on 4 slots, and no strategy that needs less fits; use "
+        "a smaller batch, more slots, or slots with more memory"
+    )
+    assert table_lines(record_of(decision, _PLACE, ()))[0].startswith("parallelism: auto found no strategy for 4 slots")
+
+
+def test_nothing_fits_names_the_smallest_number_of_slots() -> None:
+    place = replace(_PLACE, slots=1, slots_per_machine=1, memory_bytes=3 * GIB)
+    decision = decide(ModelSize(round(0.2e9), 0), _WORK, place, None)
+    error = explain_failure(decision, ModelSize(round(0.2e9), 0), _WORK, place)
+    assert (error.code, decision.chosen) == ("parallelism.auto", None)
+    assert error.message.endswith("none needs 2.98 GiB; 2 such slots would do")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "written", "section"),
+    [
+        (("ddp", {}), {"static_graph": True, "blocks": ["B"]}, {"strategy": "ddp", "static_graph": True}),
+        (("zero3", {}), {"static_graph": True, "blocks": ["B"]}, {"strategy": "zero3", "blocks": ["B"]}),
+        (("none", {}), {"stages": 2}, {"strategy": "none"}),
+        (
+            ("pipeline", {"stages": 2, "microbatches": 8}),
+            {"schedule": "gpipe", "split": "time", "find_unused_parameters": False},
+            {"strategy": "pipeline", "stages": 2, "schedule": "GPipe", "split": "time"},
+        ),
+        (("pipeline", {"stages": 4}), {"microbatches": 8}, {"strategy": "pipeline", "stages": 4, "microbatches": 8}),
+    ],
+)
+def test_the_chosen_strategy_gets_the_options_that_it_knows(
+    chosen: tuple[str, dict[str, int]], written: dict[str, Any], section: dict[str, Any]
+) -> None:
+    row = CandidateRow(chosen[0], chosen[0], chosen[1])
+    settled = settled_section(row, parse_parallelism({"strategy": "auto", **written}))
+    assert settled == section
+    assert parse_parallelism(settled).strategy == chosen[0]
+
+
+_UNITS = tuple(UnitSize(str(index), 1000) for index in range(8))
+
+
+def _pipelines(work: Work, slots: int = 4) -> dict[str, str]:
+    decision = decide(ModelSize(8000, 1000, units=_UNITS), work, Place(slots, slots, 16 * GIB), None)
+    return {each.name: each.refusal for each in decision.candidates if each.strategy == "pipeline"}
+
+
+def _work(batch: Any, rounds: int = 1, **written: Any) -> Work:
+    return work_of(parse_parallelism({"strategy": "auto", **written}), Optimizations(), batch, 1, rounds)
+
+
+def test_options_of_a_pipeline_restrict_the_candidates() -> None:
+    assert set(_pipelines(_work(32))) == {"pipeline (stages 2 microbatches 8)", "pipeline (stages 4 microbatches 16)"}
+    assert _pipelines(_work(32, stages=2, microbatches=4)) == {"pipeline (stages 2 microbatches 4)": ""}
+    assert set(_pipelines(_work(32, split=["1"]))) == {"pipeline (stages 2 microbatches 8)"}
+    assert set(_pipelines(_work(32, split=["1", "2", "3"], schedule="Interleaved1F1B"))) == {
+        "pipeline (stages 2 microbatches 8)"
+    }
+    assert _pipelines(_work(32, stages=3)) == {
+        "pipeline (stages 3)": "the 4 slots are no multiple of the 3 stages that parallelism sets"
+    }
+    assert (
+        "cannot be cut into 5 equal microbatches"
+        in _pipelines(_work(32, stages=4, microbatches=5))["pipeline (stages 4)"]
+    )
+
+
+def test_options_restrict_nothing_where_the_strategy_is_named() -> None:
+    section = Parallelism(strategy="pipeline", stages=2)
+    assert work_of(section, Optimizations(), 32, 1) == Work(32)
+
+
+def test_fewer_slots_train_their_rounds_one_after_another() -> None:
+    assert (_work(64).records, _work(64, rounds=2).records, _work(None).records) == (64, 32, None)
+
+
+def test_rates_are_rounded_so_that_noise_seldom_matters() -> None:
+    assert [round_rate(2**30 * noise) for noise in (0.86, 1.0, 1.17)] == [2**30] * 3
+    assert round_rate(2**7.5) == pytest.approx(2**7.5)
+    assert rate_of(2**30, 2, 7.0) == 2**30
+    assert rate_of(2**30, 4, 7.0) == pytest.approx(2**30.5)
+    assert [rate_of(rate, 2, 7.0) for rate in (0.0, math.inf, math.nan)] == [7.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("limits", "share"),
+    [
+        ([(0, {"machine": 800})] * 2, 400),
+        ([(0, {"machine": 800, "a": 100}), (0, {"machine": 800, "b": 200})], 100),
+        ([(0, {"machine": 800, "a": 100})] * 2, 50),
+        ([(0, {"machine": 800}), (1, {"machine": 600})], 600),
+        ([(0, {"cuda:0": 80}), (0, {"cuda:1": 40})], 40),
+        ([(0, {"cuda:0": 80})] * 2, 40),
+        ([(0, {"machine": 800}), (0, {})], None),
+    ],
+)
+def test_a_slot_has_its_share_of_each_limit(limits: list[tuple[int, dict[str, int]]], share: float | None) -> None:
+    assert slot_share(limits) == share
+
+
+def test_ranks_by_machine() -> None:
+    assert groups_by_machine([0, 0, 1, 1]) == [[0, 1], [2, 3]]
+
+
+def test_limits_of_a_control_group_and_of_those_above(tmp_path: Path) -> None:
+    root, own = tmp_path / "cgroup", tmp_path / "cgroup" / "all" / "own"
+    own.mkdir(parents=True)
+    (own / "memory.max").write_text("1000\n")
+    (own.parent / "memory.max").write_text("max\n")
+    (root / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.max").write_text("7\n")
+    membership = tmp_path / "membership"
+    membership.write_text("1:cpu:/old\n0::/all/own\n")
+    assert cgroup_limits(membership, root) == {str(own): 1000, str(root): 5000}
+    membership.write_text("1:memory:/old\n")
+    assert cgroup_limits(membership, root) == {}
+    assert cgroup_limits(tmp_path / "absent", root) == {}
