@@ -63,7 +63,7 @@ def init(
     setting = make_setting(cluster, hparams or {}, exp_conf or {}, aggregation_frequency)
     size = distributed.size if distributed else group.num_ranks()
     check_choice(setting.parallelism, size, setting.optimizations)
-    automatic = _open_automatic(trial_class, setting, device, size, distributed, cluster)
+    automatic = _open_automatic(trial_class, setting, device, size, distributed=distributed, cluster=cluster)
     group.open_group(device, timeout)
     beat.prepare(BUILD)
     core = gangline.core.init(distributed=distributed or _distributed())
@@ -91,6 +91,7 @@ def _open_automatic(
     setting: TrialSetting,
     device: torch.device,
     size: int,
+    *,
     distributed: DistributedContext | None,
     cluster: ClusterInfo | None,
 ) -> AutomaticChoice | None:
@@ -102,7 +103,7 @@ def _open_automatic(
 
     rank = distributed.rank if distributed else group.own_rank()
     rounds = cluster.rounds if cluster is not None and cluster.world_size == size else 1
-    return AutomaticChoice(trial_class, setting, device, size, rank, rounds)
+    return AutomaticChoice(trial_class, setting, device, slots=size, rank=rank, rounds=rounds)
 
 
 def _check_slots(cluster: ClusterInfo | None) -> None:

@@ -35,7 +35,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """About a million parameters in four blocks: 16 MiB with AdamW. A pipeline can cut it."""
+    """About a million parameters in four blocks. A pipeline can cut it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,10 +108,11 @@ class LeavingTrial(StackTrial):
 
 @dataclass(frozen=True)
 class Case:
-    """usable: bytes of a slot's memory that a strategy may use. kind: of the trial."""
+    """kind: of the trial. below: a slot may use one byte less than this candidate needs, or, for `least`, than all of
+    them, as an earlier case of the same kind has measured; empty for ample memory."""
 
     kind: str
-    usable: float = 1e12
+    below: str = ""
     parallelism: Any = "auto"
     is_passed: bool = True
     config: dict[str, Any] = field(default_factory=dict)
@@ -132,11 +133,19 @@ class Outcome:
 def choose_all(directory: Path, cases: list[Case]) -> list[Outcome]:
     directory.mkdir(parents=True, exist_ok=True)
     os.chdir(directory)
-    return [_choose(case) for case in cases]
+    outcomes: list[Outcome] = []
+    sizes: dict[str, dict[str, int]] = {}
+    for case in cases:
+        outcomes.append(_choose(case, sizes.get(case.kind, {})))
+        if (record := outcomes[-1].record) is not None and case.kind not in sizes:
+            totals = {row.name: row.bytes["total"] for row in record.rows if row.bytes}
+            sizes[case.kind] = {**totals, "least": min(totals.values())}
+    return outcomes
 
 
-def _choose(case: Case) -> Outcome:
-    memory = round((case.usable + SPARE_BYTES) / (1 - SPARE_RATIO))
+def _choose(case: Case, sizes: dict[str, int]) -> Outcome:
+    usable = sizes[case.below] - 1 if case.below else 1e12
+    memory = int((usable + SPARE_BYTES) / (1 - SPARE_RATIO))
     with mock.patch.object(place, "memory_limits", return_value={f"process {os.getpid()}": memory}):
         try:
             losses, record, strategy, checkpoint = _train(case, case.parallelism, saves=True)

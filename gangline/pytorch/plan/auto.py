@@ -56,6 +56,7 @@ class AutomaticChoice:
         make_trial: MakeTrial | None,
         setting: TrialSetting,
         device: torch.device,
+        *,
         slots: int,
         rank: int,
         rounds: int = 1,

