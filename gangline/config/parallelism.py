@@ -65,6 +65,8 @@ STRATEGIES: dict[str, StrategyRow] = {
     )
 }
 NAMES = tuple(STRATEGIES)
+# What is computed again in the backward pass instead of being kept: see gangline.pytorch.parallel.recomputation.
+RECOMPUTATIONS = ("none", "blocks", "full")
 
 
 def ranks_per_replica(strategy: str, slots: int, stages: int | None = None) -> int:
@@ -72,6 +74,16 @@ def ranks_per_replica(strategy: str, slots: int, stages: int | None = None) -> i
     has one replica on all slots."""
     row = STRATEGIES[strategy]
     return (stages or max(1, slots)) if row.family == "staged" else row.ranks_per_replica
+
+
+def recomputation_conflict(kind: str, strategy: str, schedule: str | None) -> str | None:
+    """Returns why activations cannot be recomputed; None when they can."""
+    if kind == "none" or strategy not in ("pipeline", "auto") or schedule is None or SCHEDULES[schedule].can_recompute:
+        return None
+    return (
+        f"{schedule} computes the gradients of inputs and weights apart, which would recompute activations twice; use "
+        "schedule: 1F1B"
+    )
 
 
 def is_sharded(strategy: str) -> bool:
@@ -116,6 +128,9 @@ class Parallelism(Section):
 
     find_unused_parameters, static_graph: as in torch's DistributedDataParallel. blocks: names of module classes whose
     instances are gathered one at a time; None finds them automatically, an empty list gathers the whole model at once.
+
+    activation_checkpointing: what is computed again in the backward pass, in every strategy: `none`, `blocks`, `full`.
+    With it, blocks also names the classes of the blocks that are recomputed.
     """
 
     strategy: StrategyName = "ddp"
@@ -127,6 +142,7 @@ class Parallelism(Section):
     find_unused_parameters: bool | None = None
     static_graph: bool | None = None
     blocks: list[str] | None = None
+    activation_checkpointing: str = "none"
 
     @model_validator(mode="before")
     @classmethod
@@ -153,6 +169,13 @@ class Parallelism(Section):
         if isinstance(value, str) and value not in SPLIT_WORDS:
             more = ", or a list of modules, as in [blocks.4, blocks.8]"
             raise fault("invalid_value", unknown_word("split", value, SPLIT_WORDS, more))
+        return value
+
+    @field_validator("activation_checkpointing")
+    @classmethod
+    def _is_recomputation(cls, value: str) -> str:
+        if value not in RECOMPUTATIONS:
+            raise fault("invalid_value", unknown_word("activation checkpointing", value, RECOMPUTATIONS))
         return value
 
     @field_validator("replicas")
@@ -187,8 +210,18 @@ class Parallelism(Section):
         return self
 
     @model_validator(mode="after")
+    def _can_recompute(self) -> Self:
+        text = recomputation_conflict(self.activation_checkpointing, self.strategy, self.schedule)
+        if text is not None:
+            raise fault("invalid_value", text, "activation_checkpointing")
+        return self
+
+    @model_validator(mode="after")
     def _fits_strategy(self) -> Self:
         for key in _OPTIONS:
+            # Blocks that are recomputed may have names in every strategy.
+            if key == "blocks" and self.activation_checkpointing != "none":
+                continue
             if getattr(self, key) is not None and key not in STRATEGIES[self.strategy].options:
                 owners = owners_of(key)
                 words = " and ".join((", ".join(owners[:-1]), owners[-1])) if len(owners) > 1 else owners[0]

@@ -20,13 +20,15 @@ SPLIT_WORDS = ("parameters", "time")
 class ScheduleRow:
     """parts: parts of the model in each slot. is_v: a slot has part i and the i-th from the end, instead of parts i and
     i + stages. needs_full: at least as many microbatches as parts of one round are needed, so that every stage has
-    work in the steady state. can_compile: whether torch runs it with compiled modules."""
+    work in the steady state. can_compile, can_recompute: whether torch runs it with compiled modules, and with
+    activation checkpointing."""
 
     name: str
     parts: int = 1
     is_v: bool = False
     needs_full: bool = True
     can_compile: bool = True
+    can_recompute: bool = True
 
 
 SCHEDULES: dict[str, ScheduleRow] = {
@@ -35,7 +37,7 @@ SCHEDULES: dict[str, ScheduleRow] = {
         ScheduleRow("GPipe", needs_full=False),
         ScheduleRow("1F1B"),
         ScheduleRow("Interleaved1F1B", parts=2),
-        ScheduleRow("ZBVZeroBubble", parts=2, is_v=True, can_compile=False),
+        ScheduleRow("ZBVZeroBubble", parts=2, is_v=True, can_compile=False, can_recompute=False),
     )
 }
 DEFAULT_SCHEDULE = "1F1B"

@@ -39,6 +39,7 @@ class SingleStrategy(Strategy):
         return nullcontext()
 
 
+_RECOMPUTATION = "activation_checkpointing"
 _log = logging.getLogger("gangline")
 
 
@@ -98,6 +99,14 @@ def names_auto(parallelism: Any) -> bool:
     return bool(name == "auto")
 
 
+def recomputation_of(parallelism: str | Mapping[str, Any] | None) -> tuple[str, list[str] | None]:
+    """Returns which activations are computed again in the backward pass, and the names of the blocks' classes; see
+    gangline.pytorch.parallel.recomputation. parallelism: as choose_strategy has accepted it."""
+    if not isinstance(parallelism, Mapping):
+        return "none", None
+    return parallelism.get(_RECOMPUTATION) or "none", parallelism.get("blocks")
+
+
 def _read(parallelism: str | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
     """Returns the strategy's name and the options given for it. Raises GanglineError for an unknown name or option."""
     if not isinstance(parallelism, str | Mapping | None):
@@ -109,6 +118,12 @@ def _read(parallelism: str | Mapping[str, Any] | None) -> tuple[str, dict[str, A
     written = {"strategy": parallelism} if isinstance(parallelism, str) else dict(parallelism or {})
     options = {key: value for key, value in written.items() if value is not None}
     name = options.pop("strategy", "ddp")
+    kind = options.pop(_RECOMPUTATION, "none")
+    if kind != "none":
+        # Read by wrap_model, see recomputation_of. Its blocks are no option of the strategy then.
+        parse_parallelism(written)
+        if "blocks" not in STRATEGIES.get(name, STRATEGIES["none"]).options:
+            options.pop("blocks", None)
     if name not in NAMES:
         raise invalid("parallelism.unknown", f"parallelism: {unknown_strategy(str(name))}")
     option_names = (*STRATEGIES[name].options, *STRATEGIES[name].script_options)

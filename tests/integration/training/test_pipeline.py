@@ -43,6 +43,19 @@ _OF_TWO = {
     "interleaved, last batch": Run(
         "ChainTrial", _pipeline(schedule="Interleaved1F1B", microbatches=8), hparams={"records": 53}
     ),
+    "recomputed blocks": Run("ChainTrial", _pipeline(activation_checkpointing="blocks")),
+    "recomputed in full": Run(
+        "TiedTrial", _pipeline(schedule="Interleaved1F1B", activation_checkpointing="full"), hparams=_SGD
+    ),
+    "recomputed norms": Run(
+        "NormTrial",
+        _pipeline(microbatches=4, activation_checkpointing="blocks", blocks=["BatchNorm1d"]),
+        hparams={"parts": 4, **_SGD},
+    ),
+    **{
+        f"recomputed, {name}": Run("ChainTrial", {"strategy": name, "activation_checkpointing": "full"}, batches=3)
+        for name in ("ddp", "zero1", "zero2", "zero3")
+    },
     "saved": Run("ChainTrial", _pipeline(), saves=True),
 }
 _OF_FOUR = {
@@ -59,6 +72,10 @@ _OF_FOUR = {
         "ChainTrial", _pipeline(stages=2, replicas="zero2"), config={"optimizations": {"aggregation_frequency": 2}}
     ),
     "divided, by time": Run("SlowTrial", _pipeline(stages=2, replicas="zero2", split="time"), batches=3),
+    "recomputed, hsdp": Run("ChainTrial", {"strategy": "hsdp", "activation_checkpointing": "blocks"}, batches=3),
+    "divided, recomputed": Run(
+        "ChainTrial", _pipeline(stages=2, replicas="zero2", activation_checkpointing="blocks"), batches=3
+    ),
     "divided, one replica": Run("ChainTrial", _pipeline(replicas="zero2")),
 }
 _SAVED = list(_OF_TWO).index("saved")

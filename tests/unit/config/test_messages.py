@@ -189,6 +189,20 @@ CASES = [
     ),
     (
         "name: digits",
+        "parallelism: {strategy: ddp, activation_checkpointing: block}",
+        "config.invalid_value",
+        "parallelism.activation_checkpointing (line 1): there is no activation checkpointing 'block'; did you mean "
+        "blocks? use none, blocks, full",
+    ),
+    (
+        "name: digits",
+        "parallelism: {strategy: pipeline, schedule: ZBVZeroBubble, activation_checkpointing: full}",
+        "config.invalid_value",
+        "parallelism.activation_checkpointing (line 1): ZBVZeroBubble computes the gradients of inputs and weights "
+        "apart, which would recompute activations twice; use schedule: 1F1B",
+    ),
+    (
+        "name: digits",
         "parallelism: {strategy: pipeline, replicas: zero3}",
         "config.invalid_value",
         "parallelism.replicas (line 1): there is no strategy of replicas 'zero3'; did you mean zero2? use ddp, zero2",
