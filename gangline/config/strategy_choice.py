@@ -15,6 +15,8 @@ from pydantic import TypeAdapter
 
 from gangline.errors import invalid
 
+# Where the record lies in the metadata of a checkpoint.
+METADATA_KEY = "strategy_choice"
 # A table has a row for each candidate, of about 400 bytes.
 MOST_BYTES = 256 * 1024
 _MIB = 1024.0**2
@@ -68,6 +70,13 @@ def parse_choice(text: str) -> StrategyChoice:
         problem = " ".join(str(error).split())
         raise invalid("parallelism.record", f"the record of the chosen strategy cannot be read: {problem}") from error
     return record
+
+
+def choice_in(metadata: Mapping[str, Any]) -> StrategyChoice | None:
+    """Returns the record in a checkpoint's metadata; None where it has none, because the configuration named the
+    strategy. Raises GanglineError as parse_choice does."""
+    values = metadata.get(METADATA_KEY)
+    return None if values is None else parse_choice(json.dumps(values))
 
 
 def table_lines(record: StrategyChoice) -> list[str]:

@@ -70,7 +70,7 @@ def init(
     world = core.distributed
     parallelism, choice = setting.parallelism, None
     if automatic is not None:
-        choice = automatic.settle(world, None)
+        choice = automatic.settle(core)
         parallelism = automatic.section_for(choice)
     # After the choice, which has built the trial on the chief, so that the trial draws the same numbers as without it.
     seed.seed_build(setting.trial_seed)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import gangline
+from gangline.config.strategy_choice import METADATA_KEY
 from gangline.domain.experiment import STEPS_COMPLETED, VALIDATION_METRICS
 from gangline.domain.foreign_checkpoint import STATE_FORMAT_KEY, TRIAL_ID
 from gangline.pytorch.checkpoint.capture import MODEL_VALUES, OPTIMIZER_CLASSES
@@ -69,7 +70,7 @@ def metadata_of(
         "parallelism": context.strategy.name,
         "world_size": context.distributed.size,
         # Why `parallelism: auto` chose this strategy; null where the configuration names it.
-        "strategy_choice": json.loads(choice.to_json()) if choice else None,
+        METADATA_KEY: json.loads(choice.to_json()) if choice else None,
         "hparams": context.get_hparams(),
         # JSON has no infinity and no NaN.
         VALIDATION_METRICS: {name: value for name, value in validation.items() if math.isfinite(value)},

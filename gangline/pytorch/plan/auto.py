@@ -16,11 +16,15 @@ from typing import Any
 import torch
 
 from gangline.config.parallelism import Parallelism, parse_parallelism
-from gangline.config.strategy_choice import StrategyChoice, parse_choice, table_lines
-from gangline.core import DistributedContext
+from gangline.config.strategy_choice import StrategyChoice, choice_in, parse_choice, table_lines
+from gangline.core import Context, DistributedContext
+from gangline.core.checkpoint import location_of
+from gangline.core.storage import CheckpointStore
+from gangline.domain.foreign_checkpoint import TRIAL_ID
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.launch.failure import describe
+from gangline.pytorch.checkpoint.content import is_of_another_trial
 from gangline.pytorch.plan.decision import decide, explain_failure, record_of, settled_section, work_of
 from gangline.pytorch.plan.measure import measure_trial
 from gangline.pytorch.plan.memory import ModelSize
@@ -74,9 +78,10 @@ class AutomaticChoice:
         is_gpu = device.type == "cuda"
         self._measured = _measure(make_trial, setting, slots * rounds, self.section, is_gpu) if rank == 0 else None
 
-    def settle(self, distributed: DistributedContext, earlier: StrategyChoice | None) -> StrategyChoice:
-        """Returns the record, the same on all ranks, which call it in step. earlier: that of the attempt before. Raises
+    def settle(self, core: Context) -> StrategyChoice:
+        """Returns the record, the same on all ranks, which call it in step. Raises
         GanglineError `parallelism.auto` on all ranks where the trial cannot be measured, or where nothing fits."""
+        distributed = core.distributed
         self._check_measured(distributed)
         place = measure_place(distributed, self._device, _DTYPES[self._setting.optimizations.autocast_type])
         answer: dict[str, str] | None = None
@@ -85,7 +90,7 @@ class AutomaticChoice:
             batch = self._setting.hparams.get("global_batch_size")
             optimizations = self._setting.optimizations
             work = work_of(self.section, optimizations, batch, self._measured.num_models, self._rounds)
-            decision = decide(self._measured.size, work, place, earlier)
+            decision = decide(self._measured.size, work, place, _earlier_choice(core))
             record = record_of(decision, place, self._measured.notes)
             lines = [*table_lines(record), *(f"note: {note}" for note in record.notes)]
             for line in lines:
@@ -114,6 +119,22 @@ class AutomaticChoice:
     def section_for(self, record: StrategyChoice) -> dict[str, Any]:
         """Returns the section `parallelism` that names the chosen strategy."""
         return settled_section(record.chosen, self.section)
+
+
+def _earlier_choice(core: Context) -> StrategyChoice | None:
+    """Returns the record in the checkpoint from which this trial goes on, if the trial saved it itself. What cannot be
+    read is no record here; restoring the checkpoint reports it."""
+    info = core.info
+    if info is None or info.latest_checkpoint is None:
+        return None
+    try:
+        storage_url, storage_id = location_of(info.latest_checkpoint.url, core.checkpoint.storage_url)
+        metadata = CheckpointStore(storage_url).load_metadata(storage_id)
+        own = not is_of_another_trial(str(metadata.get(TRIAL_ID, "")), info.trial.trial_id)
+        return choice_in(metadata) if own else None
+    except (GanglineError, OSError) as error:
+        _log.warning("parallelism: auto chooses anew, because the choice before cannot be read: %s", error)
+        return None
 
 
 def section_of(parallelism: Any) -> Parallelism:

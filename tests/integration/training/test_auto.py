@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gangline.cluster_info import CheckpointInfo
 from gangline.config.strategy_choice import StrategyChoice
+from gangline.domain.manifest import MANIFEST_KEY, files_of, read_document, write_document
 from gangline.domain.state import ExitKind
 from gangline.protocol.wire import enum_number
 from tests.support.auto_work import Case, Outcome, choose_all
@@ -116,17 +120,46 @@ def test_four_ranks_cut_a_model_that_is_too_large_for_copies(
 _PLAIN = LINEAR.replace(" + noise * self.model[0].weight.sum()", "")
 
 
-def _trial(code: str) -> Trial:
-    config = linear_config({"batches": 4}, parallelism="auto")
-    return Trial({"model_def.py": code}, config, {"global_batch_size": 8}, 2)
+def _trial(code: str, batches: int = 4, latest: CheckpointInfo | None = None) -> Trial:
+    config = linear_config({"batches": batches}, parallelism="auto")
+    return Trial({"model_def.py": code}, config, {"global_batch_size": 8}, 2, latest)
 
 
-def test_the_entrypoint_passes_its_trial_class(tmp_path: Path) -> None:
+def _change_choice(latest: CheckpointInfo, change: Callable[[dict[str, Any]], None]) -> None:
+    """Writes another record into a checkpoint, as if the attempt that saved it had chosen so."""
+    path = Path(latest.url.removeprefix("file://")) / "metadata.json"
+    document = read_document(path.read_bytes(), str(path))
+    change(document)
+    path.write_bytes(
+        write_document({key: document[key] for key in document if key != MANIFEST_KEY}, files_of(document))
+    )
+
+
+def test_the_entrypoint_passes_its_trial_class_and_a_restart_keeps_the_choice(tmp_path: Path) -> None:
     running, codes = run_trial(tmp_path, _trial(_PLAIN))
     assert codes == [0, 0], running.output(0)
     assert len(running.runner.metric("training", "loss")) == 4
     assert running.output(0).count("parallelism: auto chose ") == 1
     assert "parallelism: auto chose " not in running.output(1)
+    assert "keeps the choice" not in running.output(0)
+    latest = running.latest_checkpoint()
+
+    def choose_another(document: dict[str, Any]) -> None:
+        document["strategy_choice"]["choice"] = "zero3"
+
+    _change_choice(latest, choose_another)
+    again, codes = run_trial(tmp_path / "again", _trial(_PLAIN, 6, latest))
+    assert codes == [0, 0], again.output(0)
+    assert "parallelism: auto chose zero3 for 2 slots" in again.output(0)
+    assert "parallelism: auto keeps the choice of the attempt before" in again.output(0)
+
+    def damage(document: dict[str, Any]) -> None:
+        document["strategy_choice"]["rows"] = 7
+
+    _change_choice(latest, damage)
+    third, codes = run_trial(tmp_path / "third", _trial(_PLAIN, 6, latest))
+    assert codes == [0, 0], third.output(0)
+    assert "parallelism: auto chooses anew, because the choice before cannot be read" in third.output(0)
 
 
 @pytest.mark.parametrize(

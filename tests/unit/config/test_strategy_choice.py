@@ -6,7 +6,15 @@ import json
 
 import pytest
 
-from gangline.config.strategy_choice import MOST_BYTES, CandidateRow, StrategyChoice, parse_choice, table_lines
+from gangline.config.strategy_choice import (
+    METADATA_KEY,
+    MOST_BYTES,
+    CandidateRow,
+    StrategyChoice,
+    choice_in,
+    parse_choice,
+    table_lines,
+)
 from gangline.errors import GanglineError
 
 DDP = CandidateRow("ddp", "ddp", bytes={"parameters": 1 << 20, "total": 3 << 20}, step_seconds=0.5)
@@ -42,6 +50,13 @@ def test_anything_else_is_refused_in_one_line(text: str) -> None:
         parse_choice(text)
     assert caught.value.code == "parallelism.record"
     assert "\n" not in caught.value.message
+
+
+def test_the_record_in_a_checkpoint() -> None:
+    assert choice_in({METADATA_KEY: json.loads(RECORD.to_json())}) == RECORD
+    assert choice_in({METADATA_KEY: None}) is choice_in({}) is None
+    with pytest.raises(GanglineError):
+        choice_in({METADATA_KEY: {"choice": "odd"}})
 
 
 def test_the_table_marks_the_choice_and_says_why_others_were_refused() -> None:
