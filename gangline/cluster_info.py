@@ -19,6 +19,7 @@ class TrialInfo:
 
     config: the experiment's configuration, with defaults filled in.
     hparams: this trial's hyperparameters.
+    strategy_choice_json: what `parallelism: auto` chose in the attempt before; empty where there is none.
     """
 
     trial_id: str
@@ -26,6 +27,7 @@ class TrialInfo:
     trial_seed: int
     hparams: dict[str, Any]
     config: dict[str, Any]
+    strategy_choice_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gangline.errors import invalid
+from gangline.errors import GanglineError, invalid
 
 # Where the record lies in the metadata of a checkpoint.
 METADATA_KEY = "strategy_choice"
-# A table has a row for each candidate, of about 400 bytes.
-MOST_BYTES = 256 * 1024
+# A table has a row for each candidate, of about 400 bytes. The record travels in a rank's environment, too, where a
+# variable may have 128 KiB.
+MOST_BYTES = 32 * 1024
 _MIB = 1024.0**2
 
 
@@ -94,6 +95,14 @@ def table_lines(record: StrategyChoice) -> list[str]:
         cells += [value.rjust(width) for value, width in zip(values, widths[2:], strict=True)]
         lines.append("  ".join((*cells, refusal)).rstrip())
     return [_title(record), *lines]
+
+
+def choice_lines(text: str) -> list[str]:
+    """Returns the table of a record as JSON for a person to read; none for an empty text or one of another version."""
+    try:
+        return table_lines(parse_choice(text)) if text else []
+    except GanglineError as error:
+        return [error.message]
 
 
 _PURPOSES = ("parameters", "gradients", "optimizer", "transient", "activations", "total")

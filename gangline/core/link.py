@@ -104,6 +104,10 @@ class Link(Protocol):
         """Reports the trial's metadata, which replace earlier ones."""
         ...
 
+    def send_strategy_choice(self, text: str) -> None:
+        """Reports what `parallelism: auto` has chosen. Chief only. text: see gangline.config.strategy_choice."""
+        ...
+
     def find_trial(self) -> Any:
         """Returns the rank.proto TrialAnswer of the scheduler: the trial's metadata and the experiment's best
         validation. Everything that this rank has sent before counts. Raises GanglineError `core.no_answer` when no
@@ -179,6 +183,9 @@ class LocalLink:
 
     def send_metadata(self, metadata_json: str) -> None:
         self._metadata_json = metadata_json
+
+    def send_strategy_choice(self, text: str) -> None:
+        pass
 
     def find_trial(self) -> Any:
         return rank_pb2.TrialAnswer(metadata_json=self._metadata_json)
@@ -299,6 +306,9 @@ class RunnerLink:
 
     def send_metadata(self, metadata_json: str) -> None:
         self._send(trial_metadata=metadata_json)
+
+    def send_strategy_choice(self, text: str) -> None:
+        self._send(strategy_choice=text)
 
     def find_trial(self) -> Any:
         with self._lock:

@@ -165,6 +165,7 @@ class Trial:
     attempt_usages: tuple[AttemptUsage, ...] = ()
     validated_batches: int | None = None
     metadata_json: str = ""
+    strategy_choice_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,11 @@ class RankMessage(google.protobuf.message.Message):
     WORKER_FAILURE_FIELD_NUMBER: builtins.int
     TRIAL_METADATA_FIELD_NUMBER: builtins.int
     TRIAL_QUERY_FIELD_NUMBER: builtins.int
+    STRATEGY_CHOICE_FIELD_NUMBER: builtins.int
     trial_metadata: builtins.str
     """The metadata of the trial from now on, as a JSON object."""
+    strategy_choice: builtins.str
+    """Chief only: what `parallelism: auto` has chosen. See Trial.strategy_choice_json."""
     @property
     def hello(self) -> Global___RankHello: ...
     @property
@@ -96,10 +99,11 @@ class RankMessage(google.protobuf.message.Message):
         worker_failure: Global___RankFailure | None = ...,
         trial_metadata: builtins.str = ...,
         trial_query: Global___RankTrialQuery | None = ...,
+        strategy_choice: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "worker_failure", b"worker_failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "worker_failure", b"worker_failure"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping", "worker_failure", "trial_metadata", "trial_query"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "worker_failure", b"worker_failure"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "worker_failure", b"worker_failure"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping", "worker_failure", "trial_metadata", "trial_query", "strategy_choice"] | None: ...
 
 Global___RankMessage: typing_extensions.TypeAlias = RankMessage
 

@@ -412,11 +412,14 @@ class TrialReport(google.protobuf.message.Message):
     FUSION_FIELD_NUMBER: builtins.int
     FORGOTTEN_FUSION_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
+    STRATEGY_CHOICE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     forgotten_fusion: builtins.str
     """The key of a record that did not hold for this trial."""
     metadata: builtins.str
     """The metadata of the trial from now on, as a JSON object."""
+    strategy_choice: builtins.str
+    """What `parallelism: auto` has chosen. See Trial.strategy_choice_json."""
     @property
     def running(self) -> Global___RunningReport: ...
     @property
@@ -440,10 +443,11 @@ class TrialReport(google.protobuf.message.Message):
         fusion: gangline.v1.types_pb2.FusionRecord | None = ...,
         forgotten_fusion: builtins.str = ...,
         metadata: builtins.str = ...,
+        strategy_choice: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "validation", b"validation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "sequence", b"sequence", "validation", b"validation"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["report", b"report"]) -> typing.Literal["running", "progress", "validation", "checkpoint", "fusion", "forgotten_fusion", "metadata"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "strategy_choice", b"strategy_choice", "validation", b"validation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "sequence", b"sequence", "strategy_choice", b"strategy_choice", "validation", b"validation"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["report", b"report"]) -> typing.Literal["running", "progress", "validation", "checkpoint", "fusion", "forgotten_fusion", "metadata", "strategy_choice"] | None: ...
 
 Global___TrialReport: typing_extensions.TypeAlias = TrialReport
 

@@ -1353,6 +1353,7 @@ class Trial(google.protobuf.message.Message):
     ATTEMPT_USAGES_FIELD_NUMBER: builtins.int
     VALIDATED_BATCHES_FIELD_NUMBER: builtins.int
     METADATA_JSON_FIELD_NUMBER: builtins.int
+    STRATEGY_CHOICE_JSON_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<experiment id>.<number>", as in "7.1"."""
     experiment_id: builtins.int
@@ -1398,6 +1399,10 @@ class Trial(google.protobuf.message.Message):
     """
     metadata_json: builtins.str
     """A JSON object that its program has set; empty where it has set none."""
+    strategy_choice_json: builtins.str
+    """What `parallelism: auto` has chosen in the newest attempt, as gangline.config.strategy_choice writes it; empty where
+    the configuration names a strategy.
+    """
     @property
     def timeline(self) -> Global___Timeline:
         """Of the newest attempt."""
@@ -1458,9 +1463,10 @@ class Trial(google.protobuf.message.Message):
         attempt_usages: collections.abc.Iterable[Global___AttemptUsage] | None = ...,
         validated_batches: builtins.int | None = ...,
         metadata_json: builtins.str = ...,
+        strategy_choice_json: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_validated_batches", b"_validated_batches", "best_validation", b"best_validation", "last_failure", b"last_failure", "timeline", b"timeline", "validated_batches", b"validated_batches"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_validated_batches", b"_validated_batches", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "metadata_json", b"metadata_json", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "timeline", b"timeline", "validated_batches", b"validated_batches", "validation_json", b"validation_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_validated_batches", b"_validated_batches", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "metadata_json", b"metadata_json", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "strategy_choice_json", b"strategy_choice_json", "timeline", b"timeline", "validated_batches", b"validated_batches", "validation_json", b"validation_json"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
     @typing.overload

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import grpc
 import structlog
 
+from gangline.config.strategy_choice import parse_choice
 from gangline.domain.metric_value import check_metadata
 from gangline.errors import GanglineError
 from gangline.protocol.rpc import find_leader, token_metadata
@@ -55,6 +56,8 @@ class TrialFacts:
         match message.WhichOneof("message"):
             case "trial_metadata":
                 self._on_metadata(message.trial_metadata)
+            case "strategy_choice":
+                self._on_choice(message.strategy_choice)
             case "trial_query":
                 self._on_query(rank, message.trial_query.number)
 
@@ -69,6 +72,14 @@ class TrialFacts:
             self._recorder.warn(f"metadata are not kept: {error.message}")
             return
         self._reporter.add(runner_pb2.TrialReport(metadata=metadata_json))
+
+    def _on_choice(self, text: str) -> None:
+        try:
+            parse_choice(text)
+        except GanglineError as error:
+            self._recorder.warn(error.message)
+            return
+        self._reporter.add(runner_pb2.TrialReport(strategy_choice=text))
 
     def _on_query(self, rank: int, number: int) -> None:
         if len(self._tasks) >= MAX_QUESTIONS:

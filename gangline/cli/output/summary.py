@@ -12,6 +12,7 @@ from typing import Any
 
 from gangline.cli.output.table_layout import Column, lay_out, line_of
 from gangline.cli.output.text import count, cut_text, format_duration, format_metrics
+from gangline.config.strategy_choice import choice_lines
 from gangline.domain import explanation
 from gangline.domain.allocation import ExitReport, shrunk_reason
 from gangline.domain.experiment import Experiment, Trial
@@ -279,6 +280,7 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
         lines.append(f"  validation: {format_metrics(_numbers(metrics))}")
     if trial.metadata_json:
         lines.append(f"  metadata: {cut_text(trial.metadata_json, _MOST_METADATA)}")
+    lines += [f"  {line}" for line in choice_lines(trial.strategy_choice_json)]
     if trial.latest_checkpoint_id:
         lines.append(f"  checkpoint: {trial.latest_checkpoint_id} (after {trial.batches_completed} batches)")
     lines += size_lines(view)

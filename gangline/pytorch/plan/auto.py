@@ -101,6 +101,7 @@ class AutomaticChoice:
                 answer = {"problem": explain_failure(decision, self._measured.size, work, place).message}
             else:
                 answer = {"record": record.to_json()}
+                core.link.send_strategy_choice(answer["record"])
         settled: dict[str, str] = distributed.broadcast(answer)
         if "problem" in settled:
             raise invalid("parallelism.auto", settled["problem"])
@@ -122,12 +123,17 @@ class AutomaticChoice:
 
 
 def _earlier_choice(core: Context) -> StrategyChoice | None:
-    """Returns the record in the checkpoint from which this trial goes on, if the trial saved it itself. What cannot be
-    read is no record here; restoring the checkpoint reports it."""
+    """Returns the record of the attempt before, as the scheduler has it; else the one in the checkpoint from which this
+    trial goes on, if the trial saved it itself. What cannot be read is no record here; restoring the checkpoint reports
+    it."""
     info = core.info
-    if info is None or info.latest_checkpoint is None:
+    if info is None:
         return None
     try:
+        if info.trial.strategy_choice_json:
+            return parse_choice(info.trial.strategy_choice_json)
+        if info.latest_checkpoint is None:
+            return None
         storage_url, storage_id = location_of(info.latest_checkpoint.url, core.checkpoint.storage_url)
         metadata = CheckpointStore(storage_url).load_metadata(storage_id)
         own = not is_of_another_trial(str(metadata.get(TRIAL_ID, "")), info.trial.trial_id)

@@ -143,6 +143,7 @@ class Trial(Answer):
     total_batches_processed: int = Field(validation_alias="batches_completed")
     latest_validation: Document = Field(validation_alias="validation_json")
     metadata: Document = Field(validation_alias="metadata_json")
+    strategy_choice: Document = Field(validation_alias="strategy_choice_json")
     searcher_metric_value: float | None = Field(validation_alias="best_validation")
     searcher_metric_batches: int = Field(validation_alias="best_validation_batches")
     start_time: Instant = Field(validation_alias="created_at")

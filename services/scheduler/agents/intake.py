@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 
 import structlog
 
+from gangline.config.strategy_choice import parse_choice
 from gangline.domain.allocation import Allocation, ExitReport, Timeline
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.fusion import FusionRecord
@@ -38,7 +39,7 @@ from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.fence import fenced, is_superseded, live, why_over
 from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
 from services.scheduler.transition.place import accepted, came_up
-from services.scheduler.transition.report import checkpointed, described, progressed, validated
+from services.scheduler.transition.report import checkpointed, chosen, described, progressed, validated
 
 _log = structlog.get_logger(__name__)
 
@@ -148,6 +149,14 @@ class Intake:
                 check_metadata(report.metadata)
                 trial_id = parse_allocation_id(allocation_id)[0]
                 await self._commit(allocation_id, lambda records: described(records, trial_id, report.metadata))
+            case "strategy_choice":
+                parse_choice(report.strategy_choice)
+                trial_id = parse_allocation_id(allocation_id)[0]
+                # Live, because a late report would hide that its choice has run out of memory.
+                text = report.strategy_choice
+                await self._store.commit(
+                    live(allocation_id, node_rank, lambda records: chosen(records, trial_id, text))
+                )
             case "fusion":
                 record, trial_id = wire.from_proto(FusionRecord, report.fusion), parse_allocation_id(allocation_id)[0]
                 await self._store.commit(

@@ -36,7 +36,7 @@ _AMOUNTS = {
 }
 _TIMES = {"fusion": ("created_at",)}
 # Reports that are one text.
-_TEXTS = ("forgotten_fusion", "metadata")
+_TEXTS = ("forgotten_fusion", "metadata", "strategy_choice")
 _PHASES = ("runner_up_at", "rendezvous_at", "ranks_up_at", "first_step_at")
 
 

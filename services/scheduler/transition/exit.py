@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangline.domain.allocation import Allocation, ExitReport, Timeline
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.state import ExitKind, Outcome, State
 from gangline.domain.usage import MAX_ATTEMPT_USAGES, usage_of
 from services.scheduler.state.facts import Facts, facts_of
@@ -18,7 +18,14 @@ from services.scheduler.state.rules import Rules
 from services.scheduler.transition.exclusion import exclude
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
-from services.scheduler.transition.retry import decide, describe, excluded_by, furthest_batches, older_checkpoint
+from services.scheduler.transition.retry import (
+    decide,
+    describe,
+    excluded_by,
+    furthest_batches,
+    older_checkpoint,
+    step_down_once,
+)
 from services.scheduler.transition.search import closed_event, tell
 from services.scheduler.transition.size import kept_slots, shrink_time
 from services.scheduler.transition.stop import StopOrder, stop_allocation
@@ -61,7 +68,10 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
     closing = Outcome.CANCELED if experiment.state is State.STOPPING else trial.closing
     is_corrupt = any(report.kind is ExitKind.CHECKPOINT_CORRUPT for report in allocation.exits)
     older = older_checkpoint(trial, allocation, draft.checkpoints_of(trial.id)) if is_corrupt else None
+    started = draft.find(Checkpoint, allocation.checkpoint_id) if allocation.checkpoint_id else None
     decision = decide(trial, allocation, facts.max_restarts, closing, rules, older=older, task_kind=facts.task_kind)
+    if facts.task_kind is None:
+        decision = step_down_once(decision, trial, allocation, started.batches_completed if started else 0)
     draft.delete(Allocation, allocation.id)
     trial = replace(
         trial,
@@ -76,6 +86,8 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
         attempt_usages=(*trial.attempt_usages, usage_of(allocation, now))[-MAX_ATTEMPT_USAGES:],
     )
     trial = exclude(draft, trial, allocation, rules, now)
+    if decision.strategy is not None:
+        trial = replace(trial, strategy_choice_json=decision.strategy.to_json())
     if decision.checkpoint is not None:
         batches = decision.checkpoint.batches_completed
         trial = replace(trial, latest_checkpoint_id=decision.checkpoint.id, batches_completed=batches)

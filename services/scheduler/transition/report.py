@@ -119,6 +119,16 @@ def described(records: Records, trial_id: str, metadata_json: str) -> StateChang
     return draft.change
 
 
+def chosen(records: Records, trial_id: str, text: str) -> StateChange:
+    """Records what `parallelism: auto` has chosen in the newest attempt."""
+    trial = records.find(Trial, trial_id)
+    if trial is None or trial.state is State.TERMINAL or trial.strategy_choice_json == text:
+        return StateChange()
+    draft = Draft(records)
+    draft.put(replace(trial, strategy_choice_json=text))
+    return draft.change
+
+
 def best_validation_of(records: Records, experiment_id: int) -> float | None:
     """Returns the best value of the searcher's metric over all trials; None before the first validation."""
     smaller_is_better = facts_of(get(records, Experiment, experiment_id).config_json).searcher.smaller_is_better

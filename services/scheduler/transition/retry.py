@@ -4,7 +4,8 @@ Owns the classification of exits and the rules of retries; no other module decid
 trial uses up one of its restarts; a failure of the machines around it does not, but is bounded too. A failure that
 would recur is not retried: memory, imports, configuration, invalid hyperparameters, a loss that is no number, the same
 error at the same batch as before, or a match of a log policy. A damaged checkpoint costs no restart as long as the
-trial has an older one to continue from. The back-off before the next attempt grows with the failures in a row; an
+trial has an older one to continue from. Under `parallelism: auto` lack of memory in the first steps is answered once by
+a strategy that needs less. The back-off before the next attempt grows with the failures in a row; an
 attempt that made progress before it failed begins a new row.
 """
 
@@ -13,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from gangline.config.strategy_choice import StrategyChoice
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome, TaskKind
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import age_of
+from services.scheduler.transition.strategy_step import choice_of, step_down
 
 # Kinds of exits that are no failure of the member itself.
 _NO_FAILURE = {ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.PEER_FAILED}
@@ -44,7 +47,7 @@ INFRASTRUCTURE = {
 class Decision:
     """Holds the decision. outcome: None when the trial is requeued, not before delay_seconds have passed. failure: the
     failure that ended this attempt; None when there was none. checkpoint: the one that the trial continues from instead
-    of its latest.
+    of its latest. strategy: the trial's new record of what `parallelism: auto` has chosen; None leaves it.
 
     infrastructure_failures, failures_in_a_row: attempts without progress, this one included, that failed for reasons
     outside of the trial, and for any reason.
@@ -58,6 +61,7 @@ class Decision:
     delay_seconds: float = 0.0
     failure: ExitReport | None = None
     checkpoint: Checkpoint | None = None
+    strategy: StrategyChoice | None = None
 
 
 def decide(
@@ -116,6 +120,19 @@ def _decide(
     return _after_failure(failure, trial, max_restarts, rules, older)
 
 
+def step_down_once(decision: Decision, trial: Trial, allocation: Allocation, started_batches: int) -> Decision:
+    """Returns the decision, or that the trial goes on with another strategy where it has run out of memory in the first
+    steps of its first choice. It uses up no restart. started_batches: those of the checkpoint from which the allocation
+    started."""
+    if decision.outcome is not Outcome.FAILED or decision.failure is None:
+        return decision
+    lower = step_down(trial, allocation, decision.failure, started_batches)
+    if lower is None:
+        return decision
+    reason = f"{describe(decision.failure)}; {lower.choice} needs too much memory, and auto goes on with less"
+    return replace(decision, outcome=None, reason=reason, strategy=lower)
+
+
 def first_failure(allocation: Allocation) -> ExitReport | None:
     """Returns the earliest real failure: the scheduler's own finding, else one that members report. A member that only
     ended because another one failed counts when no member reports a failure of its own."""
@@ -163,7 +180,9 @@ def older_checkpoint(trial: Trial, allocation: Allocation, checkpoints: Iterable
 def _why_hopeless(trial: Trial, allocation: Allocation, failure: ExitReport, older: Checkpoint | None) -> str:
     """Returns why a retry is hopeless; empty where another attempt may succeed."""
     if failure.kind in _FINAL:
-        return f"{_FINAL[failure.kind]} would come again"
+        record = choice_of(trial) if failure.kind is ExitKind.OUT_OF_MEMORY else None
+        with_choice = f" with {record.choice}, which auto has chosen," if record is not None else ""
+        return f"{_FINAL[failure.kind]}{with_choice} would come again"
     if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is None:
         return "the trial has no older checkpoint"
     if _is_repetition(trial.last_failure, failure):

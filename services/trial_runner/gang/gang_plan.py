@@ -301,6 +301,7 @@ def _cluster_info(
         trial_seed=spec.trial.seed,
         hparams=json.loads(spec.trial.hyperparameters_json or "{}"),
         config=load_config(spec),
+        strategy_choice_json=spec.trial.strategy_choice_json,
     )
     checkpoint = None
     if spec.HasField("latest_checkpoint"):

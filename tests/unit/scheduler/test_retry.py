@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gangline.config.strategy_choice import CandidateRow, StrategyChoice
 from gangline.domain.allocation import Allocation, ExitReport, LogHit, Member
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome, State, TaskKind
@@ -18,6 +19,7 @@ from services.scheduler.transition.retry import (
     excluded_by,
     first_failure,
     older_checkpoint,
+    step_down_once,
 )
 
 RULES = Rules(max_infrastructure_failures=3, max_backoff_seconds=8)
@@ -294,3 +296,57 @@ def test_a_task_that_completes_is_completed() -> None:
         Trial("1.1", 1, 1), _allocation(_exit(ExitKind.COMPLETED)), 0, None, RULES, task_kind=TaskKind.SHELL
     )
     assert (decision.outcome, decision.reason) == (Outcome.COMPLETED, "")
+
+
+_DDP = CandidateRow("ddp", "ddp", bytes={"total": 800}, step_seconds=1.0)
+_ZERO1 = CandidateRow("zero1", "zero1", bytes={"total": 600}, step_seconds=1.2)
+_ZERO3 = CandidateRow("zero3", "zero3", bytes={"total": 900}, step_seconds=2.0)
+_CHOICE = StrategyChoice("ddp", 2, (_DDP, _ZERO1, _ZERO3), 1000)
+
+
+def _out_of_memory(
+    text: str, batches: int | None = 3, started: int = 0, kind: ExitKind = ExitKind.OUT_OF_MEMORY
+) -> Decision:
+    failed = replace(_exit(kind, 1, message="no room"), batches_completed=batches)
+    allocation = _allocation(_exit(ExitKind.PEER_FAILED), failed)
+    trial = Trial("1.1", 1, 1, restarts=2, strategy_choice_json=text)
+    return step_down_once(decide(trial, allocation, 2, None, RULES), trial, allocation, started)
+
+
+def test_auto_steps_down_once_where_memory_runs_out_in_the_first_steps() -> None:
+    decision = _out_of_memory(_CHOICE.to_json())
+    assert (decision.outcome, decision.restarts, decision.delay_seconds) == (None, 2, 0.0)
+    assert decision.reason == "agent a1: no room; ddp needs too much memory, and auto goes on with less"
+    assert decision.strategy == replace(_CHOICE, out_of_memory=("ddp",))
+    # From a checkpoint after batch 100 the first steps are those up to 109.
+    assert _out_of_memory(_CHOICE.to_json(), 109, 100).outcome is None
+    assert _out_of_memory(_CHOICE.to_json(), None).outcome is None
+
+
+@pytest.mark.parametrize(
+    ("text", "batches"),
+    [
+        ("", 3),
+        ("no record", 3),
+        (_CHOICE.to_json(), 10),
+        (replace(_CHOICE, out_of_memory=("hsdp",)).to_json(), 3),
+        (replace(_CHOICE, rows=(_DDP, _ZERO3)).to_json(), 3),
+        (replace(_CHOICE, rows=(_DDP, replace(_ZERO1, refusal="no"))).to_json(), 3),
+        (replace(_CHOICE, choice="zero1").to_json(), 3),
+    ],
+    ids=["named", "unreadable", "late", "second time", "none smaller", "smaller refused", "smallest"],
+)
+def test_lack_of_memory_is_final_otherwise(text: str, batches: int) -> None:
+    decision = _out_of_memory(text, batches)
+    assert (decision.outcome, decision.strategy) == (Outcome.FAILED, None)
+    choice = "zero1" if '"choice": "zero1"' in text else "ddp"
+    told = (
+        f"out of memory with {choice}, which auto has chosen, would come again"
+        if text.startswith("{")
+        else "out of memory would"
+    )
+    assert told in decision.reason
+
+
+def test_other_failures_do_not_change_the_strategy() -> None:
+    assert _out_of_memory(_CHOICE.to_json(), kind=ExitKind.USER_ERROR).strategy is None

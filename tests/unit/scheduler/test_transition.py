@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from gangline.config.strategy_choice import CandidateRow, StrategyChoice, parse_choice
 from gangline.domain.allocation import Allocation, ExitReport, LogHit, Request, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent, Slot
@@ -20,8 +21,16 @@ from services.scheduler.transition.availability import lost, registered
 from services.scheduler.transition.deadline import expired, next_deadline, overdue
 from services.scheduler.transition.end import kill_experiment
 from services.scheduler.transition.exit import member_exited
+from services.scheduler.transition.fence import live
 from services.scheduler.transition.place import accepted, came_up, place
-from services.scheduler.transition.report import best_validation_of, checkpointed, described, progressed, validated
+from services.scheduler.transition.report import (
+    best_validation_of,
+    checkpointed,
+    chosen,
+    described,
+    progressed,
+    validated,
+)
 from services.scheduler.transition.stop import StopOrder, stop
 from services.scheduler.transition.submit_check import Submission, submit
 
@@ -313,6 +322,22 @@ def test_metadata_replace_earlier_ones_until_the_trial_has_ended() -> None:
     assert world.trial.state is State.TERMINAL
     assert not described(world.records, "1.1", "{}")
     assert world.trial.metadata_json == '{"b": 2}'
+
+
+def test_the_newest_attempt_s_choice_of_a_strategy_is_kept_and_lack_of_memory_starts_another_attempt() -> None:
+    world = _placed()
+    rows = tuple(CandidateRow(name, name, bytes={"total": size}) for name, size in (("ddp", 8), ("zero1", 6)))
+    record = StrategyChoice("ddp", 2, rows)
+    world.apply(chosen(world.records, "1.1", record.to_json()))
+    assert world.trial.strategy_choice_json == record.to_json()
+    assert not chosen(world.records, "1.1", record.to_json())
+    assert not chosen(world.records, "9.9", record.to_json())
+    for agent_id in ("a1", "a2"):
+        world.exit(agent_id, ExitKind.OUT_OF_MEMORY)
+    assert (world.trial.state, world.trial.restarts) == (State.QUEUED, 0)
+    assert parse_choice(world.trial.strategy_choice_json) == replace(record, out_of_memory=("ddp",))
+    # A report that arrives late changes nothing.
+    assert not live("1.1.1", 0, lambda records: chosen(records, "1.1", record.to_json()))(world.records)
 
 
 def test_the_best_validation_is_that_of_all_trials() -> None:

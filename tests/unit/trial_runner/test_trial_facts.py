@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.config.strategy_choice import CandidateRow, StrategyChoice
 from gangline.v1 import rank_pb2, runner_pb2
 from services.trial_runner import trial_facts
 from services.trial_runner.delivery.delivery import Delivery
@@ -127,6 +128,15 @@ async def test_what_a_rank_sends_past_the_library_is_not_reported(tmp_path: Path
     world.tell(text)
     world.tell({"fine": 1})
     assert [report.metadata for report in await world.close()] == ['{"fine": 1}']
+
+
+async def test_the_choice_of_a_strategy_is_reported_if_it_can_be_read(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start(is_scheduler_up=False)
+    record = StrategyChoice("ddp", 2, (CandidateRow("ddp", "ddp"),)).to_json()
+    for text in ("{}", record):
+        world.facts.on_message(0, rank_pb2.RankMessage(strategy_choice=text))
+    assert [report.strategy_choice for report in await world.close()] == [record]
 
 
 async def test_questions_at_a_time_have_a_limit_and_none_holds_up_the_end(tmp_path: Path) -> None:
