@@ -72,7 +72,7 @@ def test_a_trial_steps_down_once_where_its_first_choice_runs_out_of_memory(tmp_p
             for too_large in (["ddp"], _EVERY)
         ]
         (well,), (never,) = (client.wait_experiment(each, 120).trials for each in ids)
-        described = cluster.run_cli("trial", "describe", well.trial.id).stdout
+        described = cluster.run("trial", "describe", well.trial.id).stdout
         log = [entry.text for entry in client.stream_logs(ids[0])]
     first = well.trial
     assert (first.outcome, first.restarts, first.attempts) == (Outcome.COMPLETED, 0, 2), first.last_failure

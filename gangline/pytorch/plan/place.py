@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -36,8 +37,8 @@ def measure_place(distributed: DistributedContext, device: torch.device, dtype: 
     )
     if distributed.size == 1:
         return place
-    inside, across = _measure_links(distributed, device, machines, place)
-    return Place(place.slots, place.slots_per_machine, place.memory_bytes, place.slot_flops, inside, across)
+    inside, across, message = _measure_links(distributed, device, machines, place)
+    return replace(place, inside_rate=inside, across_rate=across, message_seconds=message)
 
 
 def memory_limits(device: torch.device) -> dict[str, int]:
@@ -92,21 +93,23 @@ def _measure_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 def _measure_links(
     distributed: DistributedContext, device: torch.device, machines: list[int], place: Place
-) -> tuple[float, float]:
-    """Returns the bytes a second inside a machine and between machines. Without several slots on a machine, or without
+) -> tuple[float, float, float]:
+    """Returns the bytes a second inside a machine and between machines, and the seconds of a message among all slots
+    beside those for its bytes. Without several slots on a machine, or without
     several machines, the other rate stands for the one that no link has."""
     cost = measure_link_quickly(distributed, device)
     whole = rate_of(cost.bytes_per_second if cost else 0.0, distributed.size, place.inside_rate)
+    message = round_rate(cost.alpha_seconds) if cost and cost.alpha_seconds > 0 else place.message_seconds
     groups = groups_by_machine(machines)
     if len(groups) == 1 or max(map(len, groups)) == 1:
-        return whole, whole
+        return whole, whole, message
     # Every rank takes part in the making of every group.
     made = [dist.new_group(ranks) for ranks in groups]
     own = next(group for group, ranks in zip(made, groups, strict=True) if distributed.rank in ranks)
     inside = measure_link_quickly(distributed, device, own)
     dist.destroy_process_group(own)
     ranks = max(map(len, groups))
-    return rate_of(inside.bytes_per_second if inside else 0.0, ranks, place.inside_rate), whole
+    return rate_of(inside.bytes_per_second if inside else 0.0, ranks, place.inside_rate), whole, message
 
 
 def _wait_for(device: torch.device) -> None:

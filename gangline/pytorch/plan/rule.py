@@ -29,6 +29,8 @@ SPARE_RATIO = 0.1
 SPARE_BYTES = 0.5 * GIB
 # The largest number of slots that the search for one that fits tries.
 _MOST_SLOTS = 4096
+# Exchanges of a step that the computation does not hide: those of the last bucket or block in each direction.
+_MESSAGES = {"ddp": 1, "zero1": 2, "zero2": 2, "zero3": 3, "hsdp": 4}
 # A backward pass computes about twice as much as the forward pass.
 _PASSES = 3.0
 
@@ -36,7 +38,8 @@ _PASSES = 3.0
 @dataclass(frozen=True, slots=True)
 class Place:
     """The slots of a trial. memory_bytes: of each slot; None where it is not known. slot_flops: operations a second of
-    one slot. inside_rate, across_rate: bytes a second between slots of one machine, and between machines."""
+    one slot. inside_rate, across_rate: bytes a second between slots of one machine, and between machines.
+    message_seconds: the time that a message takes beside that for its bytes."""
 
     slots: int
     slots_per_machine: int
@@ -44,6 +47,7 @@ class Place:
     slot_flops: float = 10e12
     inside_rate: float = 16e9
     across_rate: float = 1.25e9
+    message_seconds: float = 50e-6
 
     @property
     def machines(self) -> int:
@@ -189,12 +193,16 @@ def _whole(name: str, model: ModelSize, work: Work, place: Place) -> Candidate:
 
 
 def _traffic_seconds(name: str, model: ModelSize, place: Place) -> float:
-    """Returns the seconds of a step's exchanges in rings: twice the parameters in the replicated strategies and zero2,
-    three times where they are gathered again for the backward pass."""
-    slots = place.slots
-    if slots == 1:
+    """Returns the seconds of a step's exchanges."""
+    if place.slots == 1:
         return 0.0
-    whole = float(model.parameters)
+    return _MESSAGES[name] * place.message_seconds + _bytes_seconds(name, model, place)
+
+
+def _bytes_seconds(name: str, model: ModelSize, place: Place) -> float:
+    """Returns the seconds for the bytes of a step's exchanges in rings: twice the parameters in the replicated
+    strategies and zero2, three times where they are gathered again for the backward pass."""
+    slots, whole = place.slots, float(model.parameters)
     if name == "hsdp":
         own, copies = place.slots_per_machine, slots // place.slots_per_machine
         inside = _ring(own) * whole * (2 * model.computed + model.gradient) / place.inside_rate
@@ -262,6 +270,9 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int) -> Candid
     # Outputs go to the next stage and their gradients come back.
     border = max(unit.output_bytes for unit in model.units)
     sent = 2 * border * records * SCHEDULES[schedule].parts / place.rate(stages)
+    # Each microbatch on its way through the stages, there and back.
+    messages = 2 * (microbatches + stages - 1) * SCHEDULES[schedule].parts + (1 if replicas > 1 else 0)
+    sent += messages * place.message_seconds
     largest = max(memory.gradients for memory in memories)
     joined = 2 * _ring(replicas) * largest / place.rate(place.slots)
     return Candidate(

@@ -115,4 +115,13 @@ def test_a_slow_link_between_machines_prefers_a_pipeline() -> None:
     assert [pick.strategy if pick else None for pick in picks] == ["ddp", "pipeline"]
     [ddp] = [row for row in tables[1] if row.strategy == "ddp"]
     # 128 records, forward and twice that backward; half of the gradients go over the link twice.
-    assert ddp.seconds == pytest.approx(3 * 1e12 * 128 / 10e12 + 2 * 4 * 4e8 / 2 / 1e8)
+    assert ddp.seconds == pytest.approx(3 * 1e12 * 128 / 10e12 + 2 * 4 * 4e8 / 2 / 1e8 + 50e-6)
+
+
+def test_a_small_model_trains_with_ddp_because_each_message_takes_time() -> None:
+    units = tuple(UnitSize(str(number), 4160, 1e3, 256, 8e3) for number in range(4))
+    model = ModelSize(4 * 4160, 4160, units=units, activation_bytes=4e3, forward_flops=32e3)
+    for slots in (2, 4, 8):
+        pick = choose(list_candidates(model, Work(records=64), Place(slots, slots, 16 * GIB)))
+        assert pick is not None
+        assert pick.name == "ddp"
