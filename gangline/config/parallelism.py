@@ -76,9 +76,11 @@ def ranks_per_replica(strategy: str, slots: int, stages: int | None = None) -> i
     return (stages or max(1, slots)) if row.family == "staged" else row.ranks_per_replica
 
 
-def recomputation_conflict(kind: str, strategy: str, schedule: str | None) -> str | None:
+def recomputation_conflict(kind: str | None, strategy: str, schedule: str | None) -> str | None:
     """Returns why activations cannot be recomputed; None when they can."""
-    if kind == "none" or strategy not in ("pipeline", "auto") or schedule is None or SCHEDULES[schedule].can_recompute:
+    if kind in (None, "none", "auto") or strategy not in ("pipeline", "auto"):
+        return None
+    if schedule is None or SCHEDULES[schedule].can_recompute:
         return None
     return (
         f"{schedule} computes the gradients of inputs and weights apart, which would recompute activations twice; use "
@@ -130,7 +132,8 @@ class Parallelism(Section):
     instances are gathered one at a time; None finds them automatically, an empty list gathers the whole model at once.
 
     activation_checkpointing: what is computed again in the backward pass, in every strategy: `none`, `blocks`, `full`.
-    With it, blocks also names the classes of the blocks that are recomputed.
+    None is `none`; with the strategy `auto` it is `auto`, which chooses among them. With it, blocks also names the
+    classes of the blocks that are recomputed.
     """
 
     strategy: StrategyName = "ddp"
@@ -142,7 +145,7 @@ class Parallelism(Section):
     find_unused_parameters: bool | None = None
     static_graph: bool | None = None
     blocks: list[str] | None = None
-    activation_checkpointing: str = "none"
+    activation_checkpointing: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -173,9 +176,9 @@ class Parallelism(Section):
 
     @field_validator("activation_checkpointing")
     @classmethod
-    def _is_recomputation(cls, value: str) -> str:
-        if value not in RECOMPUTATIONS:
-            raise fault("invalid_value", unknown_word("activation checkpointing", value, RECOMPUTATIONS))
+    def _is_recomputation(cls, value: str | None) -> str | None:
+        if value not in (None, "auto", *RECOMPUTATIONS):
+            raise fault("invalid_value", unknown_word("activation checkpointing", str(value), RECOMPUTATIONS))
         return value
 
     @field_validator("replicas")
@@ -211,6 +214,9 @@ class Parallelism(Section):
 
     @model_validator(mode="after")
     def _can_recompute(self) -> Self:
+        if self.activation_checkpointing == "auto" and self.strategy != "auto":
+            words = f"auto belongs to the strategy auto, but the strategy is {self.strategy}; use none, blocks or full"
+            raise fault("invalid_value", words, "activation_checkpointing")
         text = recomputation_conflict(self.activation_checkpointing, self.strategy, self.schedule)
         if text is not None:
             raise fault("invalid_value", text, "activation_checkpointing")
@@ -220,7 +226,7 @@ class Parallelism(Section):
     def _fits_strategy(self) -> Self:
         for key in _OPTIONS:
             # Blocks that are recomputed may have names in every strategy.
-            if key == "blocks" and self.activation_checkpointing != "none":
+            if key == "blocks" and self.activation_checkpointing not in (None, "none"):
                 continue
             if getattr(self, key) is not None and key not in STRATEGIES[self.strategy].options:
                 owners = owners_of(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -68,14 +69,14 @@ def init(
     beat.prepare(BUILD)
     core = gangline.core.init(distributed=distributed or _distributed())
     world = core.distributed
-    parallelism, choice = setting.parallelism, None
+    choice = None
     if automatic is not None:
         choice = automatic.settle(core)
-        parallelism = automatic.section_for(choice)
+        setting = replace(setting, settled_parallelism=automatic.section_for(choice))
     # After the choice, which has built the trial on the chief, so that the trial draws the same numbers as without it.
     seed.seed_build(setting.trial_seed)
     strategy = choose_strategy(
-        parallelism, world.size, device, setting.optimizations, world.cross_size, timeout=timeout
+        setting.parallelism, world.size, device, setting.optimizations, world.cross_size, timeout=timeout
     )
     with core:
         context = PyTorchTrialContext(core, setting, strategy, device, enable_tensorboard_logging)

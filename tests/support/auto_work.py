@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from gangline import pytorch
 from gangline.config.strategy_choice import StrategyChoice
 from gangline.errors import GanglineError
+from gangline.pytorch.parallel.recomputation import Recomputed
 from gangline.pytorch.plan import place
 from gangline.pytorch.plan.rule import SPARE_BYTES, SPARE_RATIO
 from tests.support.strategy_work import Recorder
@@ -59,10 +60,29 @@ class Whole(nn.Module):
         return self.fourth(self.third(passed))  # type: ignore[no-any-return]  # torch's modules return Any
 
 
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(64, _WIDTH), nn.Linear(_WIDTH, 64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.outer(functional.dropout(torch.tanh(self.inner(inputs)), 0.1, self.training))
+        return found
+
+
+class Long(Stack):
+    """Few parameters and many activations, most of them inside of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Wide() for _ in range(4))
+
+
 class StackTrial(pytorch.PyTorchTrial):
     """Draws weights, data and drop-outs from the process's generators, which `auto` must not move."""
 
     make: type[nn.Module] = Stack
+    shape: tuple[int, ...] = (_WIDTH,)
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
@@ -75,7 +95,7 @@ class StackTrial(pytorch.PyTorchTrial):
         return {"recorder": self.recorder}
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        inputs = torch.randn(32, _WIDTH, generator=torch.Generator().manual_seed(3))
+        inputs = torch.randn(32, *self.shape, generator=torch.Generator().manual_seed(3))
         data = TensorDataset(inputs, torch.tanh(inputs * self.scale))
         return pytorch.DataLoader(data, batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
 
@@ -96,6 +116,11 @@ class WholeTrial(StackTrial):
     make = Whole
 
 
+class LongTrial(StackTrial):
+    make = Long
+    shape = (128, 64)
+
+
 class BrokenTrial(StackTrial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         raise ValueError("no data in the folder\nand more")
@@ -108,8 +133,9 @@ class LeavingTrial(StackTrial):
 
 @dataclass(frozen=True)
 class Case:
-    """kind: of the trial. below: a slot may use one byte less than this candidate needs, or, for `least`, than all of
-    them, as an earlier case of the same kind has measured; empty for ample memory."""
+    """kind: of the trial. below: a slot may use one byte less than this candidate needs, as an earlier case of the same
+    kind has measured; `least`: less than all of them; `plain`: than all without recomputation; empty for ample memory.
+    """
 
     kind: str
     below: str = ""
@@ -120,7 +146,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """by_hand: the losses under the chosen strategy, named in the configuration. strategy: its name as made."""
+    """by_hand: the losses under the chosen strategy, named in the configuration. strategy: its name as
+    made, with `recomputed` where modules run again."""
 
     losses: list[float]
     by_hand: list[float]
@@ -139,7 +166,8 @@ def choose_all(directory: Path, cases: list[Case]) -> list[Outcome]:
         outcomes.append(_choose(case, sizes.get(case.kind, {})))
         if (record := outcomes[-1].record) is not None and case.kind not in sizes:
             totals = {row.name: row.bytes["total"] for row in record.rows if row.bytes}
-            sizes[case.kind] = {**totals, "least": min(totals.values())}
+            plain = [totals[row.name] for row in record.rows if row.bytes and row.activation_checkpointing == "none"]
+            sizes[case.kind] = {**totals, "least": min(totals.values()), "plain": min(plain)}
     return outcomes
 
 
@@ -152,7 +180,8 @@ def _choose(case: Case, sizes: dict[str, int]) -> Outcome:
         except GanglineError as error:
             return Outcome([], [], None, "", None, f"{error.code}: {error.message}")
     assert record is not None
-    options = {key: value for key, value in record.chosen.options.items() if key == "stages"}
+    options: dict[str, Any] = {key: value for key, value in record.chosen.options.items() if key == "stages"}
+    options["activation_checkpointing"] = record.chosen.activation_checkpointing
     by_hand = _train(case, {"strategy": record.chosen.strategy, **options}, saves=False)[0]
     return Outcome(losses, by_hand, record, strategy, checkpoint)
 
@@ -168,4 +197,6 @@ def _train(case: Case, parallelism: Any, *, saves: bool) -> tuple[list[float], S
         checkpoint = context.distributed.broadcast(
             trial.recorder.checkpoints[-1] if trial.recorder.checkpoints else None
         )
-        return trial.recorder.losses, context.strategy_choice, context.strategy.name, checkpoint
+        forwards = [vars(module).get("forward") for module in trial.model.modules()]
+        made = context.strategy.name + (" recomputed" if any(isinstance(own, Recomputed) for own in forwards) else "")
+        return trial.recorder.losses, context.strategy_choice, made, checkpoint

@@ -104,7 +104,9 @@ def recomputation_of(parallelism: str | Mapping[str, Any] | None) -> tuple[str, 
     gangline.pytorch.parallel.recomputation. parallelism: as choose_strategy has accepted it."""
     if not isinstance(parallelism, Mapping):
         return "none", None
-    return parallelism.get(_RECOMPUTATION) or "none", parallelism.get("blocks")
+    kind = parallelism.get(_RECOMPUTATION) or "none"
+    # A choice by `auto` has put its own word there; a model that is only loaded keeps no activations.
+    return "none" if kind == "auto" else kind, parallelism.get("blocks")
 
 
 def _read(parallelism: str | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:

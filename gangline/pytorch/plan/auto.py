@@ -25,8 +25,15 @@ from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.launch.failure import describe
 from gangline.pytorch.checkpoint.content import is_of_another_trial
-from gangline.pytorch.plan.decision import decide, explain_failure, record_of, settled_section, work_of
-from gangline.pytorch.plan.measure import measure_trial
+from gangline.pytorch.plan.decision import (
+    decide,
+    explain_failure,
+    recomputations_of,
+    record_of,
+    settled_section,
+    work_of,
+)
+from gangline.pytorch.plan.measure import Measured, measure_trial
 from gangline.pytorch.plan.memory import ModelSize
 from gangline.pytorch.plan.place import measure_place
 from gangline.pytorch.trial.setting import TrialSetting
@@ -39,12 +46,13 @@ MakeTrial = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class _Measurement:
-    """problem: why the trial cannot be measured; empty for one that is. size, num_models and notes are then known.
+    """problem: why the trial cannot be measured; empty for one that is. sizes has the model then, once for each
+    possible recomputation.
     cause: the exception of the trial's own code."""
 
     problem: str = ""
     cause: BaseException | None = None
-    size: ModelSize | None = None
+    sizes: tuple[ModelSize, ...] = ()
     num_models: int = 0
     notes: tuple[str, ...] = ()
 
@@ -86,11 +94,10 @@ class AutomaticChoice:
         place = measure_place(distributed, self._device, _DTYPES[self._setting.optimizations.autocast_type])
         answer: dict[str, str] | None = None
         if self._measured is not None:
-            assert self._measured.size is not None
             batch = self._setting.hparams.get("global_batch_size")
             optimizations = self._setting.optimizations
             work = work_of(self.section, optimizations, batch, self._measured.num_models, self._rounds)
-            decision = decide(self._measured.size, work, place, _earlier_choice(core))
+            decision = decide(self._measured.sizes, work, place, _earlier_choice(core))
             record = record_of(decision, place, self._measured.notes)
             lines = [*table_lines(record), *(f"note: {note}" for note in record.notes)]
             for line in lines:
@@ -98,7 +105,7 @@ class AutomaticChoice:
             if decision.is_kept:
                 _log.info("parallelism: auto keeps the choice of the attempt before, which had as many slots")
             if decision.chosen is None:
-                answer = {"problem": explain_failure(decision, self._measured.size, work, place).message}
+                answer = {"problem": explain_failure(decision, self._measured.sizes, work, place).message}
             else:
                 answer = {"record": record.to_json()}
                 core.link.send_strategy_choice(answer["record"])
@@ -154,8 +161,7 @@ def _measure(
     """Measures the trial and lets go of its memory. The caller seeds the generators afterwards."""
     before = torch.get_default_device()
     try:
-        measured = measure_trial(make_trial, setting.hparams, setting.config, slots, section.blocks, is_gpu=is_gpu)
-        return _Measurement("", None, measured.size, measured.num_models, measured.notes)
+        return _measure_all(make_trial, setting, slots, section, is_gpu)
     except GanglineError as error:
         return _Measurement(
             f"parallelism: auto cannot measure the trial: {error.message}; or {_WAY_OUT}", error.__cause__
@@ -170,3 +176,28 @@ def _measure(
             torch.set_default_device(before)
         # A model and its graph may form cycles, and the real trial needs their memory.
         gc.collect()
+
+
+def _measure_all(
+    make_trial: MakeTrial, setting: TrialSetting, slots: int, section: Parallelism, is_gpu: bool
+) -> _Measurement:
+    """Measures the trial once for each kind of recomputation. A model without repeated blocks has none."""
+    measured: list[Measured] = []
+    for kind in recomputations_of(section):
+        try:
+            measured.append(
+                measure_trial(
+                    make_trial,
+                    setting.hparams,
+                    setting.config,
+                    slots,
+                    section.blocks,
+                    is_gpu=is_gpu,
+                    recomputation=kind,
+                )
+            )
+        except GanglineError as error:
+            if not measured or error.code != "parallelism.activation_checkpointing":
+                raise
+    first = measured[0]
+    return _Measurement("", None, tuple(each.size for each in measured), first.num_models, first.notes)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gangline.config.optimization import Optimizations
-from gangline.config.parallelism import STRATEGIES, Parallelism
+from gangline.config.parallelism import RECOMPUTATIONS, STRATEGIES, Parallelism
 from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES
 from gangline.config.strategy_choice import CandidateRow, StrategyChoice
 from gangline.errors import GanglineError, invalid
@@ -35,6 +35,12 @@ class Decision:
     is_kept: bool = False
 
 
+def recomputations_of(section: Parallelism) -> tuple[str, ...]:
+    """Returns the kinds of recomputation to measure under `auto`."""
+    kind = section.activation_checkpointing
+    return RECOMPUTATIONS if kind in (None, "auto") else (str(kind),)
+
+
 def work_of(section: Parallelism, optimizations: Optimizations, batch: Any, num_models: int, rounds: int = 1) -> Work:
     """Returns what the trial does in a step. batch: the hyperparameter global_batch_size. rounds: batches that each
     slot trains one after another, because the attempt has fewer slots than slots_per_trial. Options of a pipeline
@@ -51,10 +57,12 @@ def work_of(section: Parallelism, optimizations: Optimizations, batch: Any, num_
     return replace(work, stages=stages, microbatches=section.microbatches, schedule=schedule)
 
 
-def decide(model: ModelSize, work: Work, place: Place, earlier: StrategyChoice | None) -> Decision:
-    """Returns the decision. earlier: the record of the attempt before; it counts only for the same number of slots,
-    because another number has other candidates."""
-    candidates = tuple(list_candidates(model, work, place))
+def decide(models: Sequence[ModelSize], work: Work, place: Place, earlier: StrategyChoice | None) -> Decision:
+    """Returns the decision. models: the same model for each possible recomputation; rows that cannot run are listed for
+    the first one alone. earlier: the record of the attempt before; it counts only for the same number of slots, because
+    another number has other candidates."""
+    first, *others = (list_candidates(model, work, place) for model in models)
+    candidates = (*first, *(each for other in others for each in other if each.memory is not None))
     if earlier is None or earlier.slots != place.slots:
         return Decision(candidates, choose(list(candidates)))
     judged = _refuse_failed(candidates, earlier)
@@ -80,9 +88,13 @@ def _refuse_failed(candidates: Sequence[Candidate], earlier: StrategyChoice) -> 
     return tuple(judged)
 
 
-def explain_failure(decision: Decision, model: ModelSize, work: Work, place: Place) -> GanglineError:
+def explain_failure(decision: Decision, models: Sequence[ModelSize], work: Work, place: Place) -> GanglineError:
     """Returns the error of a decision without a choice."""
     if not decision.out_of_memory:
+        sized = [each for each in decision.candidates if each.memory is not None]
+        least = min(sized, key=lambda each: each.memory.total if each.memory else 0.0, default=None)
+        by_kind = {model.recomputation: model for model in models}
+        model = by_kind[least.recomputation] if least else models[0]
         return nothing_fits(model, work, place, list(decision.candidates))
     return invalid(
         "parallelism.auto",
@@ -109,6 +121,7 @@ def _row_of(candidate: Candidate) -> CandidateRow:
         candidate.name,
         candidate.strategy,
         dict(candidate.options),
+        candidate.recomputation,
         bytes={} if memory is None else bytes_by_purpose(memory),
         step_seconds=None if memory is None else candidate.seconds,
         refusal=candidate.refusal,
@@ -126,6 +139,9 @@ def settled_section(chosen: CandidateRow, section: Parallelism) -> dict[str, Any
     known = STRATEGIES[chosen.strategy].options
     written = {key: getattr(section, key) for key in known if getattr(section, key) is not None}
     own = {key: chosen.options[key] for key in ("stages",) if key in chosen.options}
+    if chosen.activation_checkpointing != "none":
+        own["activation_checkpointing"] = chosen.activation_checkpointing
+        own |= {"blocks": section.blocks} if section.blocks is not None else {}
     return {"strategy": chosen.strategy, **written, **own}
 
 

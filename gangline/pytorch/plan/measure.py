@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -56,17 +56,20 @@ def measure_trial(
     blocks: Sequence[str] | None,
     *,
     is_gpu: bool = True,
+    recomputation: str = "none",
 ) -> Measured:
     """Builds the trial and measures it. blocks: the option of that name. is_gpu: whether the slots are GPUs, where
-    torch's optimizers step all parameters at once. Raises GanglineError `plan.build` for a trial
-    that wraps no model."""
+    torch's optimizers step all parameters at once. recomputation: which parts of the model run
+    again in the backward pass. Raises GanglineError `plan.build` for a trial that wraps no model, and
+    `parallelism.activation_checkpointing` for a model without the parts that recomputation needs."""
+    again = (recomputation, blocks)
     meta, cpu = torch.device("meta"), torch.device("cpu")
-    first = _Attempt(make_trial, hparams, config, slots, meta)
+    first = _Attempt(make_trial, hparams, config, slots, device=meta, recomputation=again)
     if first.problem is None:
         return first.result(blocks, is_gpu)
     if first.context.models and _bytes_of(first.context.models) > _physical_bytes() / 4:
         return first.result(blocks, is_gpu)
-    second = _Attempt(make_trial, hparams, config, slots, cpu)
+    second = _Attempt(make_trial, hparams, config, slots, device=cpu, recomputation=again)
     return second.result(blocks, is_gpu)
 
 
@@ -79,12 +82,15 @@ class _Attempt:
         hparams: Mapping[str, Any],
         config: Mapping[str, Any],
         slots: int,
+        *,
         device: torch.device,
+        recomputation: tuple[str, Sequence[str] | None],
     ) -> None:
         self.problem: Exception | None = None
         self.is_built = False
         self._forward: _Forward | None = None
         self.context = PlanningContext(hparams, config, slots, device)
+        self.context.recomputation = recomputation
         seed.seed_build(self.context.get_trial_seed())
         try:
             torch.set_default_device(device)
@@ -119,6 +125,7 @@ class _Attempt:
             )
         units, refusal = self._units()
         size = _size_of(models, self.context.optimizers, units, self._forward, blocks, is_gpu=is_gpu)
+        size = replace(size, recomputation=self.context.recomputation[0])
         if not self.context.optimizers:
             notes.append("no optimizer was wrapped; counted 8 bytes for each parameter, as for AdamW")
         names = [type(optimizer).__name__ for optimizer in self.context.optimizers]
@@ -168,11 +175,15 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit]) ->
     counter = operation_counter()
     current, counted = 0, 0
 
-    def enter(place: int) -> None:
+    def enter(place: int, inputs: Any = ()) -> None:
         nonlocal current, counted
         total = counter.get_total_flops()
         found.flops[current] += total - counted
         current, counted = place, total
+        if context.recomputation[0] != "none":
+            # A recomputed module keeps its inputs, which no hook of saved tensors sees.
+            for tensor in tensors_of(inputs):
+                keep(tensor)
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -221,13 +232,16 @@ def _peaks_of_units(
 
 @contextmanager
 def _watch(
-    model: nn.Module, units: Sequence[Unit], enter: Callable[[int], None], leave: Callable[[int, Any], None]
+    model: nn.Module, units: Sequence[Unit], enter: Callable[[int, Any], None], leave: Callable[[int, Any], None]
 ) -> Iterator[None]:
-    """Calls `enter` before each module of a unit and `leave` after the last one, with the unit's place."""
+    """Calls `enter` before each module of a unit and `leave` after the last one, with the unit's
+    place; `enter` also gets the inputs."""
     handles = []
     for place, unit in enumerate(units):
         for path in unit.paths:
-            before = model.get_submodule(path).register_forward_pre_hook(lambda *_, place=place: enter(place))
+            before = model.get_submodule(path).register_forward_pre_hook(
+                lambda _module, inputs, place=place: enter(place, inputs)
+            )
             handles.append(before)
         last = model.get_submodule(unit.end or unit.paths[-1])
         handles.append(last.register_forward_hook(lambda *values, place=place: leave(place, values[-1])))

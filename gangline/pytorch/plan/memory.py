@@ -48,7 +48,8 @@ class ModelSize:
     cut; empty for a model that it cannot cut. forward_flops: for one record. moments: those that need most, measured in
     a forward and backward pass; empty where only the forward pass was measured. step_bytes: of temporary tensors in the
     optimizer's step, for each parameter that is stepped; step_tensor_bytes: for the largest parameter tensor, where the
-    optimizer steps one after the other.
+    optimizer steps one after the other. recomputation: what was computed again in the backward pass, as in
+    gangline.config.parallelism; all sizes were measured so.
     """
 
     parameters: int
@@ -63,6 +64,7 @@ class ModelSize:
     moments: tuple[Moment, ...] = field(default=())
     step_bytes: float = 0.0
     step_tensor_bytes: float = 0.0
+    recomputation: str = "none"
 
     @property
     def kept(self) -> float:

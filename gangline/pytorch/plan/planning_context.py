@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from gangline.config.batch import BatchSplit, split_batch
 from gangline.core.context import alone
 from gangline.errors import invalid
-from gangline.pytorch.parallel import choose_strategy
+from gangline.pytorch.parallel import choose_strategy, recompute
 from gangline.pytorch.setup import make_setting
 from gangline.pytorch.trial.context import PyTorchTrialContext
 
@@ -24,7 +24,8 @@ class Reached(Exception):
 class PlanningContext(PyTorchTrialContext):
     """Context of one process that stands for one of several slots. slots: of the trial; each of them has its part of
     the global batch. device: where the model is built, the meta device or the CPU; the meta device is left as soon as
-    a model is wrapped. on_backward: called with the loss of the first backward pass."""
+    a model is wrapped. recomputation: as recompute takes
+    it. on_backward: called with the loss of the first backward pass."""
 
     def __init__(self, hparams: Mapping[str, Any], config: Mapping[str, Any], slots: int, device: torch.device) -> None:
         setting = make_setting(None, hparams, {**config, "parallelism": "none"}, aggregation_frequency=1)
@@ -32,10 +33,12 @@ class PlanningContext(PyTorchTrialContext):
         super().__init__(alone(), setting, strategy, torch.device("cpu"), writes_tensorboard=False)
         self.slots = slots
         self.build_device = device
+        self.recomputation: tuple[str, Sequence[str] | None] = ("none", None)
         self.on_backward: Callable[[torch.Tensor], None] = lambda loss: None
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         torch.set_default_device(None)
+        recompute(model, *self.recomputation)
         self.models.append(model)
         return model
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gangline.config.elastic import slots_conflict
-from gangline.config.parallelism import STRATEGIES
+from gangline.config.parallelism import STRATEGIES, recomputation_conflict
 from gangline.config.pipeline import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
@@ -31,8 +31,8 @@ SPARE_BYTES = 0.5 * GIB
 _MOST_SLOTS = 4096
 # Exchanges of a step that the computation does not hide: those of the last bucket or block in each direction.
 _MESSAGES = {"ddp": 1, "zero1": 2, "zero2": 2, "zero3": 3, "hsdp": 4}
-# A backward pass computes about twice as much as the forward pass.
-_PASSES = 3.0
+# A backward pass computes about twice as much as the forward pass. With recomputation the forward pass runs twice.
+_PASSES, _PASSES_WITH_RECOMPUTATION = 3.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,16 @@ class Candidate:
     refusal: str = ""
     bubble: float = 0.0
     imbalance: float = 1.0
+    recomputation: str = "none"
 
     @property
     def name(self) -> str:
-        words = " ".join(f"{key} {value}" for key, value in self.options)
+        words = " ".join(f"{key} {value}" for key, value in self._words)
         return f"{self.strategy} ({words})" if words else self.strategy
+
+    @property
+    def _words(self) -> tuple[tuple[str, int | str], ...]:
+        return self.options if self.recomputation == "none" else (*self.options, ("recompute", self.recomputation))
 
 
 def list_candidates(model: ModelSize, work: Work, place: Place) -> list[Candidate]:
@@ -108,6 +113,7 @@ def list_candidates(model: ModelSize, work: Work, place: Place) -> list[Candidat
             found += _pipelines(model, work, place)
             continue
         found.append(_whole(name, model, work, place))
+    found = [replace(candidate, recomputation=model.recomputation) for candidate in found]
     return [_judge(candidate, place) for candidate in found]
 
 
@@ -188,7 +194,7 @@ def _whole(name: str, model: ModelSize, work: Work, place: Place) -> Candidate:
         return Candidate(name, refusal=refusal)
     shards = place.slots_per_machine if name == "hsdp" else slots
     memory = slot_memory(model, name, slots, records, shards)
-    compute = _PASSES * model.forward_flops * records / place.slot_flops
+    compute = _passes(model) * model.forward_flops * records / place.slot_flops
     return Candidate(name, (), memory, compute + _traffic_seconds(name, model, place))
 
 
@@ -212,6 +218,10 @@ def _bytes_seconds(name: str, model: ModelSize, place: Place) -> float:
     return _ring(slots) * whole * per_parameter / place.rate(slots)
 
 
+def _passes(model: ModelSize) -> float:
+    return _PASSES if model.recomputation == "none" else _PASSES_WITH_RECOMPUTATION
+
+
 def _ring(ranks: int) -> float:
     return (ranks - 1) / ranks
 
@@ -232,6 +242,8 @@ def _pipelines(model: ModelSize, work: Work, place: Place) -> list[Candidate]:
         refusal = "cannot compress gradients (optimizations.gradient_compression)"
     if refusal:
         return [Candidate("pipeline", refusal=refusal)]
+    if recomputation_conflict(model.recomputation, "pipeline", work.schedule) is not None:
+        return [Candidate("pipeline", refusal=f"{work.schedule} cannot recompute activations")]
     divisors = [stages for stages in range(2, place.slots + 1) if place.slots % stages == 0]
     if work.stages is not None and work.stages not in divisors:
         text = f"the {place.slots} slots are no multiple of the {work.stages} stages that parallelism sets"
@@ -295,5 +307,5 @@ def stage_seconds(
     for own in stage_units(model, counts, stages, schedule):
         share = sum(unit.parameters for unit in own) / max(1, sum(unit.parameters for unit in model.units))
         flops = sum(unit.forward_flops for unit in own) if known else model.forward_flops * share
-        found.append(_PASSES * flops * records / place.slot_flops)
+        found.append(_passes(model) * flops * records / place.slot_flops)
     return found

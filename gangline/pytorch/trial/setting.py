@@ -23,16 +23,18 @@ CHECKPOINT_POLICIES = ("best", "all", "none")
 @dataclass(frozen=True, slots=True)
 class TrialSetting:
     """Settings of one trial. config: the experiment's configuration, perhaps only parts of it. hparams: this trial's
-    hyperparameters. optimizations: that section, validated."""
+    hyperparameters. optimizations: that section, validated. settled_parallelism: the section that
+    `parallelism: auto` has chosen; None where the configuration names the strategy."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     hparams: Mapping[str, Any] = field(default_factory=dict)
     optimizations: Optimizations = field(default_factory=Optimizations)
     trial_seed: int = 0
+    settled_parallelism: Mapping[str, Any] | None = None
 
     @property
     def parallelism(self) -> Any:
-        return self.config.get("parallelism")
+        return self.settled_parallelism or self.config.get("parallelism")
 
     @property
     def max_length(self) -> TrainUnit | None:

@@ -25,7 +25,13 @@ _OF_TWO = {
     "ample": Case("WholeTrial"),
     "small": Case("WholeTrial", "ddp"),
     "stack": Case("StackTrial"),
-    "options": Case("StackTrial", "zero1", {"strategy": "auto", "stages": 2, "find_unused_parameters": True}),
+    "options": Case(
+        "StackTrial",
+        "zero1",
+        {"strategy": "auto", "stages": 2, "find_unused_parameters": True, "activation_checkpointing": "none"},
+    ),
+    "long": Case("LongTrial"),
+    "recomputed": Case("LongTrial", "plain"),
     "nothing fits": Case("StackTrial", "least"),
     "broken": Case("BrokenTrial"),
     "leaving": Case("LeavingTrial"),
@@ -56,7 +62,9 @@ def _record(outcomes: list[Outcome]) -> StrategyChoice:
     # The chief alone keeps losses where the ranks form one replica or report together.
     assert len(outcomes[0].losses) == 4
     assert outcomes[0].record is not None
-    assert {outcome.strategy for outcome in outcomes} == {outcomes[0].record.chosen.strategy}
+    chosen = outcomes[0].record.chosen
+    made = chosen.strategy + ("" if chosen.activation_checkpointing == "none" else " recomputed")
+    assert {outcome.strategy for outcome in outcomes} == {made}
     return outcomes[0].record
 
 
@@ -78,6 +86,12 @@ def test_the_chosen_strategy_takes_the_options_that_it_knows(of_two: list[list[O
     pipelines = [row.options["stages"] for row in record.rows if row.strategy == "pipeline"]
     assert pipelines == [2]
     assert record.chosen.strategy in ("zero2", "zero3", "pipeline")
+
+
+def test_blocks_are_recomputed_where_their_activations_do_not_fit(of_two: list[list[Outcome]]) -> None:
+    assert _record(_outcomes(of_two, "long")).chosen.activation_checkpointing == "none"
+    record = _record(_outcomes(of_two, "recomputed"))
+    assert record.chosen.activation_checkpointing in ("blocks", "full")
 
 
 def test_the_record_lies_in_the_checkpoint(of_two: list[list[Outcome]], folder: Path) -> None:

@@ -13,12 +13,14 @@ import pytest
 from gangline.config.optimization import Optimizations
 from gangline.config.parallelism import Parallelism, parse_parallelism
 from gangline.config.strategy_choice import CandidateRow, StrategyChoice, parse_choice, table_lines
+from gangline.errors import GanglineError
 from gangline.pytorch.plan.decision import (
     Decision,
     decide,
     explain_failure,
     groups_by_machine,
     rate_of,
+    recomputations_of,
     record_of,
     round_rate,
     settled_section,
@@ -39,7 +41,7 @@ def _record(decision: Decision, *failed: str, place: Place = _PLACE) -> Strategy
 
 
 def _first() -> Decision:
-    return decide(_MODEL, _WORK, _PLACE, None)
+    return decide([_MODEL], _WORK, _PLACE, None)
 
 
 def _refusals(decision: Decision) -> dict[str, str]:
@@ -56,29 +58,29 @@ def test_the_first_attempt_takes_the_fastest_that_fits() -> None:
 
 def test_an_attempt_on_as_many_slots_keeps_the_choice_though_another_would_be_faster() -> None:
     earlier = replace(_record(_first()), choice="zero3")
-    decision = decide(_MODEL, _WORK, _PLACE, earlier)
+    decision = decide([_MODEL], _WORK, _PLACE, earlier)
     assert (_choice(decision), decision.is_kept) == ("zero3", True)
 
 
 def test_another_number_of_slots_is_computed_anew() -> None:
     earlier = replace(_record(_first(), "ddp"), choice="zero3", slots=2)
-    decision = decide(_MODEL, _WORK, _PLACE, earlier)
+    decision = decide([_MODEL], _WORK, _PLACE, earlier)
     assert (_choice(decision), decision.is_kept, decision.out_of_memory) == ("ddp", False, ())
 
 
 @pytest.mark.parametrize("choice", ["hsdp", "pipeline (stages 9)"])
 def test_a_choice_that_cannot_run_any_more_is_not_kept(choice: str) -> None:
     """hsdp is refused on one machine; the other is no candidate of this model."""
-    assert _choice(decide(_MODEL, _WORK, _PLACE, replace(_record(_first()), choice=choice))) == "ddp"
+    assert _choice(decide([_MODEL], _WORK, _PLACE, replace(_record(_first()), choice=choice))) == "ddp"
 
 
 def test_a_choice_that_does_not_fit_smaller_slots_is_not_kept() -> None:
     place = replace(_PLACE, memory_bytes=7 * GIB)
-    assert _choice(decide(_MODEL, _WORK, place, _record(_first()))) == "zero1"
+    assert _choice(decide([_MODEL], _WORK, place, _record(_first()))) == "zero1"
 
 
 def test_after_out_of_memory_the_next_choice_needs_less_and_is_the_fastest_of_those() -> None:
-    decision = decide(_MODEL, _WORK, _PLACE, _record(_first(), "ddp"))
+    decision = decide([_MODEL], _WORK, _PLACE, _record(_first(), "ddp"))
     assert (_choice(decision), decision.is_kept, decision.out_of_memory) == ("zero1", False, ("ddp",))
     assert _refusals(decision)["ddp"] == "ran out of memory in an earlier attempt"
 
@@ -86,7 +88,7 @@ def test_after_out_of_memory_the_next_choice_needs_less_and_is_the_fastest_of_th
 def test_candidates_that_need_no_less_than_the_smallest_that_failed_are_refused() -> None:
     sizes = {each.name: each.memory.total for each in _first().candidates if each.memory is not None}
     assert sizes["zero3"] < sizes["zero2"] < sizes["zero1"]
-    decision = decide(_MODEL, _WORK, _PLACE, _record(_first(), "ddp", "zero2"))
+    decision = decide([_MODEL], _WORK, _PLACE, _record(_first(), "ddp", "zero2"))
     assert _choice(decision) == "zero3"
     assert "no less than zero2, which ran out of memory" in _refusals(decision)["zero1"]
 
@@ -94,22 +96,22 @@ def test_candidates_that_need_no_less_than_the_smallest_that_failed_are_refused(
 def test_a_failed_candidate_that_is_no_candidate_any_more_still_bounds_the_next() -> None:
     failed = CandidateRow("zero9", "zero9", bytes={"total": 1})
     earlier = replace(_record(_first(), "zero9"), rows=(failed,), choice="zero9")
-    decision = decide(_MODEL, _WORK, _PLACE, earlier)
+    decision = decide([_MODEL], _WORK, _PLACE, earlier)
     assert decision.chosen is None
     assert "no less than zero9" in _refusals(decision)["zero3"]
 
 
 def test_a_record_of_the_step_down_keeps_its_choice_at_the_next_restart() -> None:
-    second = decide(_MODEL, _WORK, _PLACE, _record(_first(), "ddp"))
-    third = decide(_MODEL, _WORK, _PLACE, parse_choice(record_of(second, _PLACE, ()).to_json()))
+    second = decide([_MODEL], _WORK, _PLACE, _record(_first(), "ddp"))
+    third = decide([_MODEL], _WORK, _PLACE, parse_choice(record_of(second, _PLACE, ()).to_json()))
     assert (_choice(third), third.is_kept, third.out_of_memory) == ("zero1", True, ("ddp",))
 
 
 def test_nothing_is_left() -> None:
     names = ("ddp", "zero1", "zero2", "zero3")
-    decision = decide(_MODEL, _WORK, _PLACE, _record(_first(), *names))
+    decision = decide([_MODEL], _WORK, _PLACE, _record(_first(), *names))
     assert decision.chosen is None
-    assert explain_failure(decision, _MODEL, _WORK, _PLACE).message == (
+    assert explain_failure(decision, [_MODEL], _WORK, _PLACE).message == (
         "parallelism: ddp, zero1, zero2, zero3 ran out of memory on 4 slots, and no strategy that needs less fits; use "
         "a smaller batch, more slots, or slots with more memory"
     )
@@ -118,8 +120,8 @@ def test_nothing_is_left() -> None:
 
 def test_nothing_fits_names_the_smallest_number_of_slots() -> None:
     place = replace(_PLACE, slots=1, slots_per_machine=1, memory_bytes=3 * GIB)
-    decision = decide(ModelSize(round(0.2e9), 0), _WORK, place, None)
-    error = explain_failure(decision, ModelSize(round(0.2e9), 0), _WORK, place)
+    decision = decide([ModelSize(round(0.2e9), 0)], _WORK, place, None)
+    error = explain_failure(decision, [ModelSize(round(0.2e9), 0)], _WORK, place)
     assert (error.code, decision.chosen) == ("parallelism.auto", None)
     assert error.message.endswith("none needs 2.98 GiB; 2 such slots would do")
 
@@ -151,7 +153,7 @@ _UNITS = tuple(UnitSize(str(index), 1000) for index in range(8))
 
 
 def _pipelines(work: Work, slots: int = 4) -> dict[str, str]:
-    decision = decide(ModelSize(8000, 1000, units=_UNITS), work, Place(slots, slots, 16 * GIB), None)
+    decision = decide([ModelSize(8000, 1000, units=_UNITS)], work, Place(slots, slots, 16 * GIB), None)
     return {each.name: each.refusal for each in decision.candidates if each.strategy == "pipeline"}
 
 
@@ -225,3 +227,56 @@ def test_limits_of_a_control_group_and_of_those_above(tmp_path: Path) -> None:
     membership.write_text("1:memory:/old\n")
     assert cgroup_limits(membership, root) == {}
     assert cgroup_limits(tmp_path / "absent", root) == {}
+
+
+def test_recomputation_is_chosen_where_activations_do_not_fit() -> None:
+    """20 x 10^9 bytes of activations, or 2 with the blocks computed again; everything else fits."""
+    plain = ModelSize(10**8, 0, activation_bytes=20e9, forward_flops=1e12)
+    again = replace(plain, activation_bytes=2e9, recomputation="blocks")
+    decision = decide([plain, again], _WORK, _PLACE, None)
+    assert _choice(decision) == "ddp (recompute blocks)"
+    row = record_of(decision, _PLACE, ()).chosen
+    assert (row.strategy, row.activation_checkpointing) == ("ddp", "blocks")
+    section = parse_parallelism({"strategy": "auto", "blocks": ["Layer"]})
+    assert settled_section(row, section) == {
+        "strategy": "ddp",
+        "activation_checkpointing": "blocks",
+        "blocks": ["Layer"],
+    }
+    assert len({each.name for each in decision.candidates}) == len(decision.candidates)
+
+
+def test_recomputation_costs_a_forward_pass_so_it_is_not_chosen_without_need() -> None:
+    plain = ModelSize(10**8, 0, activation_bytes=2e9, forward_flops=1e12)
+    decision = decide([plain, replace(plain, activation_bytes=1e9, recomputation="full")], _WORK, _PLACE, None)
+    assert _choice(decision) == "ddp"
+    seconds = {each.name: each.seconds for each in decision.candidates}
+    assert seconds["ddp (recompute full)"] > seconds["ddp"]
+
+
+def test_no_recomputation_with_a_schedule_that_cannot() -> None:
+    work = _work(32, schedule="ZBVZeroBubble")
+    model = ModelSize(8000, 1000, units=_UNITS, recomputation="blocks")
+    decision = decide([replace(model, recomputation="none"), model], work, _PLACE, None)
+    pipelines = [each for each in decision.candidates if each.strategy == "pipeline" and not each.refusal]
+    assert pipelines
+    assert {each.recomputation for each in pipelines} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("value", "kinds"),
+    [
+        (None, ("none", "blocks", "full")),
+        ("auto", ("none", "blocks", "full")),
+        ("none", ("none",)),
+        ("full", ("full",)),
+    ],
+)
+def test_a_configured_recomputation_is_the_only_one(value: str | None, kinds: tuple[str, ...]) -> None:
+    written = {} if value is None else {"activation_checkpointing": value}
+    assert recomputations_of(parse_parallelism({"strategy": "auto", **written})) == kinds
+
+
+def test_auto_recomputation_belongs_to_auto() -> None:
+    with pytest.raises(GanglineError, match="auto belongs to the strategy auto, but the strategy is ddp"):
+        parse_parallelism({"strategy": "ddp", "activation_checkpointing": "auto"})

@@ -58,6 +58,24 @@ class _FailsBeforeModel(_Trial):
         raise FileNotFoundError("no train.bin")
 
 
+class _Block(nn.Module):
+    """Keeps its input of 16 and two tensors of 64 numbers for a record: one of them is the input of the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(_WIDTH, 64), nn.Linear(64, _WIDTH)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.outer(torch.sin(self.inner(inputs)))
+        return found
+
+
+class _Blocks(_Trial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        self.model = context.wrap_model(nn.Sequential(*(_Block() for _ in range(4))))
+
+
 class _Half(_Trial):
     """The first half of the layers is frozen, and SGD has momentum."""
 
@@ -120,3 +138,24 @@ def test_without_a_model_the_error_says_how_to_go_on() -> None:
 def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
     size = _measure(_Half).size
     assert (size.stored, size.gradient, size.optimizer) == (4, 2, 2)
+
+
+def test_recomputed_blocks_keep_their_inputs_alone() -> None:
+    config = {"global_batch_size": 2 * _BATCH}
+    plain = measure_trial(_Blocks, config, {}, 2, None).size
+    again = measure_trial(_Blocks, config, {}, 2, None, recomputation="blocks").size
+    assert [unit.activation_bytes for unit in again.units[:3]] == [4.0 * _WIDTH] * 3
+    assert [unit.activation_bytes for unit in plain.units[:3]] == [4.0 * (_WIDTH + 2 * 64)] * 3
+    assert max(each.working_bytes for each in again.moments) < max(each.working_bytes for each in plain.moments)
+    assert (plain.recomputation, again.recomputation) == ("none", "blocks")
+    assert again.forward_flops == plain.forward_flops
+
+
+def test_a_model_without_blocks_cannot_be_recomputed() -> None:
+    class Lone(_Trial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            self.model = context.wrap_model(nn.Linear(_WIDTH, _WIDTH))
+
+    with pytest.raises(GanglineError) as caught:
+        measure_trial(Lone, {"global_batch_size": 8}, {}, 2, None, recomputation="blocks")
+    assert caught.value.code == "parallelism.activation_checkpointing"
