@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -198,5 +199,8 @@ def _train(case: Case, parallelism: Any, *, saves: bool) -> tuple[list[float], S
             trial.recorder.checkpoints[-1] if trial.recorder.checkpoints else None
         )
         forwards = [vars(module).get("forward") for module in trial.model.modules()]
-        made = context.strategy.name + (" recomputed" if any(isinstance(own, Recomputed) for own in forwards) else "")
+        # A pipeline calls the forward of a unit through a partial function.
+        inner = [own.args[-1] if isinstance(own, partial) else own for own in forwards]
+        is_recomputed = any(isinstance(own, Recomputed) for own in inner)
+        made = f"{context.strategy.name} recomputed" if is_recomputed else context.strategy.name
         return trial.recorder.losses, context.strategy_choice, made, checkpoint
