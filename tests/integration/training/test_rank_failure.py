@@ -214,7 +214,7 @@ def test_module_that_cannot_be_imported(tmp_path: Path, line: str, kind: ExitKin
         (
             {"parallelism": "zero9"},
             "parallelism: there is no strategy 'zero9'; did you mean zero3 or zero2? this version has none, ddp, "
-            "zero1, zero2, zero3, hsdp, pipeline",
+            "zero1, zero2, zero3, hsdp, pipeline, auto",
         ),
         (
             {"parallelism": {"strategy": "none"}},
