@@ -11,27 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.transformer import Block
+
 # GPT-2's 50,257 words, rounded up to a multiple of 64, as usual in its training for the sake of matrix units.
 GPT2_WORDS = 50_304
 IMAGE_CLASSES = 1000
-
-
-class GptBlock(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Applies attention and a feed-forward net. x: batch, length, width."""
-        parts = self.mix(self.first_norm(x)).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        out: torch.Tensor = x + self.feed(self.second_norm(x))
-        return out
 
 
 class Gpt(nn.Module):
@@ -42,7 +26,7 @@ class Gpt(nn.Module):
     ) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(GptBlock(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, approximate="tanh") for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, words, bias=False)
         for module in self.modules():

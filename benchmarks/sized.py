@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,46 +20,15 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from benchmarks.transformer import Transformer
 from gangline import pytorch
 from gangline.pytorch.parallel.staged.schedule import ScheduleThread
 from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
 
 # Steps before the one that is measured: buckets and the optimizer's state are there after them.
 WARM_UP = 3
-VOCABULARY, WIDTH, HEADS, LENGTH, BLOCKS = 1024, 192, 4, 64, 6
+VOCABULARY, LENGTH = 1024, 64
 ROWS, FIELDS, CLASSES, PIXELS = 4096, 8, 10, 32
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first_norm, self.second_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.mix = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.mix(self.first_norm(x)).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        out: torch.Tensor = x + self.feed(self.second_norm(x))
-        return out
-
-
-class Gpt(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.places.weight
-        for block in self.blocks:
-            x = block(x)
-        out: torch.Tensor = self.head(self.norm(x))
-        return out
 
 
 class ConvBlock(nn.Module):
@@ -111,7 +81,11 @@ class Layer(nn.Module):
         return out
 
 
-MODELS: dict[str, type[nn.Module]] = {"gpt": Gpt, "cnn": Cnn, "recommender": Recommender}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gpt": partial(Transformer, words=VOCABULARY, length=LENGTH, width=192, heads=4, blocks=6),
+    "cnn": Cnn,
+    "recommender": Recommender,
+}
 
 
 class Records(Dataset[tuple[torch.Tensor, torch.Tensor]]):

@@ -20,6 +20,7 @@ from torch import nn
 
 from benchmarks.machine import describe_machine
 from gangline.pytorch.parallel.staged.partition import imbalance_ratio, partition
+from gangline.pytorch.parallel.staged.timing import ROUNDS as UNIT_ROUNDS
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import divide_units, find_units
 
@@ -81,7 +82,7 @@ def compare_times(stages: int, runs: int) -> bool:
     batch = torch.randn(RECORDS, CHAIN_WIDTH)
     ours, peer = [], []
     for _ in range(runs):
-        rounds = [[measure(unit, (batch,), list(unit.parameters())) for unit in units] for _ in range(3)]
+        rounds = [[measure(unit, (batch,), list(unit.parameters())) for unit in units] for _ in range(UNIT_ROUNDS)]
         costs = [min(seconds) for seconds in zip(*rounds, strict=True)]
         chosen = partition(costs, stages)
         seconds = measure_ranges(units, batch)

@@ -14,46 +14,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from benchmarks.transformer import Transformer
 from gangline import pytorch
 
-VOCABULARY, WIDTH, HEADS, LENGTH = 64, 32, 4, 16
+VOCABULARY, LENGTH = 64, 16
 GLOBAL_BATCH = 16
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first_norm, self.second_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.mix = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.mix(self.first_norm(x)).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        out: torch.Tensor = x + self.feed(self.second_norm(x))
-        return out
-
-
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.places.weight
-        for block in self.blocks:
-            x = block(x)
-        out: torch.Tensor = self.head(self.norm(x))
-        return out
 
 
 class LayeredTrial(pytorch.PyTorchTrial):
@@ -61,8 +29,8 @@ class LayeredTrial(pytorch.PyTorchTrial):
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
-        model = Transformer().double() if context.get_hparam("bits") == 64 else Transformer()
-        self.model = context.wrap_model(model)
+        model = Transformer(words=VOCABULARY, length=LENGTH, width=32, heads=4, blocks=4)
+        self.model = context.wrap_model(model.double() if context.get_hparam("bits") == 64 else model)
         parameters = self.model.parameters()
         is_sgd = context.get_hparam("optimizer") == "sgd"
         optimizer: torch.optim.Optimizer = (

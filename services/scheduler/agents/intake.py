@@ -153,9 +153,8 @@ class Intake:
                 parse_choice(report.strategy_choice)
                 trial_id = parse_allocation_id(allocation_id)[0]
                 # Live, because a late report would hide that its choice has run out of memory.
-                text = report.strategy_choice
                 await self._store.commit(
-                    live(allocation_id, node_rank, lambda records: chosen(records, trial_id, text))
+                    live(allocation_id, node_rank, lambda records: chosen(records, trial_id, report.strategy_choice))
                 )
             case "fusion":
                 record, trial_id = wire.from_proto(FusionRecord, report.fusion), parse_allocation_id(allocation_id)[0]

@@ -111,21 +111,23 @@ def validated(
 
 def described(records: Records, trial_id: str, metadata_json: str) -> StateChange:
     """Records the metadata that the trial's program has set. They replace earlier ones."""
-    trial = records.find(Trial, trial_id)
-    if trial is None or trial.state is State.TERMINAL or trial.metadata_json == metadata_json:
-        return StateChange()
-    draft = Draft(records)
-    draft.put(replace(trial, metadata_json=metadata_json))
-    return draft.change
+    return _noted(records, trial_id, metadata_json=metadata_json)
 
 
 def chosen(records: Records, trial_id: str, text: str) -> StateChange:
     """Records what `parallelism: auto` has chosen in the newest attempt."""
+    return _noted(records, trial_id, strategy_choice_json=text)
+
+
+def _noted(records: Records, trial_id: str, **texts: str) -> StateChange:
+    """Puts texts into the fields of these names of a trial that has not ended."""
     trial = records.find(Trial, trial_id)
-    if trial is None or trial.state is State.TERMINAL or trial.strategy_choice_json == text:
+    if trial is None or trial.state is State.TERMINAL:
         return StateChange()
+    changed = replace(trial, **texts)  # type: ignore[arg-type]  # fields that are texts
     draft = Draft(records)
-    draft.put(replace(trial, strategy_choice_json=text))
+    if changed != trial:
+        draft.put(changed)
     return draft.change
 
 

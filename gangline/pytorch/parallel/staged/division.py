@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from gangline.pytorch.parallel.shared.broadcast import average_tensors_on, broadcast_tensors
@@ -63,10 +62,3 @@ class ReplicaDivision:
 
     def _rank_of(self, owner: int) -> int:
         return owner * self._replicas.stages + self._replicas.place
-
-
-def everyone() -> dist.ProcessGroup:
-    """Returns the group of all ranks, over which the norm of divided gradients is summed."""
-    world = dist.group.WORLD
-    assert world is not None
-    return world

@@ -41,8 +41,10 @@ def make_gradients_alike(parameters: Sequence[nn.Parameter], group: dist.Process
     return chosen
 
 
-def norm_over(norm: torch.Tensor, norm_type: float, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
-    """Returns the norm over all ranks of a group. norm: of this rank's part."""
+def norm_over(
+    norm: torch.Tensor, norm_type: float, group: dist.ProcessGroup | None, device: torch.device
+) -> torch.Tensor:
+    """Returns the norm over all ranks of a group, None for all ranks. norm: of this rank's part."""
     is_maximum = norm_type == float("inf")
     total = norm.detach().to(device, torch.float64)
     total = total if is_maximum else total**norm_type
@@ -52,7 +54,7 @@ def norm_over(norm: torch.Tensor, norm_type: float, group: dist.ProcessGroup, de
 
 @contextmanager
 def torch_norm_over(
-    group: dist.ProcessGroup, device: torch.device, is_counted: Callable[[torch.Tensor], bool]
+    group: dist.ProcessGroup | None, device: torch.device, is_counted: Callable[[torch.Tensor], bool]
 ) -> Iterator[None]:
     """Lets torch's clip_grad_norm_ measure the norm over all parts for the time of the block. Otherwise each rank would
     clip by the norm of its own part. is_counted: whether a gradient counts here; shared ones count on one rank."""

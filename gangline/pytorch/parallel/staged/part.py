@@ -21,12 +21,11 @@ from gangline.config.pipeline import slot_of_part
 from gangline.pytorch.parallel.staged.cut import CutModel, PartRun, ValuesNeeded
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.layout import Described, decode, describe, encode, signature_of, tensors_of
+from gangline.pytorch.parallel.staged.timing import ROUNDS
 from gangline.pytorch.parallel.staged.unit import Unit
 
 # Name of a part's output among its modules' descriptions. No module has an empty name.
 _OUTPUT = ""
-# Rounds in which units are measured.
-_ROUNDS = 3
 
 
 def _ranges_of(counts: Sequence[int]) -> list[tuple[int, int]]:
@@ -87,7 +86,7 @@ class Parts:
         The fastest of some rounds over all units counts, because other work on the machine may slow down one unit in
         all of its passes that follow one another.
         """
-        rounds = [self._measure_once(args, kwargs) for _ in range(_ROUNDS)]
+        rounds = [self._measure_once(args, kwargs) for _ in range(ROUNDS)]
         return {place: min(each[place] for each in rounds) for place in rounds[0]}
 
     def _measure_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, float]:

@@ -37,7 +37,7 @@ from gangline.pytorch.parallel.shared.ownership import WrappedModels, check_init
 from gangline.pytorch.parallel.shared.reach import check_reach
 from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy, Train, sparse_module
 from gangline.pytorch.parallel.staged.batch import BatchRun
-from gangline.pytorch.parallel.staged.division import ReplicaDivision, everyone
+from gangline.pytorch.parallel.staged.division import ReplicaDivision
 from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over, torch_norm_over
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.holding import Holding
@@ -444,9 +444,9 @@ class PipelineStrategy(Strategy):
         return [parameter for parameter in self._held_of(optimizer) if parameter.requires_grad]
 
     @property
-    def _norm_group(self) -> dist.ProcessGroup:
-        """The ranks that have one whole set of gradients before a step."""
-        return self._replicas.inside if self._division is None else everyone()
+    def _norm_group(self) -> dist.ProcessGroup | None:
+        """The ranks that have one whole set of gradients before a step; None for all ranks."""
+        return self._replicas.inside if self._division is None else None
 
     def _after_any_step(self, optimizer: Optimizer) -> None:
         if self._division is not None:

@@ -11,6 +11,8 @@ from torch import nn
 
 from gangline.pytorch.parallel.staged.layout import tensors_of
 
+# Rounds over all units, of which the fastest counts for each unit.
+ROUNDS = 3
 # Passes of which the fastest counts, after one that is not counted.
 _PASSES = 3
 
