@@ -76,6 +76,7 @@ def _destroy_after(is_ending: threading.Event) -> None:
 def _destroy() -> None:
     import torch.distributed as dist  # noqa: PLC0415  as above
 
-    # It fails where a peer has ended already, or the script has left the group, and there is no one to report that to.
+    # It fails where a peer has ended already, and there is no one to report that to.
     with suppress(RuntimeError, ValueError):
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
