@@ -12,29 +12,20 @@ with --by-record all of them read the same data record by record, so that only t
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.contest import Contest
 from benchmarks.machine import describe_machine
 from benchmarks.peer import PeersMissing, peer_python
-from benchmarks.process import end_process
-from benchmarks.turnstile import Side, Turnstile
+from benchmarks.turnstile import programs_at_turnstile
 
-WORKLOAD = Path(__file__).parent / "workload"
 # Our step time over the fastest one's must not exceed this.
 BAR = 1.02
 STEPS_PER_BLOCK = 100
 # More than any run takes: the benchmark ends the programs.
 MOST_BLOCKS = 10_000
-START_SECONDS = 120.0
-# The end of each program's output that is shown after a failure.
-SAID_CHARACTERS = 2000
 PEERS = {"accelerate": "accelerate==1.15.0", "fabric": "lightning-fabric==2.6.6"}
 
 
@@ -58,7 +49,7 @@ def main() -> None:
         except PeersMissing as error:
             print(f"without {' and '.join(PEERS)}: {error}")
         for _ in range(arguments.runs):
-            with _running(commands, options) as sides:
+            with programs_at_turnstile(commands, options) as sides:
                 contest.run(sides, arguments.rounds)
             if contest.is_enough():
                 break
@@ -76,33 +67,6 @@ def _ours() -> list[str]:
 
 def _torchrun(python: Path) -> list[str]:
     return [str(python), "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-
-
-@contextmanager
-def _running(commands: dict[str, list[str]], options: list[str]) -> Iterator[dict[str, Side]]:
-    """Starts all programs, each waiting before its first block; they are ended with the context."""
-    with tempfile.TemporaryDirectory(prefix="gl-step-") as folder:
-        # The programs write their files into the folder in which they run.
-        for file in WORKLOAD.glob("*.py"):
-            Path(folder, file.name).symlink_to(file)
-        turnstile = Turnstile(Path(folder, "turn"), START_SECONDS)
-        options = [*options, "--turnstile", str(turnstile.path)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with ExitStack() as stack:
-            stack.callback(turnstile.close)
-            for name, command in commands.items():
-                output = stack.enter_context(Path(folder, f"{name}.txt").open("wb"))
-                process = subprocess.Popen(
-                    [*command, *options], cwd=folder, env=environment, stdout=output, stderr=output
-                )
-                stack.callback(end_process, process)
-            try:
-                admitted = dict(turnstile.admit() for _ in commands)
-                yield {name: admitted[name] for name in commands}
-            except (TimeoutError, ConnectionError):
-                for name in commands:
-                    print(f"{name} said last:\n{Path(folder, f'{name}.txt').read_text()[-SAID_CHARACTERS:]}")
-                raise
 
 
 if __name__ == "__main__":

@@ -6,10 +6,22 @@ The other end is workload/turn.py. A side that has no more blocks closes its con
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from benchmarks.process import end_process
+
+WORKLOAD = Path(__file__).parent / "workload"
+START_SECONDS = 120.0
+# The end of each program's output that is shown after a failure.
+SAID_CHARACTERS = 2000
 
 
 @dataclass(slots=True)
@@ -69,3 +81,31 @@ class Turnstile:
 
     def close(self) -> None:
         self._socket.close()
+
+
+@contextmanager
+def programs_at_turnstile(commands: Mapping[str, Sequence[str]], options: Sequence[str]) -> Iterator[dict[str, Side]]:
+    """Starts all programs in a folder with the files of workload/, each waiting before its first block; they are ended
+    with the context. The options and `--turnstile PATH` follow each command."""
+    with tempfile.TemporaryDirectory(prefix="gl-turn-") as folder:
+        # The programs write their files into the folder in which they run.
+        for file in WORKLOAD.glob("*.py"):
+            Path(folder, file.name).symlink_to(file)
+        turnstile = Turnstile(Path(folder, "turn"), START_SECONDS)
+        options = [*options, "--turnstile", str(turnstile.path)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with ExitStack() as stack:
+            stack.callback(turnstile.close)
+            for name, command in commands.items():
+                output = stack.enter_context(Path(folder, f"{name}.txt").open("wb"))
+                process = subprocess.Popen(
+                    [*command, *options], cwd=folder, env=environment, stdout=output, stderr=output
+                )
+                stack.callback(end_process, process)
+            try:
+                admitted = dict(turnstile.admit() for _ in commands)
+                yield {name: admitted[name] for name in commands}
+            except (TimeoutError, ConnectionError):
+                for name in commands:
+                    print(f"{name} said last:\n{Path(folder, f'{name}.txt').read_text()[-SAID_CHARACTERS:]}")
+                raise

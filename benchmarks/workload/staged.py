@@ -1,18 +1,18 @@
-"""Trains a transformer of eight blocks for benchmarks/pipeline.py, and prints the median seconds of a step.
+"""Trains a transformer of eight blocks for benchmarks/pipeline.py, in turns with the same model in other programs.
 
-Checkpoints go to the current folder. Arguments: the side and the number of microbatches. `gangline` is a pipeline of
-the trainer's, `by_hand` the same with torch.distributed.pipelining alone, and `alone` one process that accumulates the
-gradients of the same microbatches. `transfer` measures the sends of one step's activations and gradients.
+The first argument is the side. `gangline` is a pipeline of the trainer's, `by_hand` the same with
+torch.distributed.pipelining alone. `alone` is one process that accumulates the gradients of the same microbatches,
+while the other rank waits; with `both_alone` both ranks do so at the same time, each for itself. `transfer` prints the
+seconds in which one step's activations and gradients are sent, and takes no turns.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import os
 import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,25 +20,28 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+from turn import Turn
 
 from gangline import pytorch
 
-VOCABULARY, WIDTH, HEADS, LENGTH, BLOCKS = 256, 192, 4, 64, 8
-BATCH, WARM_UP, STEPS = 32, 3, 12
+VOCABULARY, HEADS, LENGTH, BLOCKS = 256, 6, 64, 8
+BATCH, TRANSFERS = 32, 12
+# More than any run takes: the benchmark ends the programs.
+MOST_STEPS = 100_000
 
 
 class Block(nn.TransformerEncoderLayer):
-    def __init__(self) -> None:
-        super().__init__(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+    def __init__(self, width: int) -> None:
+        super().__init__(width, HEADS, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(BLOCKS))
+        self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens)
@@ -48,8 +51,8 @@ class Model(nn.Module):
         return out
 
 
-def texts() -> torch.Tensor:
-    return torch.randint(0, VOCABULARY, (BATCH * 4, LENGTH), generator=torch.Generator().manual_seed(1))
+def texts() -> TensorDataset:
+    return TensorDataset(torch.randint(0, VOCABULARY, (BATCH * 64, LENGTH), generator=torch.Generator().manual_seed(1)))
 
 
 def loss_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -61,56 +64,55 @@ class StagedTrial(pytorch.PyTorchTrial):
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
-        self.model = context.wrap_model(Model())
+        self.model = context.wrap_model(Model(context.get_hparam("width")))
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.01))
-        self.times: list[float] = []
+        self.turn = Turn(context.get_hparam("turnstile"), "gangline")
+        self.newest = -1
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(TensorDataset(texts()), batch_size=self.context.get_per_slot_batch_size())
+        return pytorch.DataLoader(texts(), batch_size=self.context.get_per_slot_batch_size())
 
     build_validation_data_loader = build_training_data_loader
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        # It is called once for each microbatch.
+        if batch_idx != self.newest and batch_idx % self.context.get_hparam("steps_per_block") == 0:
+            self.turn.next_block()
+        self.newest = batch_idx
         (tokens,) = batch
         loss = loss_of(self.model(tokens), tokens)
         self.context.backward(loss)
         self.context.step_optimizer(self.optimizer)
-        self.times.append(time.perf_counter())
         return {"loss": loss}
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         return {"error": 0.0}
 
 
-def by_gangline(microbatches: int) -> list[float]:
-    """Returns the seconds of each step. train_batch notes the time at the end of each call, the last of which steps."""
+def by_gangline(arguments: argparse.Namespace) -> None:
     config = {
-        "parallelism": {"strategy": "pipeline", "microbatches": microbatches},
-        "scheduling_unit": WARM_UP + STEPS,
+        "parallelism": {"strategy": "pipeline", "microbatches": arguments.microbatches},
         "checkpoint_policy": "none",
     }
-    with pytorch.init(hparams={"global_batch_size": BATCH}, exp_conf=config) as context:
-        trial = StagedTrial(context)
-        pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(WARM_UP + STEPS))
-    # The first rank's calls end in the model but for the last one of each step.
-    ends = trial.times[:: 1 if context.distributed.rank == 0 else -microbatches]
-    ends = ends if context.distributed.rank == 0 else ends[::-1]
-    return [after - before for before, after in itertools.pairwise(ends)]
+    hparams = {
+        "global_batch_size": BATCH,
+        "width": arguments.width,
+        "turnstile": arguments.turnstile,
+        "steps_per_block": arguments.steps_per_block,
+    }
+    with pytorch.init(hparams=hparams, exp_conf=config) as context:
+        pytorch.Trainer(StagedTrial(context), context).fit(max_length=pytorch.Batch(MOST_STEPS))
 
 
-def by_hand(microbatches: int) -> list[float]:
+def by_hand(arguments: argparse.Namespace) -> None:
     rank, half = dist.get_rank(), BLOCKS // 2
-    model = Model()
+    model = Model(arguments.width)
     parts = [model.tokens, *model.blocks[:half]] if rank == 0 else [*model.blocks[half:], model.head]
     part = nn.Sequential(*parts)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
     stage = PipelineStage(part, rank, 2, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, microbatches, loss_fn=loss_of)
-    data = texts()
-
-    def step(number: int) -> None:
-        first = number % 4 * BATCH
-        tokens = data[first : first + BATCH]
+    schedule = Schedule1F1B(stage, arguments.microbatches, loss_fn=loss_of)
+    for tokens in batches(arguments):
         if rank == 0:
             schedule.step(tokens)
         else:
@@ -118,61 +120,70 @@ def by_hand(microbatches: int) -> list[float]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return timed(step)
 
-
-def alone(microbatches: int) -> list[float]:
-    model = Model()
+def alone(arguments: argparse.Namespace) -> None:
+    model = Model(arguments.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = texts()
-
-    def step(number: int) -> None:
-        first = number % 4 * BATCH
-        for tokens in data[first : first + BATCH].chunk(microbatches):
-            (loss_of(model(tokens), tokens) / microbatches).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    for whole in batches(arguments):
+        if arguments.side == "alone" and dist.get_rank() > 0:
+            continue
+        for tokens in whole.chunk(arguments.microbatches):
+            (loss_of(model(tokens), tokens) / arguments.microbatches).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         optimizer.step()
         optimizer.zero_grad()
 
-    return timed(step)
 
-
-def transfer(microbatches: int) -> list[float]:
+def transfer(arguments: argparse.Namespace) -> None:
     """Sends what one microbatch sends in both directions, as often as a step does."""
-    hidden = torch.zeros(BATCH // microbatches, LENGTH, WIDTH)
-
-    def step(number: int) -> None:
-        for _ in range(microbatches):
+    hidden = torch.zeros(BATCH // arguments.microbatches, LENGTH, arguments.width)
+    seconds = []
+    for _ in range(TRANSFERS):
+        start = time.perf_counter()
+        for _ in range(arguments.microbatches):
             if dist.get_rank() == 0:
                 dist.send(hidden, 1)
                 dist.recv(hidden, 1)
             else:
                 dist.recv(hidden, 0)
                 dist.send(hidden, 0)
-
-    return timed(step)
-
-
-def timed(step: Callable[[int], None]) -> list[float]:
-    ends = []
-    for number in range(WARM_UP + STEPS):
-        step(number)
-        ends.append(time.perf_counter())
-    return [after - before for before, after in itertools.pairwise(ends)]
+        seconds.append(time.perf_counter() - start)
+    if dist.get_rank() == 0:
+        print(f"median {statistics.median(seconds):.6f}", flush=True)
 
 
-SIDES = {"gangline": by_gangline, "by_hand": by_hand, "alone": alone, "transfer": transfer}
+def batches(arguments: argparse.Namespace) -> Iterator[torch.Tensor]:
+    """Yields batches until the benchmark ends the program, in turns with the other sides."""
+    turn = Turn(arguments.turnstile, arguments.side)
+    loader = DataLoader(texts(), batch_size=BATCH)
+    epochs = (batch for _ in itertools.count() for batch in loader)
+    for step, (tokens,) in enumerate(epochs):
+        if step % arguments.steps_per_block == 0:
+            turn.next_block()
+        yield tokens
+
+
+SIDES: dict[str, Callable[[argparse.Namespace], None]] = {
+    "gangline": by_gangline,
+    "by_hand": by_hand,
+    "alone": alone,
+    "both_alone": alone,
+    "transfer": transfer,
+}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("--microbatches", type=int, required=True)
+    parser.add_argument("--width", type=int, required=True)
+    parser.add_argument("--steps-per-block", type=int, default=0)
+    parser.add_argument("--turnstile", default="")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
-    seconds = SIDES[sys.argv[1]](int(sys.argv[2]))[WARM_UP:]
-    if int(os.environ.get("RANK", "0")) == 0:
-        print(f"median {statistics.median(seconds):.6f}", flush=True)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    SIDES[arguments.side](arguments)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
