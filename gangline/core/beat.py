@@ -49,7 +49,8 @@ COUNT_SECONDS = 0.25
 
 class Beat(Protocol):
     """The interface by which a rank records its progress. Every call is cheap. All calls come from the thread that
-    trains, except `pulse`. where: one of the numbers of this module, as DATA."""
+    trains, or from one that works in turns with it, except `pulse`. where: one of the numbers of this module, as
+    DATA."""
 
     def prepare(self, where: int) -> None:
         """Records that a trial is being made. User code may run here, for any time."""

@@ -145,6 +145,31 @@ class Skipping(Chain):
         return out
 
 
+class Deciding(Chain):
+    """Whose later blocks depend on the first one's output by a decision, and by a factor without a gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x = self.blocks[0](self.stem(x))
+        for block in self.blocks[1:]:
+            x = block(x)
+        # The same on the whole batch as on each microbatch.
+        if first.abs().mean() > 0:
+            x = 2 * x
+        out: torch.Tensor = self.head(x * (first > 0))
+        return out
+
+
+class Leaving(Chain):
+    """Which leaves out all blocks but one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks[:1]:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
 class Backwards(Chain):
     """Which runs its blocks in the reverse order."""
 
@@ -366,6 +391,14 @@ class _Slow(nn.Linear):
         return x
 
 
+class SkippingTrial(ChainTrial):
+    make = Skipping
+
+
+class DecidingTrial(ChainTrial):
+    make = Deciding
+
+
 class CompiledTrial(ChainTrial):
     """Whose blocks are compiled one by one."""
 
@@ -425,7 +458,7 @@ WRONG: dict[str, type[ChainTrial]] = {
     "two backwards": _trains_with(_two_backwards),
     "own backward": _trains_with(_own_backward),
     "no scalar": _trains_with(_no_scalar),
-    "skip": _trains_with(_good, Skipping),
+    "leaves blocks out": _trains_with(_good, Leaving),
     "backwards": _trains_with(_good, Backwards),
     "one unit": _trains_with(_good, lambda: nn.Linear(6, 3)),
     "lazy": _trains_with(_good, lambda: nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 3))),

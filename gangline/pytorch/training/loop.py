@@ -130,7 +130,7 @@ class TrainingLoop:
         self._pace.agree(self._position.batches, 1)
         self._looked_at = self._told_at = (self._position.batches, time.perf_counter())
         self._reports.start(self._position.batches)
-        self._context.strategy.begin_training()
+        self._context.strategy.begin_training(self._beat)
         self._fusion = open_fusion(self._context, self._steps_left(), self._loader.batch_size or 0, self._saved_fusion)
         self._link.takes_traces = True
         try:

@@ -287,8 +287,9 @@ class PyTorchTrialContext(Lacking):
         """Runs the backward pass like loss.backward, for a loss of one number. Gradients that are aggregated over
         several batches become a mean, unless optimizations.average_aggregated_gradients is off. create_graph: on one
         slot only."""
-        # Lets the hang watchdog distinguish a rank that waits for the others here from one that has not got here.
-        self.core.beat.enter(BACKWARD)
+        # Lets the hang watchdog distinguish a rank that waits for the others here from one that has not got here. Ranks
+        # of a pipeline get here at different times, and not equally often.
+        (self.core.beat.stay if self.strategy.runs_batch else self.core.beat.enter)(BACKWARD)
         self.update.backward(loss, gradient, retain_graph, create_graph)
         self.core.beat.stay(TRAIN_BATCH)
 

@@ -23,6 +23,7 @@ NUM_FIRST = 8
 # Cap in seconds on the time that one reading adds: after a longer gap the runner itself was delayed, perhaps with its
 # ranks.
 MAX_LOOK_SECONDS = 5.0
+_WAITING = "while others wait"
 _COLLECTIVE = "while others wait in a collective that it has not entered"
 
 
@@ -223,11 +224,17 @@ def _find_last(expected: Mapping[int, Reading]) -> tuple[int, str]:
     among = stopped or expected
     is_script = any(reading.pid and reading.batches == UNKNOWN for reading in expected.values())
     last, lag = _find_last_in_script(among) if is_script else _find_last_in_training(among)
-    return last, "while others wait" if 0 < len(stopped) < len(expected) else lag
+    return last, _WAITING if 0 < len(stopped) < len(expected) else lag
 
 
 def _find_last_in_training(expected: Mapping[int, Reading]) -> tuple[int, str]:
-    """Compares ranks at the same place by the number of collectives that they entered."""
+    """Compares ranks at the same place. Where some wait for others and some compute, as stages of a pipeline do, it is
+    one that computes; otherwise the one that entered the fewest collectives."""
+    earliest = min(map(_place, expected.values()))
+    behind = {rank: reading for rank, reading in expected.items() if _place(reading) == earliest}
+    computing = {rank: reading for rank, reading in behind.items() if reading.where is not Where.EXCHANGE}
+    if 0 < len(computing) < len(behind):
+        return min(computing), _WAITING
     last = min(expected, key=lambda rank: (_place(expected[rank]), _entered(expected[rank]), rank))
     place, entered = _place(expected[last]), _entered(expected[last])
     if any(_place(reading) == place and _entered(reading) > entered for reading in expected.values()):

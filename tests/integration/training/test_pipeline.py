@@ -28,6 +28,10 @@ _OF_TWO = {
     "interleaved": Run("TiedTrial", _pipeline(schedule="Interleaved1F1B"), hparams=_SGD),
     "zero bubble": Run("TiedTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
     "by hand": Run("ChainTrial", _pipeline(split=["blocks.0"], microbatches=4)),
+    "skip connection": Run("SkippingTrial", _pipeline(), hparams=_SGD),
+    "decision": Run("DecidingTrial", _pipeline(split=["blocks.2"]), batches=3, hparams=_SGD),
+    "skip connection, zero bubble": Run("SkippingTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
+    "decision, zero bubble": Run("DecidingTrial", _pipeline(schedule="ZBVZeroBubble"), batches=3, hparams=_SGD),
     "lstm": Run("RecurrentTrial", _pipeline()),
     "batch norm": Run("NormTrial", _pipeline(microbatches=4), hparams={"parts": 4, **_SGD}),
     "weights used outside": Run("OutsideTrial", _pipeline(schedule="ZBVZeroBubble")),
@@ -60,6 +64,7 @@ _OF_TWO = {
 }
 _OF_FOUR = {
     "four stages": Run("TiedTrial", _pipeline(), hparams=_SGD),
+    "skip connection over two stages": Run("SkippingTrial", _pipeline(), hparams=_SGD),
     "two replicas": Run("TiedTrial", _pipeline(stages=2), hparams=_SGD),
     "weights used outside": Run("OutsideTrial", _pipeline(stages=2), hparams=_SGD),
     "two replicas, last batch": Run("ChainTrial", _pipeline(stages=2), hparams={"records": 52}),
@@ -228,7 +233,7 @@ def test_evaluation_drops_nothing(of_two: list[list[Result]], alone: Any) -> Non
         ("two backwards", "its train_batch calls context.backward twice; add the losses up for one call"),
         ("own backward", "its train_batch returns without context.backward(loss); call it once for each batch"),
         ("no scalar", "context.backward got a loss of shape [2, 3] where it needs one number"),
-        ("skip", "Skipping, whose forward has a connection that passes over the beginning of blocks.2"),
+        ("leaves blocks out", "Leaving, whose forward has not run blocks.1"),
     ],
 )
 def test_trial_that_cannot_be_scheduled_is_refused(mistake: str, message: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gangline.pytorch.parallel.staged.cut import CutModel, PartRun
 from gangline.pytorch.parallel.staged.layout import Described, decode, encode, tensors_of
 from gangline.pytorch.parallel.staged.microbatch import cut_batch, join_results
 from gangline.pytorch.parallel.staged.unit import divide_units, find_units
+from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch
 from tests.support.pipeline_work import Backwards, Chain, Recurrent, Skipping, Tied, make_norm
 
 _CPU = torch.device("cpu")
@@ -80,7 +81,7 @@ def _run_in_parts(model: nn.Module, counts: list[int], *args: Any, is_checked: b
     layout: dict[str, Described] = {}
     value: Any = None
     for first, end in pairwise([0, *ends]):
-        run = PartRun(first, end - 1, value, layout, is_checked=is_checked)
+        run = PartRun(first, end - 1, value, layout, watch=ValueWatch() if is_checked else None)
         value = cut.run_part(run, args, {})
         layout |= decode(encode(run.described))
     return value
@@ -111,13 +112,63 @@ def test_nested_outputs_cross_a_cut() -> None:
     assert torch.equal(_run_in_parts(model, [1, 2], inputs), wanted)
 
 
-def test_connection_over_a_cut_is_refused_and_one_inside_of_a_part_is_not() -> None:
-    inputs = torch.randn(4, 6)
-    with pytest.raises(GanglineError, match=r"a connection that passes over the beginning of blocks\.2"):
-        _run_in_parts(Skipping(), [3, 3], inputs)
-    model = Skipping()
+@pytest.mark.parametrize(
+    ("use", "is_needed"),
+    [
+        (lambda x, first: x + first, True),
+        # No gradient goes back to the first block in these.
+        (lambda x, first: x + first.detach(), True),
+        (lambda x, first: x * (first > 0), True),
+        (lambda x, first: torch.zeros_like(x).copy_(first), True),
+        (lambda x, first: x * 2 if first.mean() > 0 else x, True),
+        (lambda x, first: x[: len(first[first[:, 0] > 0])], True),
+        # These read its shape and its type alone.
+        (lambda x, first: x + torch.ones_like(first), False),
+        (lambda x, first: x + first.new_zeros(first.shape[1]), False),
+    ],
+)
+def test_values_that_pass_over_a_cut_are_found(use: Any, is_needed: bool) -> None:
+    class Model(Chain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = x = self.blocks[0](self.stem(x))
+            for block in self.blocks[1:]:
+                x = block(x)
+            out: torch.Tensor = self.head(use(x, first))
+            return out
+
+    inputs, model = torch.randn(4, 6), Model()
+    wanted = model(inputs)
+    if is_needed:
+        with pytest.raises(ValuesNeeded) as raised:
+            _run_in_parts(model, [3, 3], inputs)
+        assert (raised.value.outputs, raised.value.parameters) == (["blocks.0"], [])
+    else:
+        assert torch.equal(_run_in_parts(model, [3, 3], inputs), wanted)
+
+
+def test_a_connection_inside_of_a_part_needs_nothing() -> None:
+    model, inputs = Skipping(), torch.randn(4, 6)
     wanted = model(inputs)
     assert torch.equal(_run_in_parts(model, [1, 5], inputs), wanted)
+
+
+def test_a_carried_output_takes_the_place_of_its_module() -> None:
+    torch.manual_seed(1)
+    model, inputs = Skipping(), torch.randn(4, 6)
+    wanted = model(inputs)
+    cut = CutModel(model, find_units(model), _CPU)
+    first = PartRun(0, 2, watch=ValueWatch(), keeps=["blocks.0"])
+    value = cut.run_part(first, (inputs,), {})
+    second = PartRun(3, 5, value, first.described, carried=first.kept, watch=ValueWatch())
+    assert torch.equal(cut.run_part(second, (inputs,), {}), wanted)
+
+
+def test_a_placeholder_that_was_not_found_is_no_number() -> None:
+    model, inputs = Skipping(), torch.randn(4, 6)
+    cut = CutModel(model, find_units(model), _CPU)
+    first = PartRun(0, 2, watch=ValueWatch())
+    value = cut.run_part(first, (inputs,), {})
+    assert cut.run_part(PartRun(3, 5, value, first.described), (inputs,), {}).isnan().all()
 
 
 def test_another_order_is_refused() -> None:
@@ -127,7 +178,7 @@ def test_another_order_is_refused() -> None:
 
 def test_descriptions_survive_their_way() -> None:
     model = Tied()
-    run = PartRun(0, 4, is_checked=True)
+    run = PartRun(0, 4, watch=ValueWatch())
     output = CutModel(model, find_units(model), _CPU).run_part(run, (torch.randint(11, (2, 5)),), {})
     read = decode(encode(run.described))
     assert read == run.described

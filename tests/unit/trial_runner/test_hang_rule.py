@@ -157,6 +157,15 @@ def test_the_rank_that_has_not_entered_the_collective_is_named(seen: list[Readin
     assert first[1].message == f"hung: it has stood still {place}, {lag}"
 
 
+def test_a_stage_that_computes_is_named_before_those_that_wait_for_it() -> None:
+    """In a pipeline the ranks enter different collectives."""
+    waiting = replace(entered(3), where=Where.EXCHANGE)
+    first = first_hang([{0: waiting, 1: entered(9), 2: entered(8), 3: waiting}] * 70, STARTED)
+    assert first is not None
+    assert first[1].rank == 1
+    assert first[1].message.endswith("in the forward pass for 61 s (limit 60 s), while others wait")
+
+
 def test_what_ranks_did_counts_before_what_they_entered() -> None:
     behind = replace(entered(9), part=1)
     first = first_hang([{0: entered(8), 1: behind}] * 70, STARTED)

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from gangline.core.beat import Beat
 from gangline.errors import invalid
 from gangline.pytorch.parallel.divided import whole_random
 from gangline.pytorch.parallel.divided.announcement import Announcements
@@ -170,7 +171,7 @@ class ShardedStrategy(Strategy):
             count *= mesh.size(dim)
         return Holder(index, count)
 
-    def begin_training(self) -> None:
+    def begin_training(self, beat: Beat) -> None:
         self._loads.check(self._device)
 
     def before_backward(self, is_first: bool) -> None:

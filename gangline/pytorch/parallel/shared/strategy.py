@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gangline.config.optimization import Compression, compression_conflict
+from gangline.core.beat import Beat
 from gangline.errors import invalid
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.parallel.shared.norm import clip_to_norm
@@ -184,8 +185,9 @@ class Strategy(ABC):
         user fixed its buckets."""
         return None
 
-    def begin_training(self) -> None:
-        """Called before the first batch. Raises GanglineError where ranks have prepared their models differently."""
+    def begin_training(self, beat: Beat) -> None:
+        """Called before the first batch. beat: tells the hang watchdog where this rank is. Raises GanglineError where
+        ranks have prepared their models differently."""
         return
 
     def before_backward(self, is_first: bool) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from gangline.core.beat import EXCHANGE, FORWARD, Beat
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared.strategy import Train
 from gangline.pytorch.parallel.staged.layout import tensors_of
@@ -52,7 +53,8 @@ class _Inputs:
 
 class BatchRun:
     """One batch. microbatches: in the order of its records. prepare: called with the inputs of the model before the
-    schedule. begin: returns a function that runs the schedule for a layout; it calls `run_part` and `loss_of`."""
+    schedule. begin: returns a function that runs the schedule for a layout; it calls `run_part` and `loss_of`. beat:
+    gets FORWARD and BACKWARD while this rank computes, and EXCHANGE while it waits for other stages."""
 
     def __init__(
         self,
@@ -64,7 +66,9 @@ class BatchRun:
         thread: ScheduleThread,
         begin: Callable[[Layout, Any], Callable[[], None]],
         prepare: Callable[[tuple[Any, ...], dict[str, Any]], None],
+        beat: Beat,
     ) -> None:
+        self._beat = beat
         self._prepare = prepare
         self._parts = parts
         self._device = device
@@ -137,6 +141,7 @@ class BatchRun:
         """Runs a part's forward pass for a microbatch; called by the schedule. An error gets a note with the stage."""
         inputs, layout = self._inputs[number], self._layout
         assert layout is not None
+        self._beat.stay(FORWARD)
         try:
             with torch.autocast(self._device.type, dtype=inputs.autocast_type, enabled=inputs.is_autocast):
                 output = self._parts.run(part, received, layout, inputs.args, inputs.kwargs)
@@ -146,6 +151,7 @@ class BatchRun:
                 f"{self.count}"
             )
             raise
+        self._beat.stay(EXCHANGE)
         if part == self._parts.count - 1:
             self._outputs[number] = output
             if number == self.count - 1:
@@ -156,7 +162,11 @@ class BatchRun:
 
     def loss_of(self, number: int) -> torch.Tensor:
         """Returns the loss of a microbatch; called by the schedule on the rank of the last part."""
-        return self._thread.loss_of(number)
+        # train_batch goes on meanwhile.
+        self._beat.stay(FORWARD)
+        loss = self._thread.loss_of(number)
+        self._beat.stay(EXCHANGE)
+        return loss
 
     def _start(self, number: int) -> None:
         call = _Call(number)
@@ -184,6 +194,7 @@ class BatchRun:
         self._prepare(first.args, first.kwargs)
         self._layout = self._parts.layout_for(first.args, first.kwargs)
         run = partial(self._run_without_autocast, self._begin(self._layout, key))
+        self._beat.stay(EXCHANGE)
         if self._parts.has_last:
             self._thread.start(run)
         else:
@@ -197,6 +208,7 @@ class BatchRun:
     def _last_output(self) -> Any:
         assert self._layout is not None
         output = self._parts.share_output(None, self._layout)
+        self._beat.stay(FORWARD)
         return tree_map_only(torch.Tensor, lambda tensor: tensor.requires_grad_(tensor.is_floating_point()), output)
 
 

@@ -5,13 +5,14 @@ them returns the value that came from the part before. The forward ends at the f
 between two units runs on the part of the second one, and masks or positions that blocks get as further arguments are
 computed where they are needed.
 
-Also owns the check that the units form a chain, which is made once for each shape of inputs. A placeholder that reaches
-the part's output shows a connection that passes over the beginning of the part.
+Where a placeholder reaches the part's output, as with a skip connection, or decides what the model runs, the real
+output of its module has to come along with the value from the part before. A run with checks finds these modules. It is
+made once for each shape of inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,21 +20,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.layout import Described, TensorShape, describe, tensors_of
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
-
-
-class ValuesNeeded(BaseException):
-    """Ends a checked forward that reads parameters of other parts outside of their modules. parameters: these."""
-
-    def __init__(self, parameters: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.parameters = parameters
+from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch
 
 
 class _PartEnd(BaseException):
@@ -43,23 +36,27 @@ class _PartEnd(BaseException):
 @dataclass(slots=True)
 class PartRun:
     """One run of a part. first, last: its units. received: the value from the part before. layout: descriptions of the
-    outputs of earlier units' modules. output: the value for the next part, or of the model.
+    outputs of earlier units' modules. carried: those outputs of them that came along, by path. keeps: paths of modules
+    of this part whose outputs later parts need; they are put into `kept`. output: the value for the next part, or of
+    the model.
 
-    is_checked: whether the run checks the chain and describes the part's own outputs in `described`. seconds: where it
-    is given, the run measures the part's units in it, each by itself, forward and backward.
+    watch: makes the run check the chain, and describe the part's own outputs in `described`. seconds: where it is
+    given, the run measures the part's units in it, each by itself, forward and backward.
     """
 
     first: int
     last: int
     received: Any = None
     layout: dict[str, Described] = field(default_factory=dict)
-    is_checked: bool = False
+    carried: Mapping[str, Any] = field(default_factory=dict)
+    keeps: Collection[str] = ()
+    kept: dict[str, Any] = field(default_factory=dict)
+    watch: ValueWatch | None = None
     described: dict[str, Described] = field(default_factory=dict)
     output: Any = None
     is_complete: bool = False
     is_begun: bool = False
     newest_unit: int = -1
-    placeholders: list[torch.Tensor] = field(default_factory=list)
     seconds: dict[int, float] | None = None
 
 
@@ -72,8 +69,8 @@ class CutModel:
         self._device = device
         self._run: PartRun | None = None
         self._is_whole = False
-        # Zeros by shape. Their values do not matter, so the model may change them in place.
-        self._zeros: dict[TensorShape, torch.Tensor] = {}
+        # By shape. Their values do not matter.
+        self._placeholders: dict[TensorShape, torch.Tensor] = {}
         self.forward = model.forward
         for place, unit in enumerate(units):
             for path in unit.paths:
@@ -81,12 +78,12 @@ class CutModel:
                 module.forward = partial(self._call, place, path, module.forward)
 
     def run_part(self, run: PartRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns the part's output. Raises GanglineError `parallelism.model` where the model is no chain. A checked
-        run raises ValuesNeeded where the part needs values that this rank does not have."""
+        """Returns the part's output. Raises GanglineError `parallelism.model` where the model is no chain. A run with a
+        watch raises ValuesNeeded where the part needs values that this rank does not have."""
         assert self._run is None
         self._run = run
         try:
-            with _watching() if run.is_checked else nullcontext():
+            with _watching(run.watch) if run.watch else nullcontext():
                 result = self.forward(*args, **kwargs)
         except _PartEnd:
             result = None
@@ -97,9 +94,10 @@ class CutModel:
         if not run.is_complete or (run.first > 0 and not run.is_begun):
             unit = self._units[run.last if run.is_begun or run.first == 0 else run.first]
             raise self.refuse(f"has not run {unit.name} in the order of its definition")
-        if run.is_checked:
-            self._check_chain(run)
-        run.placeholders = []
+        if run.watch is not None:
+            needed = run.watch.sources_of(tensors_of((run.output, run.kept)))
+            if needed:
+                raise ValuesNeeded(outputs=needed)
         return run.output
 
     def run_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,7 +127,7 @@ class CutModel:
                 run.is_begun = True
                 return run.received
             return self._placeholder(run, path)
-        if run.is_checked:
+        if run.watch is not None:
             self._check_order(run, place, path)
         if place == run.first and not run.is_begun:
             args = self._begin(run, path, args)
@@ -138,8 +136,10 @@ class CutModel:
             seconds = measure(partial(original, **kwargs), args, list(module.parameters()))
             run.seconds[place] = run.seconds.get(place, 0.0) + seconds
         result = original(*args, **kwargs)
-        if run.is_checked:
+        if run.watch is not None:
             run.described[path] = describe(result, path)
+        if path in run.keeps:
+            run.kept[path] = result
         if place == run.last and path == self._units[place].end:
             run.output, run.is_complete = result, True
         return result
@@ -161,23 +161,23 @@ class CutModel:
         return args[0]
 
     def _placeholder(self, run: PartRun, path: str) -> Any:
+        if path in run.carried:
+            return run.carried[path]
         described = run.layout.get(path)
         if described is None:
             # The part that has the module has not called it, or calls it later.
             raise self.refuse(f"calls {path} in another order on another part; make its units one chain")
-        if not run.is_checked:
-            return described.fill([self._zeros_of(shape) for shape in described.shapes])
-        leaves = [shape.make(self._device) for shape in described.shapes]
-        for leaf in leaves:
-            if leaf.is_floating_point():
-                run.placeholders.append(leaf.requires_grad_())
-        # Clones, because the model may change them in place.
-        return described.fill([leaf.clone() for leaf in leaves])
+        if run.watch is None:
+            return described.fill([self._placeholder_of(shape) for shape in described.shapes])
+        tensors = [_make_placeholder(shape, self._device) for shape in described.shapes]
+        for tensor in tensors:
+            run.watch.add(tensor, path)
+        return described.fill(tensors)
 
-    def _zeros_of(self, shape: TensorShape) -> torch.Tensor:
-        if shape not in self._zeros:
-            self._zeros[shape] = shape.make(self._device)
-        return self._zeros[shape].detach()
+    def _placeholder_of(self, shape: TensorShape) -> torch.Tensor:
+        if shape not in self._placeholders:
+            self._placeholders[shape] = _make_placeholder(shape, self._device)
+        return self._placeholders[shape].detach()
 
     def _check_order(self, run: PartRun, place: int, path: str) -> None:
         if place < run.newest_unit or path in run.described:
@@ -185,54 +185,23 @@ class CutModel:
             raise self.refuse(f"calls {path} {how}; let each unit run once, in the order of its definition")
         run.newest_unit = place
 
-    def _check_chain(self, run: PartRun) -> None:
-        reached = _leaves_behind(tensors_of(run.output))
-        if any(id(leaf) in reached for leaf in run.placeholders):
-            begin = self._units[run.first].name
-            raise self.refuse(
-                f"has a connection that passes over the beginning of {begin}, as a skip from an earlier layer; choose "
-                "other beginnings with parallelism.split, as in split: [blocks.4], or move both ends into one module"
-            )
-
     def refuse(self, text: str) -> GanglineError:
         """Returns the error about a model that is no chain. text: what its forward does, and the way out."""
         return invalid("parallelism.model", f"pipeline cannot cut {class_name(self._model)}, whose forward {text}")
 
 
-class _UseOfOtherParts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Raises ValuesNeeded where an operation reads a parameter without a value. torch 2.13 returns arbitrary numbers
-    for some operations on a CPU tensor and one on the meta device, without an error."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        needed = [tensor for tensor in tensors_of((args, kwargs or {})) if tensor.is_meta]
-        if needed:
-            raise ValuesNeeded(needed)
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
-def _watching() -> Iterator[None]:
+def _watching(watch: ValueWatch) -> Iterator[None]:
     # Compiled modules run as they are written meanwhile.
-    with torch.compiler.set_stance("force_eager"), _UseOfOtherParts():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    with torch.compiler.set_stance("force_eager"), watch:
         yield
+
+
+def _make_placeholder(shape: TensorShape, device: torch.device) -> torch.Tensor:
+    """Returns a tensor that no result depends on. It is not a number, so that a wrong use would be noticed."""
+    placeholder = shape.make(device)
+    return placeholder.fill_(torch.nan) if placeholder.is_floating_point() else placeholder
 
 
 def _was_replaced(args: tuple[Any, ...]) -> bool:
     return bool(args) and getattr(args[0], "_gangline_replaced", False)
-
-
-def _leaves_behind(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """Returns the ids of the leaves from which these tensors were computed."""
-    pending = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    leaves = {id(tensor) for tensor in tensors}
-    seen: set[Any] = set()
-    while pending:
-        node: Any = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            leaves.add(id(variable))
-        pending.extend(following for following, _ in node.next_functions if following is not None)
-    return leaves

@@ -118,3 +118,14 @@ def empty_out(parameter: nn.Parameter) -> None:
 def _exchange(parameter: nn.Parameter, value: torch.Tensor) -> None:
     other = nn.Parameter(value.detach(), requires_grad=parameter.requires_grad)
     torch.utils.swap_tensors(parameter, other)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def move_to(model: nn.Module, device: torch.device) -> None:
+    """Moves the values that this rank has to its device."""
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            parameter.data = parameter.data.to(device)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)

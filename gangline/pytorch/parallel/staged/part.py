@@ -2,6 +2,9 @@
 
 Owns the layouts: descriptions of all values inside the model, one for each shape of its inputs. The first run with a
 shape makes it, and checks the model. Used by the strategy `pipeline` and by its training batches.
+
+What goes from part to part is a pair: the value between their units, and by path those outputs of earlier modules that
+this or a later part needs, as skip connections do. The last part's output is the model's alone.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from gangline.config.pipeline import slot_of_part
-from gangline.pytorch.parallel.staged.cut import CutModel, PartRun, ValuesNeeded
+from gangline.core.beat import EXCHANGE, FORWARD, Beat, NoBeat
+from gangline.pytorch.parallel.staged.cut import CutModel, PartRun
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.layout import Described, decode, describe, encode, signature_of, tensors_of
 from gangline.pytorch.parallel.staged.timing import ROUNDS
 from gangline.pytorch.parallel.staged.unit import Unit
+from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch
 
 # Name of a part's output among its modules' descriptions. No module has an empty name.
 _OUTPUT = ""
@@ -36,10 +41,12 @@ def _ranges_of(counts: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class Layout:
-    """Descriptions of the outputs of all units' modules, and of all parts."""
+    """Descriptions of the outputs of all units' modules, and of all parts. carried: paths of the modules whose outputs
+    go along from each part to the next, in the order of the parts."""
 
     modules: dict[str, Described] = field(default_factory=dict)
     crossing: list[Described] = field(default_factory=list)
+    carried: list[list[str]] = field(default_factory=list)
 
 
 class Parts:
@@ -66,6 +73,7 @@ class Parts:
         self.own = [part for part, place in enumerate(self.place_of) if place == replicas.place]
         self.cut = CutModel(model, units, replicas.device)
         self._layouts: dict[Any, Layout] = {}
+        self.beat: Beat = NoBeat()
         # A part's input is a leaf that records gradients, which a module must not change in place.
         self._changes_inputs = {part: self._has_inplace(part) for part in self.own}
 
@@ -92,17 +100,30 @@ class Parts:
     def _measure_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, float]:
         seconds: dict[int, float] = {}
         layout = self.layout_for(args, kwargs)
-        received: Any = None
+        crossing: Any = None
         with torch.no_grad():
             for part in range(self.count):
                 if part in self.own:
-                    first, last = self._ranges[part]
-                    run = PartRun(first, last, received, layout.modules, seconds=seconds)
+                    run = self._make_run(part, crossing, layout)
+                    run.seconds = seconds
                     with self._unchanged(part):
-                        received = self.cut.run_part(run, args, kwargs)
+                        crossing = self._run_part(part, run, layout, args, kwargs)
                 if part + 1 < self.count:
-                    received = self._pass_on(part, received, layout)
+                    crossing = self._pass_on(part, crossing, layout)
         return seconds
+
+    def _make_run(self, part: int, crossing: Any, layout: Layout) -> PartRun:
+        """Returns the run of a part that has not begun. crossing: what came from the part before."""
+        first, last = self._ranges[part]
+        received, carried = crossing if part else (None, {})
+        return PartRun(first, last, received, layout.modules, carried=carried, keeps=layout.carried[part])
+
+    def _run_part(self, part: int, run: PartRun, layout: Layout, args: Any, kwargs: Any) -> Any:
+        """Runs a part. Returns what goes to the next part, or the model's output."""
+        output = self.cut.run_part(run, args, kwargs)
+        if part + 1 == self.count:
+            return output
+        return output, {path: run.kept[path] if path in run.kept else _pass(run.carried[path]) for path in run.keeps}
 
     @property
     def has_last(self) -> bool:
@@ -142,11 +163,11 @@ class Parts:
         return self._layouts[key]
 
     def run(self, part: int, received: Sequence[torch.Tensor], layout: Layout, args: Any, kwargs: Any) -> Any:
-        """Returns the output of one of this rank's parts. received: the tensors of the part before."""
+        """Returns what one of this rank's parts gives to the next one, or the model's output. received: the tensors of
+        the part before."""
         tensors = [tensor.clone() for tensor in received] if self._changes_inputs[part] else list(received)
-        value = layout.crossing[part - 1].fill(tensors) if part else None
-        first, last = self._ranges[part]
-        output = self.cut.run_part(PartRun(first, last, value, layout.modules), args, kwargs)
+        crossing = layout.crossing[part - 1].fill(tensors) if part else None
+        output = self._run_part(part, self._make_run(part, crossing, layout), layout, args, kwargs)
         shapes = describe(output, self.name_of(part)).shapes
         if shapes != layout.crossing[part].shapes:
             raise self.cut.refuse(
@@ -160,18 +181,50 @@ class Parts:
         """Returns the model's output on all ranks of the replica, without gradients. These ranks call it in step."""
         key = self.key_of(args, kwargs)
         layout = self._layouts.get(key)
-        is_new = layout is None
-        layout = layout or Layout()
         value: Any = None
+        if layout is None:
+            self._layouts[key], value = self._make_layout(args, kwargs)
+            return self.share_output(value, self._layouts[key])
         for part in range(self.count):
-            if is_new:
-                value = self._check(part, value, layout, (args, kwargs))
-            elif part in self.own:
+            if part in self.own:
+                self.beat.stay(FORWARD)
                 value = self.run(part, tensors_of(value) if part else (), layout, args, kwargs)
+            self.beat.stay(EXCHANGE)
             if part + 1 < self.count:
                 value = self._pass_on(part, value, layout)
-        self._layouts[key] = layout
-        return self.share_output(value, layout)
+        output = self.share_output(value, layout)
+        self.beat.stay(FORWARD)
+        return output
+
+    def _make_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Layout, Any]:
+        """Runs all parts with checks. Returns the layout, and the model's output on the rank of the last part. Begins
+        again where a part needs outputs of earlier modules, which then go along."""
+        needs: list[set[str]] = [set() for _ in range(self.count)]
+        while True:
+            layout = Layout(carried=self._carried_for(needs))
+            value: Any = None
+            for part in range(self.count):
+                value, outputs = self._check(part, value, layout, (args, kwargs))
+                if outputs:
+                    needs[part] |= outputs
+                    break
+                if part + 1 < self.count:
+                    value = self._pass_on(part, value, layout)
+            else:
+                return layout, value
+
+    def _carried_for(self, needs: Sequence[set[str]]) -> list[list[str]]:
+        """Returns the paths whose outputs each part passes on. needs: paths whose outputs each part needs."""
+        part_of = {
+            path: part
+            for part, (first, last) in enumerate(self._ranges)
+            for unit in self._units[first : last + 1]
+            for path in unit.paths
+        }
+        return [
+            sorted({path for needed in needs[part + 1 :] for path in needed if part_of[path] <= part})
+            for part in range(self.count)
+        ]
 
     def share_output(self, value: Any, layout: Layout) -> Any:
         """Returns the model's output on all ranks of the replica. value: the output, on the rank of the last part."""
@@ -184,38 +237,41 @@ class Parts:
         self._replicas.share(tensors, self.last_place)
         return value if self.has_last else described.fill(tensors)
 
-    def _check(self, part: int, value: Any, layout: Layout, inputs: tuple[Any, Any]) -> Any:
-        """Runs a part with checks, and adds its descriptions to the layout on all ranks. A run that needs values of
-        other ranks is repeated with these. Returns the part's output on its own rank."""
+    def _check(self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any]) -> tuple[Any, set[str]]:
+        """Runs a part with checks, and adds its descriptions to the layout on all ranks. A run that needs parameters of
+        other ranks is repeated with these. Returns what it gives to the next part, on its own rank, and the paths of
+        modules whose outputs it lacks, on all ranks."""
         is_own, place = part in self.own, self.place_of[part]
         while True:
-            output, described, needed = self._try_check(part, value, layout, inputs) if is_own else (value, {}, [])
-            content = self._replicas.share_bytes(json.dumps(needed).encode() if is_own else None, place)
-            names: list[str] = json.loads(content)
-            if not names:
+            output, described, need = self._try_check(part, crossing, layout, inputs) if is_own else (crossing, {}, {})
+            needed = json.loads(self._replicas.share_bytes(json.dumps(need).encode() if is_own else None, place))
+            if not needed:
                 break
-            for name in names:
+            if needed["outputs"]:
+                return None, set(needed["outputs"])
+            for name in needed["parameters"]:
                 self._borrow(name)
         decoded = decode(self._replicas.share_bytes(encode(described) if is_own else None, place))
         layout.crossing.append(decoded.pop(_OUTPUT))
         layout.modules |= decoded
-        return output
+        return output, set()
 
     def _try_check(
-        self, part: int, value: Any, layout: Layout, inputs: tuple[Any, Any]
-    ) -> tuple[Any, dict[str, Described], list[str]]:
-        """Returns a part's output, the descriptions, and the names of parameters that it needs besides. Random numbers
-        and buffers are as before, because training runs the part again."""
-        first, last = self._ranges[part]
-        received = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
-        run = PartRun(first, last, received, layout.modules, is_checked=True)
+        self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any]
+    ) -> tuple[Any, dict[str, Described], dict[str, list[str]]]:
+        """Returns what a part gives to the next one, the descriptions, and what it needs besides: names of parameters
+        and paths of modules. Random numbers and buffers are as before, because training runs the part again."""
+        run = self._make_run(
+            part, tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), crossing), layout
+        )
+        run.watch = ValueWatch()
         try:
             with self._unchanged(part), torch.enable_grad():
-                output = self.cut.run_part(run, *inputs)
+                output = self._run_part(part, run, layout, *inputs)
         except ValuesNeeded as need:
-            return value, {}, self._names_of(need)
+            return crossing, {}, {"parameters": self._names_of(need), "outputs": need.outputs}
         described = {**run.described, _OUTPUT: describe(output, self.name_of(part))}
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described, []
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described, {}
 
     def _names_of(self, need: ValuesNeeded) -> list[str]:
         name_by_id = {id(parameter): name for name, parameter in self._model.named_parameters()}
@@ -239,7 +295,7 @@ class Parts:
                         buffer.copy_(value)
 
     def _pass_on(self, part: int, value: Any, layout: Layout) -> Any:
-        """Gives a part's output to the next part. Returns it on the rank of the next part."""
+        """Gives what a part has made to the next part. Returns it on the rank of the next part."""
         source, target, place = self.place_of[part], self.place_of[part + 1], self._replicas.place
         if source == target or place not in (source, target):
             return value
@@ -250,3 +306,9 @@ class Parts:
 
     def _has_inplace(self, part: int) -> bool:
         return any(getattr(inner, "inplace", False) for module in self.modules_of(part) for inner in module.modules())
+
+
+def _pass(value: Any) -> Any:
+    """Returns a value whose tensors are no inputs of the part any more, as its outputs must not be. They are no views,
+    which ZBVZeroBubble cannot detach."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), value)

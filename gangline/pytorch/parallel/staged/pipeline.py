@@ -28,6 +28,7 @@ from gangline.config.pipeline import (
     slot_of_part,
     split_conflict,
 )
+from gangline.core.beat import Beat, NoBeat
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.data import seed
 from gangline.pytorch.data.batch_data import count_records
@@ -40,7 +41,7 @@ from gangline.pytorch.parallel.staged.batch import BatchRun
 from gangline.pytorch.parallel.staged.division import ReplicaDivision
 from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over, torch_norm_over
 from gangline.pytorch.parallel.staged.group import Replicas
-from gangline.pytorch.parallel.staged.holding import Holding
+from gangline.pytorch.parallel.staged.holding import Holding, move_to
 from gangline.pytorch.parallel.staged.microbatch import cut_batch
 from gangline.pytorch.parallel.staged.part import Layout, Parts
 from gangline.pytorch.parallel.staged.partition import partition
@@ -109,6 +110,7 @@ class PipelineStrategy(Strategy):
         self._borrowed: dict[int, nn.Parameter] = {}
         self._model: nn.Module | None = None
         self._division: ReplicaDivision | None = None
+        self._beat: Beat = NoBeat()
 
     def replica_of(self, rank: int, world_size: int) -> Replica:
         last = slot_of_part(self._stages * SCHEDULES[self._schedule].parts - 1, self._stages, self._schedule)
@@ -126,7 +128,7 @@ class PipelineStrategy(Strategy):
         if self._divides and self._replicas.across is not None:
             self._division = ReplicaDivision(self._holding, self._replicas)
         self._holding.give_up(self._replicas.place)
-        _move(model, self._device)
+        move_to(model, self._device)
         self._make_groups()
         self._modules = {part: self._module_of(part) for part in self._parts.own}
         self._stream = seed.SharedStreams(seed.number_of(torch.initial_seed(), 1 + dist.get_rank()))
@@ -151,6 +153,11 @@ class PipelineStrategy(Strategy):
         optimizer.register_step_post_hook(lambda stepped, *_: self._after_any_step(stepped))
         return optimizer
 
+    def begin_training(self, beat: Beat) -> None:
+        self._beat = beat
+        if self._model is not None:
+            self._parts.beat = beat
+
     def accumulate(self) -> AbstractContextManager[None]:
         # Gradients are joined before a step only.
         return nullcontext()
@@ -166,6 +173,7 @@ class PipelineStrategy(Strategy):
             thread=self._thread,
             begin=self._begin,
             prepare=self._divide_by_time,
+            beat=self._beat,
         )
         self._batch = run
         self._is_in_stream = False
@@ -345,6 +353,7 @@ class PipelineStrategy(Strategy):
                 device=self._device,
                 group=self._replicas.inside,
                 loss_of=lambda number: self._running().loss_of(number),
+                beat=self._beat,
                 note=f"in {where}, rank {dist.get_rank()}, backward pass",
             )
         self._schedules[key, count] = schedule
@@ -475,17 +484,6 @@ class PipelineStrategy(Strategy):
 
     def _is_own(self, parameter: nn.Parameter) -> bool:
         return self._replicas.place in self._holding.holders(parameter)
-
-
-def _move(model: nn.Module, device: torch.device) -> None:
-    """Moves the values that this rank has to its device."""
-    for parameter in model.parameters():
-        if not parameter.is_meta:
-            parameter.data = parameter.data.to(device)
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
 
 
 def _refuse_copy(memo: Any) -> NoReturn:

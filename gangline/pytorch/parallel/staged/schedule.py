@@ -24,6 +24,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from gangline.core.beat import BACKWARD, EXCHANGE, Beat
 from gangline.pytorch.parallel.staged.layout import Described
 
 _CLASSES: dict[str, Any] = {
@@ -64,10 +65,28 @@ class PartModule(nn.Module):
         return iter(self._weights)
 
 
+class _Stage(PipelineStage):
+    """A stage that records in the rank's beat when it computes gradients."""
+
+    def __init__(self, *args: Any, beat: Beat, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._beat = beat
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        self._beat.stay(BACKWARD)
+        super().backward_one_chunk(*args, **kwargs)
+        self._beat.stay(EXCHANGE)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        self._beat.stay(BACKWARD)
+        super().backward_weight_one_chunk(*args, **kwargs)
+        self._beat.stay(EXCHANGE)
+
+
 class PartSchedule:
     """A schedule for one number and one shape of microbatches. crossing: descriptions of all parts' outputs. group: of
     the replica. loss_of: returns the loss of a microbatch; called on the rank of the last part. note: for errors of
-    backward passes."""
+    backward passes. beat: gets BACKWARD during a backward pass, and EXCHANGE after it."""
 
     def __init__(
         self,
@@ -80,15 +99,17 @@ class PartSchedule:
         group: dist.ProcessGroup,
         loss_of: Callable[[int], torch.Tensor],
         note: str,
+        beat: Beat,
     ) -> None:
         self._note = note
         self._count = microbatches
         self._stages = [
-            PipelineStage(
+            _Stage(
                 module,
                 part,
                 len(crossing),
                 device,
+                beat=beat,
                 input_args=_examples(crossing[part - 1]) if part else (),
                 output_args=_examples(crossing[part]),
                 group=group,

@@ -1,0 +1,81 @@
+"""Follows values through one run of a part: parameters without values, and placeholders for outputs of other parts.
+
+A placeholder may be computed with as long as nothing comes of it. The watch finds those that reach the part's output,
+and those by whose values the model decides what to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gangline.pytorch.parallel.staged.layout import tensors_of
+
+
+class ValuesNeeded(BaseException):
+    """Ends a run that needs values of other parts. parameters: read outside of their modules. outputs: paths of modules
+    of earlier parts."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor] = (), outputs: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.parameters = list(parameters)
+        self.outputs = sorted(outputs)
+
+
+class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Raises ValuesNeeded where an operation reads a parameter without a value, as torch 2.13 returns arbitrary numbers
+    for some operations on a CPU tensor and one on the meta device. Also where a Python value, or the shape of a result,
+    comes from a placeholder."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        # Paths of the modules whose placeholders are in a storage's values.
+        self._sources: dict[Any, frozenset[str]] = {}
+        # Tensors whose storages must not be used again meanwhile.
+        self._kept: list[torch.Tensor] = []
+
+    def add(self, placeholder: torch.Tensor, path: str) -> None:
+        self._mark(placeholder, frozenset((path,)))
+
+    def sources_of(self, tensors: Sequence[torch.Tensor]) -> frozenset[str]:
+        """Returns the paths of the modules whose placeholders are in these tensors' values."""
+        if not self._sources:
+            return frozenset()
+        return frozenset().union(*(self._sources.get(_key_of(tensor), ()) for tensor in tensors))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read = tensors_of((args, kwargs or {}))
+        without_values = [tensor for tensor in read if tensor.is_meta]
+        if without_values:
+            raise ValuesNeeded(without_values)
+        sources = self.sources_of(read)
+        if sources and (torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags):
+            raise ValuesNeeded(outputs=sources)
+        result = func(*args, **(kwargs or {}))
+        if sources and not _is_value_free(func):
+            for tensor in tensors_of(result):
+                self._mark(tensor, sources)
+        return result
+
+    def _mark(self, tensor: torch.Tensor, sources: frozenset[str]) -> None:
+        key = _key_of(tensor)
+        if key not in self._sources:
+            self._kept.append(tensor)
+        self._sources[key] = self._sources.get(key, frozenset()) | sources
+
+
+def _key_of(tensor: torch.Tensor) -> Any:
+    try:
+        return tensor.untyped_storage()._cdata
+    except NotImplementedError:
+        # Sparse tensors have no storage.
+        return id(tensor)
+
+
+def _is_value_free(func: Any) -> bool:
+    """Returns whether an operation reads only the shape, the type and the device of its input, as zeros_like."""
+    name = str(func._schema.name).partition("::")[2]
+    return name.endswith("_like") or name.startswith("new_")
