@@ -42,7 +42,12 @@ class CandidateRow:
 class StrategyChoice:
     """choice: the name of the chosen row; empty in a table that is only printed, because no row fits. slots: of the
     attempt. memory_bytes: of a slot; None where it is not known. out_of_memory: names of candidates that ran out of
-    memory in earlier attempts, oldest first. notes: lines about what could not be measured."""
+    memory in earlier attempts, oldest first. notes: lines about what could not be measured.
+
+    slot_flops: operations a second of the slowest slot. inside_rate, across_rate: bytes a second between slots of one
+    machine, and between machines. message_seconds: of a message beside the time for its bytes. None in records of
+    earlier versions.
+    """
 
     choice: str
     slots: int
@@ -50,6 +55,10 @@ class StrategyChoice:
     memory_bytes: int | None = None
     out_of_memory: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    slot_flops: float | None = None
+    inside_rate: float | None = None
+    across_rate: float | None = None
+    message_seconds: float | None = None
 
     @property
     def chosen(self) -> CandidateRow:
@@ -94,7 +103,7 @@ def table_lines(record: StrategyChoice) -> list[str]:
         cells = [mark.ljust(widths[0]), name.ljust(widths[1])]
         cells += [value.rjust(width) for value, width in zip(values, widths[2:], strict=True)]
         lines.append("  ".join((*cells, refusal)).rstrip())
-    return [_title(record), *lines]
+    return [_title(record), *_speeds(record), *lines]
 
 
 def choice_lines(text: str) -> list[str]:
@@ -113,6 +122,19 @@ def _title(record: StrategyChoice) -> str:
     slots = "1 slot" if record.slots == 1 else f"{record.slots} slots"
     what = f"chose {record.choice}" if record.choice else "found no strategy"
     return f"parallelism: auto {what} for {slots} {memory}; sizes in MiB of the fullest slot"
+
+
+def _speeds(record: StrategyChoice) -> list[str]:
+    """Returns a line with what was measured on the slots; none for a record without it."""
+    if record.slot_flops is None or record.inside_rate is None or record.across_rate is None:
+        return []
+    line = f"measured: {record.slot_flops / 1e9:.3g} GFLOP a second and slot"
+    if record.slots > 1:
+        line += f", links of {record.inside_rate / 1e9:.3g} GB a second inside a machine"
+        line += f" and {record.across_rate / 1e9:.3g} between machines"
+    if record.slots > 1 and record.message_seconds is not None:
+        line += f", {record.message_seconds * 1e3:.3g} ms a message"
+    return [line]
 
 
 _ADAPTER = TypeAdapter(StrategyChoice)

@@ -47,8 +47,7 @@ MakeTrial = Callable[[Any], Any]
 @dataclass(frozen=True, slots=True)
 class _Measurement:
     """problem: why the trial cannot be measured; empty for one that is. sizes has the model then, once for each
-    possible recomputation.
-    cause: the exception of the trial's own code."""
+    possible recomputation. cause: the exception of the trial's own code."""
 
     problem: str = ""
     cause: BaseException | None = None

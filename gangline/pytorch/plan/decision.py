@@ -112,6 +112,10 @@ def record_of(decision: Decision, place: Place, notes: Sequence[str]) -> Strateg
         None if place.memory_bytes is None else round(place.memory_bytes),
         decision.out_of_memory,
         tuple(notes),
+        place.slot_flops,
+        place.inside_rate,
+        place.across_rate,
+        place.message_seconds,
     )
 
 

@@ -95,8 +95,8 @@ def _measure_links(
     distributed: DistributedContext, device: torch.device, machines: list[int], place: Place
 ) -> tuple[float, float, float]:
     """Returns the bytes a second inside a machine and between machines, and the seconds of a message among all slots
-    beside those for its bytes. Without several slots on a machine, or without
-    several machines, the other rate stands for the one that no link has."""
+    beside those for its bytes. Without several slots on a machine, or without several machines, the other rate stands
+    for the one that no link has."""
     cost = measure_link_quickly(distributed, device)
     whole = rate_of(cost.bytes_per_second if cost else 0.0, distributed.size, place.inside_rate)
     message = round_rate(cost.alpha_seconds) if cost and cost.alpha_seconds > 0 else place.message_seconds
