@@ -37,7 +37,11 @@ STRATEGIES: dict[int, dict[str, Any]] = {
     1: {"none": "none"},
     2: {name: name for name in ("ddp", "zero1", "zero2", "zero3")} | {"pipeline (stages 2)": "pipeline"},
     4: {name: name for name in ("ddp", "zero1", "zero2", "zero3", "hsdp")}
-    | {"pipeline (stages 4)": "pipeline", "pipeline (stages 2)": {"strategy": "pipeline", "stages": 2}},
+    | {
+        "pipeline (stages 4)": "pipeline",
+        "pipeline (stages 2)": {"strategy": "pipeline", "stages": 2},
+        "pipeline (stages 2 replicas zero2)": {"strategy": "pipeline", "stages": 2, "replicas": "zero2"},
+    },
 }
 
 
@@ -89,7 +93,7 @@ class Run:
                     most = max(ranks, key=lambda kept: sum(map(float, _sizes(kept))))
                     counts, numel = _sizes(most), measured.size.parameters
                     self._print(
-                        f"  {size} x {name:22} {optimizer:9} {kind:14} {_sum_of(counts, numel)}   "
+                        f"  {size} x {name:34} {optimizer:9} {kind:14} {_sum_of(counts, numel)}   "
                         f"{_sum_of(expected, numel)}"
                     )
                     yield abs(sum(expected) / sum(counts) - 1)
@@ -106,7 +110,7 @@ class Run:
                 paper = _on_paper(measured, row, size, self._batch)
                 difference = row.memory.total / counted - 1
                 self._print(
-                    f"  {model:12} {size} x {name:22} {counted / 1e6:8.2f} {row.memory.total / 1e6:8.2f} "
+                    f"  {model:12} {size} x {name:34} {counted / 1e6:8.2f} {row.memory.total / 1e6:8.2f} "
                     f"{difference:+7.1%} {paper / 1e6:8.2f} {paper / counted - 1:+7.1%}"
                 )
                 yield abs(difference)
@@ -143,8 +147,8 @@ class Run:
 
 
 def _short_name(row: Candidate) -> str:
-    stages = dict(row.options).get("stages")
-    return row.strategy if stages is None else f"{row.strategy} (stages {stages})"
+    words = " ".join(f"{key} {value}" for key, value in row.options if key != "microbatches")
+    return f"{row.strategy} ({words})" if words else row.strategy
 
 
 def _sizes(kept: dict[str, int]) -> list[float]:
@@ -159,12 +163,15 @@ def _on_paper(measured: Measured, row: Candidate, size: int, batch: int) -> floa
     """Returns 16 bytes for each parameter, divided as the strategy divides, and what the forward pass keeps of this
     slot's records, or of a stage's part of all records in the microbatches that are in flight."""
     numel, kept = measured.size.parameters, measured.size.activation_bytes
-    stages = dict(row.options).get("stages")
-    if stages is not None:
-        records = batch / (size // stages) / dict(row.options)["microbatches"] * stages
-        return 16 * numel / stages + kept / stages * records
-    per_parameter = {"zero1": 8 + 8 / size, "zero2": 4 + 16 / size, "zero3": 16 / size, "hsdp": 32 / size}
-    return per_parameter.get(row.strategy, 16) * numel + kept * batch / size
+    options = dict(row.options)
+    if "stages" in options:
+        stages, microbatches = int(options["stages"]), int(options["microbatches"])
+        replicas = size // stages
+        records = batch / replicas / microbatches * stages
+        per_parameter = 8 + 8 / replicas if "replicas" in options else 16
+        return per_parameter * numel / stages + kept / stages * records
+    divided = {"zero1": 8 + 8 / size, "zero2": 4 + 16 / size, "zero3": 16 / size, "hsdp": 32 / size}
+    return divided.get(row.strategy, 16) * numel + kept * batch / size
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
 
 def _candidate(row: Mapping[str, Any], is_chosen: bool) -> tuple[str, ...]:
     result = "chosen" if is_chosen else row["refusal"]
-    if row["bytes"] is None:
+    if not row["bytes"]:
         return (row["name"], *["-"] * 7, result)
     kinds = ("total", "parameters", "gradients", "optimizer", "transient", "activations")
     return (row["name"], *(_mib(row["bytes"][kind]) for kind in kinds), _ms(row["step_seconds"]), result)
@@ -134,8 +134,9 @@ def _candidate(row: Mapping[str, Any], is_chosen: bool) -> tuple[str, ...]:
 def _pipeline_lines(pipeline: Mapping[str, Any]) -> list[str]:
     if "refusal" in pipeline:
         return [f"pipeline: {pipeline['refusal']}"]
+    divided = " with zero2" if pipeline["has_divided_replicas"] else ""
     heading = (
-        f"pipeline: {pipeline['stages']} stages, {pipeline['replicas']} replica(s), {pipeline['schedule']}, "
+        f"pipeline: {pipeline['stages']} stages, {pipeline['replicas']} replica(s){divided}, {pipeline['schedule']}, "
         f"{pipeline['microbatches']} microbatches; bubble {pipeline['bubble']:.1%}; largest / mean "
         f"{pipeline['largest_to_mean']:.2f}"
     )

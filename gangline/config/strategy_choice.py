@@ -17,9 +17,11 @@ from gangline.errors import GanglineError, invalid
 
 # Where the record lies in the metadata of a checkpoint.
 METADATA_KEY = "strategy_choice"
-# A table has a row for each candidate, of about 400 bytes: 12 KiB on 64 slots. The record travels in a rank's
+# A table has a row for each candidate, of about 400 bytes: 20 KiB on 64 slots. The record travels in a rank's
 # environment, too, where a variable may have 128 KiB.
 MOST_BYTES = 64 * 1024
+# Rows of a record; numbers of slots with many divisors have more candidates.
+MOST_ROWS = 128
 _MIB = 1024.0**2
 
 

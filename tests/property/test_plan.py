@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.pytorch.plan.decision import decide
 from gangline.pytorch.plan.memory import ModelSize, UnitSize, slot_memory
 from gangline.pytorch.plan.rule import GIB, Place, Work, choose, list_candidates
 
@@ -43,3 +46,45 @@ def test_the_choice_fits_is_fastest_and_repeats(model: ModelSize, slots: int, pe
     if chosen is not None:
         assert chosen in fitting
         assert chosen.seconds == min(row.seconds for row in fitting)
+
+
+_PLACES = st.builds(
+    lambda slots, per_machine, gib, whole: Place(slots, per_machine, gib * GIB, reduces_whole=whole),
+    st.integers(1, 16),
+    st.integers(1, 8),
+    st.floats(1, 100),
+    st.booleans(),
+)
+
+
+@given(model=_models(), place=_PLACES, saved=st.floats(0, 1), replicas=st.sampled_from((None, "ddp", "zero2")))
+def test_auto_chooses_the_fastest_that_fits_among_all_rows(
+    model: ModelSize, place: Place, saved: float, replicas: str | None
+) -> None:
+    """saved: the part of the activations that recomputation need not keep."""
+    units = tuple(replace(unit, activation_bytes=unit.activation_bytes * (1 - saved)) for unit in model.units)
+    again = replace(model, activation_bytes=model.activation_bytes * (1 - saved), units=units, recomputation="blocks")
+    assert place.memory_bytes
+    usable = 0.9 * place.memory_bytes - 0.5 * GIB
+    work = Work(records=64, replicas=replicas)
+    decision = decide([model, again], work, place)
+    assert decide([model, again], work, place) == decision
+    rows = [each for each in decision.candidates if each.memory is not None]
+    fitting = [each for each in rows if each.memory and each.memory.total <= usable]
+    assert [each.name for each in rows if not each.refusal] == [each.name for each in fitting]
+    assert len({each.name for each in decision.candidates}) == len(decision.candidates)
+    assert {each.recomputation for each in rows} == {"none", "blocks"}
+    if decision.chosen is None:
+        assert not fitting
+    else:
+        assert decision.chosen.seconds == min(each.seconds for each in fitting)
+        assert decision.chosen in fitting
+    for each in rows:
+        # Replicas that divide the step need no more memory than others.
+        options = dict(each.options)
+        if options.pop("replicas", None) and replicas is None:
+            same = [row for row in rows if row.recomputation == each.recomputation]
+            (whole,) = (row for row in same if dict(row.options) == options and row.strategy == each.strategy)
+            assert each.memory is not None
+            assert whole.memory is not None
+            assert each.memory.total <= whole.memory.total * (1 + 1e-12)

@@ -181,7 +181,9 @@ def _choose(case: Case, sizes: dict[str, int]) -> Outcome:
         except GanglineError as error:
             return Outcome([], [], None, "", None, f"{error.code}: {error.message}")
     assert record is not None
-    options: dict[str, Any] = {key: value for key, value in record.chosen.options.items() if key == "stages"}
+    options: dict[str, Any] = {
+        key: value for key, value in record.chosen.options.items() if key in ("stages", "replicas")
+    }
     options["activation_checkpointing"] = record.chosen.activation_checkpointing
     by_hand = _train(case, {"strategy": record.chosen.strategy, **options}, saves=False)[0]
     return Outcome(losses, by_hand, record, strategy, checkpoint)

@@ -23,7 +23,7 @@ from gangline.pytorch.checkpoint.name import (
 )
 from gangline.pytorch.checkpoint.plain import CALLBACKS
 from gangline.pytorch.data import seed
-from gangline.pytorch.parallel.shared.divided_step import divide
+from gangline.pytorch.parallel.shared.even_division import divide
 from gangline.pytorch.parallel.shared.strategy import Holder
 from gangline.pytorch.trial.callback import PyTorchCallback
 from gangline.pytorch.trial.context import PyTorchTrialContext

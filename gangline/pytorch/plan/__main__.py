@@ -47,8 +47,8 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
     alias.install()
     child.put_code_first(folder)
     # Loaded after the checks above, as torch takes seconds.
-    from gangline.pytorch.plan.decision import work_of  # noqa: PLC0415
-    from gangline.pytorch.plan.measure import measure_trial  # noqa: PLC0415
+    from gangline.pytorch.plan.decision import recomputations_of, work_of  # noqa: PLC0415
+    from gangline.pytorch.plan.measure import measure_kinds  # noqa: PLC0415
     from gangline.pytorch.plan.report import make_plan  # noqa: PLC0415
     from gangline.pytorch.plan.rule import GIB, Place  # noqa: PLC0415
 
@@ -58,7 +58,8 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
     slots = config.resources.slots_per_trial
     section = config.parallelism
     values = json.loads(config.model_dump_json())
-    measured = measure_trial(trial_class, hparams, values, slots, section.blocks)
+    kinds = recomputations_of(section)
+    measured = measure_kinds(trial_class, hparams, values, slots, section.blocks, kinds=kinds)
     memory, batch = request["slot_memory_gib"], hparams.get("global_batch_size")
     place = Place(
         slots,
@@ -68,7 +69,9 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
         request["link_gb"] * 1e9,
         request["machine_link_gb"] * 1e9,
     )
-    work = work_of(section, config.optimizations, batch, measured.num_models)
+    first = measured[0]
+    again = first.calls_model_again
+    work = work_of(section, config.optimizations, batch, first.num_models, calls_model_again=again)
     plan = make_plan(measured, work, place, section)
     if any(not isinstance(value, Const) for _, value in ranges_of(config.hyperparameters)):
         plan["notes"].append("the configuration is a search; this plan is for one draw of its hyperparameters")

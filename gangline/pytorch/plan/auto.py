@@ -33,7 +33,7 @@ from gangline.pytorch.plan.decision import (
     settled_section,
     work_of,
 )
-from gangline.pytorch.plan.measure import Measured, measure_trial
+from gangline.pytorch.plan.measure import measure_kinds
 from gangline.pytorch.plan.memory import ModelSize
 from gangline.pytorch.plan.place import measure_place
 from gangline.pytorch.trial.setting import TrialSetting
@@ -54,6 +54,7 @@ class _Measurement:
     sizes: tuple[ModelSize, ...] = ()
     num_models: int = 0
     notes: tuple[str, ...] = ()
+    calls_model_again: bool = False
 
 
 class AutomaticChoice:
@@ -95,7 +96,14 @@ class AutomaticChoice:
         if self._measured is not None:
             batch = self._setting.hparams.get("global_batch_size")
             optimizations = self._setting.optimizations
-            work = work_of(self.section, optimizations, batch, self._measured.num_models, self._rounds)
+            work = work_of(
+                self.section,
+                optimizations,
+                batch,
+                self._measured.num_models,
+                self._rounds,
+                calls_model_again=self._measured.calls_model_again,
+            )
             decision = decide(self._measured.sizes, work, place, _earlier_choice(core))
             record = record_of(decision, place, self._measured.notes)
             lines = [*table_lines(record), *(f"note: {note}" for note in record.notes)]
@@ -180,23 +188,15 @@ def _measure(
 def _measure_all(
     make_trial: MakeTrial, setting: TrialSetting, slots: int, section: Parallelism, is_gpu: bool
 ) -> _Measurement:
-    """Measures the trial once for each kind of recomputation. A model without repeated blocks has none."""
-    measured: list[Measured] = []
-    for kind in recomputations_of(section):
-        try:
-            measured.append(
-                measure_trial(
-                    make_trial,
-                    setting.hparams,
-                    setting.config,
-                    slots,
-                    section.blocks,
-                    is_gpu=is_gpu,
-                    recomputation=kind,
-                )
-            )
-        except GanglineError as error:
-            if not measured or error.code != "parallelism.activation_checkpointing":
-                raise
+    measured = measure_kinds(
+        make_trial,
+        setting.hparams,
+        setting.config,
+        slots,
+        section.blocks,
+        kinds=recomputations_of(section),
+        is_gpu=is_gpu,
+    )
     first = measured[0]
-    return _Measurement("", None, tuple(each.size for each in measured), first.num_models, first.notes)
+    sizes = tuple(each.size for each in measured)
+    return _Measurement("", None, sizes, first.num_models, first.notes, first.calls_model_again)

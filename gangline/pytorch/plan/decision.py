@@ -16,7 +16,7 @@ from typing import Any
 from gangline.config.optimization import Optimizations
 from gangline.config.parallelism import RECOMPUTATIONS, STRATEGIES, Parallelism
 from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES
-from gangline.config.strategy_choice import CandidateRow, StrategyChoice
+from gangline.config.strategy_choice import MOST_ROWS, CandidateRow, StrategyChoice
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.plan.memory import Memory, ModelSize
 from gangline.pytorch.plan.rule import Candidate, Place, Work, choose, list_candidates, nothing_fits, size_text
@@ -36,17 +36,30 @@ class Decision:
 
 
 def recomputations_of(section: Parallelism) -> tuple[str, ...]:
-    """Returns the kinds of recomputation to measure under `auto`."""
+    """Returns the kinds of recomputation that the table has: all, unless the configuration names one."""
     kind = section.activation_checkpointing
     return RECOMPUTATIONS if kind in (None, "auto") else (str(kind),)
 
 
-def work_of(section: Parallelism, optimizations: Optimizations, batch: Any, num_models: int, rounds: int = 1) -> Work:
+def work_of(
+    section: Parallelism,
+    optimizations: Optimizations,
+    batch: Any,
+    num_models: int,
+    rounds: int = 1,
+    *,
+    calls_model_again: bool = False,
+) -> Work:
     """Returns what the trial does in a step. batch: the hyperparameter global_batch_size. rounds: batches that each
     slot trains one after another, because the attempt has fewer slots than slots_per_trial. Options of a pipeline
     restrict the candidates only where `auto` chooses."""
     records = batch // rounds if isinstance(batch, int) and not isinstance(batch, bool) else None
-    work = Work(records, num_models > 1, optimizations.gradient_compression.hook is not None)
+    work = Work(
+        records,
+        num_models > 1,
+        optimizations.gradient_compression.hook is not None,
+        calls_model_again=calls_model_again,
+    )
     if section.strategy != "auto":
         return work
     schedule = section.schedule or DEFAULT_SCHEDULE
@@ -54,10 +67,10 @@ def work_of(section: Parallelism, optimizations: Optimizations, batch: Any, num_
     if stages is None and isinstance(section.split, list):
         # The names are beginnings of the second and each later part.
         stages = max(1, (len(section.split) + 1) // SCHEDULES[schedule].parts)
-    return replace(work, stages=stages, microbatches=section.microbatches, schedule=schedule)
+    return replace(work, stages=stages, microbatches=section.microbatches, schedule=schedule, replicas=section.replicas)
 
 
-def decide(models: Sequence[ModelSize], work: Work, place: Place, earlier: StrategyChoice | None) -> Decision:
+def decide(models: Sequence[ModelSize], work: Work, place: Place, earlier: StrategyChoice | None = None) -> Decision:
     """Returns the decision. models: the same model for each possible recomputation; rows that cannot run are listed for
     the first one alone. earlier: the record of the attempt before; it counts only for the same number of slots, because
     another number has other candidates."""
@@ -104,11 +117,15 @@ def explain_failure(decision: Decision, models: Sequence[ModelSize], work: Work,
 
 
 def record_of(decision: Decision, place: Place, notes: Sequence[str]) -> StrategyChoice:
-    """Returns the record. Its choice is empty where the decision has none."""
+    """Returns the record. Its choice is empty where the decision has none. Of a long table it has the choice, the
+    candidates that ran out of memory, and the fastest ones."""
+    kept = _kept_in_record(decision)
+    if len(kept) < len(decision.candidates):
+        notes = [*notes, f"the table has {len(decision.candidates) - len(kept)} further rows, see gangline plan"]
     return StrategyChoice(
         decision.chosen.name if decision.chosen else "",
         place.slots,
-        tuple(_row_of(candidate) for candidate in decision.candidates),
+        tuple(row_of(candidate) for candidate in kept),
         None if place.memory_bytes is None else round(place.memory_bytes),
         decision.out_of_memory,
         tuple(notes),
@@ -119,7 +136,17 @@ def record_of(decision: Decision, place: Place, notes: Sequence[str]) -> Strateg
     )
 
 
-def _row_of(candidate: Candidate) -> CandidateRow:
+def _kept_in_record(decision: Decision) -> list[Candidate]:
+    def order(candidate: Candidate) -> tuple[bool, bool, float]:
+        is_needed = candidate == decision.chosen or candidate.name in decision.out_of_memory
+        return not is_needed, bool(candidate.refusal), candidate.seconds
+
+    kept = {candidate.name for candidate in sorted(decision.candidates, key=order)[:MOST_ROWS]}
+    return [candidate for candidate in decision.candidates if candidate.name in kept]
+
+
+def row_of(candidate: Candidate) -> CandidateRow:
+    """Returns a candidate as a row of the table, for the record and for `gangline plan`."""
     memory = candidate.memory
     return CandidateRow(
         candidate.name,
@@ -142,7 +169,7 @@ def settled_section(chosen: CandidateRow, section: Parallelism) -> dict[str, Any
     The ranks choose a pipeline's number of microbatches by the same rule as its row."""
     known = STRATEGIES[chosen.strategy].options
     written = {key: getattr(section, key) for key in known if getattr(section, key) is not None}
-    own = {key: chosen.options[key] for key in ("stages",) if key in chosen.options}
+    own = {key: chosen.options[key] for key in ("stages", "replicas") if key in chosen.options}
     if chosen.activation_checkpointing != "none":
         own["activation_checkpointing"] = chosen.activation_checkpointing
         own |= {"blocks": section.blocks} if section.blocks is not None else {}

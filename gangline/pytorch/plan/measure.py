@@ -36,7 +36,8 @@ _ADAM_BYTES = 8.0
 @dataclass(frozen=True, slots=True)
 class Measured:
     """model: the wrapped model, on the meta device or the CPU. cut_refusal: why a pipeline cannot cut it; empty for a
-    model that it can. notes: lines about what could not be measured."""
+    model that it can. notes: lines about what could not be measured. calls_model_again: whether train_batch called the
+    first model more than once before its first backward pass."""
 
     model: nn.Module
     name: str
@@ -46,6 +47,31 @@ class Measured:
     num_models: int
     cut_refusal: str
     notes: tuple[str, ...]
+    calls_model_again: bool = False
+
+
+def measure_kinds(
+    make_trial: Callable[[PlanningContext], Any],
+    hparams: Mapping[str, Any],
+    config: Mapping[str, Any],
+    slots: int,
+    blocks: Sequence[str] | None,
+    *,
+    kinds: Sequence[str],
+    is_gpu: bool = True,
+) -> list[Measured]:
+    """Measures the trial once for each kind of recomputation, otherwise as measure_trial. The first kind must be
+    possible; a later one is left out for a model without the parts that it needs."""
+    measured: list[Measured] = []
+    for kind in kinds:
+        try:
+            measured.append(
+                measure_trial(make_trial, hparams, config, slots, blocks, is_gpu=is_gpu, recomputation=kind)
+            )
+        except GanglineError as error:
+            if not measured or error.code != "parallelism.activation_checkpointing":
+                raise
+    return measured
 
 
 def measure_trial(
@@ -138,6 +164,7 @@ class _Attempt:
             len(models),
             refusal,
             tuple(notes),
+            self.context.num_calls > 1,
         )
 
     def _units(self) -> tuple[list[Unit], str]:
@@ -213,7 +240,16 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit]) ->
     batch = move(batch, device)
     peak = StepPeak(context.models, batch, device)
     context.on_backward = go_back
-    with _watch(model, units, enter, leave), saved, FusedAttention(), peak.counting(), counter, suppress(Reached):
+    called = model.register_forward_pre_hook(lambda *_: context.note_call())
+    with (
+        called,
+        _watch(model, units, enter, leave),
+        saved,
+        FusedAttention(),
+        peak.counting(),
+        counter,
+        suppress(Reached),
+    ):
         trial.train_batch(batch, 0, 0)
     return found
 
@@ -284,6 +320,7 @@ def _size_of(
             forward.output_bytes[place] / records if forward else 0.0,
             forward.flops[place] / records if forward else 0.0,
             forward.peak_bytes[place] / records if forward and forward.peak_bytes else 0.0,
+            tuple(value.numel() for value in _unique([models[0].get_submodule(path) for path in unit.paths])),
         )
         for place, unit in enumerate(units)
     )
@@ -300,6 +337,7 @@ def _size_of(
         forward.moments if forward else (),
         update.temporary_bytes / max(1, total),
         update.largest_temporary_bytes,
+        tensors=tuple(parameter.numel() for parameter in trained),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gangline.config.parallelism import STRATEGIES
 from gangline.config.pipeline import SCHEDULES, slot_of_part
+from gangline.pytorch.parallel.shared.even_division import largest_share
 
 # Tensors travel in messages of about this size, where a strategy joins them.
 MESSAGE_BYTES = float(32 << 20)
@@ -20,7 +21,8 @@ MESSAGE_BYTES = float(32 << 20)
 class UnitSize:
     """A unit of a model's chain. parameters: their number. activation_bytes: kept from its forward to its backward
     pass, for one record. output_bytes: what the next unit gets, for one record. forward_flops: for one record.
-    peak_bytes: the most in its forward and backward pass, kept ones included, for one record; 0 if not measured."""
+    peak_bytes: the most in its forward and backward pass, kept ones included, for one record; 0 if not measured.
+    tensors: numbers of elements of its parameter tensors; empty if not measured."""
 
     name: str
     parameters: int
@@ -28,6 +30,7 @@ class UnitSize:
     output_bytes: float = 0.0
     forward_flops: float = 0.0
     peak_bytes: float = 0.0
+    tensors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class ModelSize:
     a forward and backward pass; empty where only the forward pass was measured. step_bytes: of temporary tensors in the
     optimizer's step, for each parameter that is stepped; step_tensor_bytes: for the largest parameter tensor, where the
     optimizer steps one after the other. recomputation: what was computed again in the backward pass, as in
-    gangline.config.parallelism; all sizes were measured so.
+    gangline.config.parallelism; all sizes were measured so. tensors: numbers of elements of the trained parameter
+    tensors; empty if not measured.
     """
 
     parameters: int
@@ -65,6 +69,7 @@ class ModelSize:
     step_bytes: float = 0.0
     step_tensor_bytes: float = 0.0
     recomputation: str = "none"
+    tensors: tuple[int, ...] = ()
 
     @property
     def kept(self) -> float:
@@ -98,12 +103,13 @@ def slot_memory(model: ModelSize, strategy: str, slots: int, records: float, sha
     block = float(model.largest_block)
     if family != "sharded":
         # DDP's buckets are the gradients themselves (gradient_as_bucket_view).
-        state = divided if strategy == "zero1" else whole
+        # Each tensor has one owner with zero1. The slot that owns most needs most.
+        state = whole * _owned_ratio(model, slots) if strategy == "zero1" else whole
         # The buckets stay from step to step. Without them gradients come one by one, and go after the step.
         late = model.gradient * whole if family == "single" else 0.0
-        step = _step_bytes(model, divided if strategy == "zero1" else whole)
+        step = _step_bytes(model, state)
         if strategy == "zero1":
-            step = max(step, min(model.stored * divided, MESSAGE_BYTES))
+            step = max(step, min(model.stored * state, MESSAGE_BYTES))
         activations = max(step, _working_bytes(model, records, late))
         return Memory(model.stored * whole, model.gradient * whole, model.optimizer * state, 0.0, activations)
     # zero2 keeps the gathered parameters from forward to backward; the others two groups of them.
@@ -113,6 +119,11 @@ def slot_memory(model: ModelSize, strategy: str, slots: int, records: float, sha
     step = _step_bytes(model, divided, shards or slots)
     activations = max(step - transient, _working_bytes(model, records, model.gradient * divided))
     return Memory(model.stored * divided, model.gradient * divided, model.optimizer * divided, transient, activations)
+
+
+def _owned_ratio(model: ModelSize, slots: int) -> float:
+    """Returns the part of the trained parameters that one slot owns at most; equal parts where no tensors are known."""
+    return largest_share(model.tensors, slots) / sum(model.tensors) if model.tensors else 1 / slots
 
 
 def _step_bytes(model: ModelSize, stepped: float, shards: int = 1) -> float:
@@ -137,24 +148,37 @@ def stage_memory(
     microbatches: int,
     records: float,
     replicas: int = 1,
+    is_divided: bool = False,
 ) -> list[Memory]:
     """Returns the bytes of each slot of a pipeline's replica. counts: the units of each part. records: of a replica's
-    batch. replicas: their number."""
+    batch. replicas: their number. is_divided: whether each parameter has one owner among the replicas, which keeps its
+    gradient and its state (`replicas: zero2`); the bytes are those of the replica that owns most then."""
     found = []
     received = _received_bytes(model, counts, stages, schedule)
     for slot, own in enumerate(stage_units(model, counts, stages, schedule)):
         numel = float(sum(unit.parameters for unit in own))
-        kept = sum(unit.activation_bytes for unit in own)
+        saved = sum(unit.activation_bytes for unit in own)
         flying = in_flight(slot, stages, schedule, microbatches)
-        activations = (kept * (flying - 1) + _pass_bytes(own)) * records / microbatches
-        sizes = (model.stored * numel, model.gradient * numel, model.optimizer * numel)
-        step = _step_bytes(model, numel)
+        activations = (saved * (flying - 1) + _pass_bytes(own)) * records / microbatches
+        kept = _largest_share(own, replicas) if is_divided else numel
+        # Gradients are whole until the replicas join them; the buffers stay from step to step.
+        buffers, late = received[slot] * records, model.gradient * (numel - kept)
+        step = _step_bytes(model, kept) - late
         if replicas > 1:
             # Gradients are joined in messages before the step.
-            step = max(step, min(model.gradient * numel, MESSAGE_BYTES))
-        activations = max(activations, step - received[slot] * records)
-        found.append(Memory(*sizes, received[slot] * records, activations))
+            step = max(step, min(model.gradient * kept, MESSAGE_BYTES))
+        activations = max(activations, step - buffers)
+        sizes = (model.stored * numel, model.gradient * kept, model.optimizer * kept)
+        found.append(Memory(*sizes, buffers + late, activations))
     return found
+
+
+def _largest_share(units: Sequence[UnitSize], replicas: int) -> float:
+    """Returns the parameters of the replica that owns most. Each tensor has one owner; an equal share counts where the
+    tensors are not known."""
+    numel = sum(unit.parameters for unit in units)
+    tensors = [size for unit in units for size in unit.tensors]
+    return largest_share(tensors, replicas) if tensors else numel / replicas
 
 
 def _pass_bytes(units: Sequence[UnitSize]) -> float:

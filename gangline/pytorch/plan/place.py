@@ -34,6 +34,7 @@ def measure_place(distributed: DistributedContext, device: torch.device, dtype: 
         min(fact[1] for fact in facts),
         slot_share([(fact[0], fact[2]) for fact in facts]),
         round_rate(min(fact[3] for fact in facts)),
+        reduces_whole=device.type != "cuda",
     )
     if distributed.size == 1:
         return place

@@ -25,7 +25,7 @@ class PlanningContext(PyTorchTrialContext):
     """Context of one process that stands for one of several slots. slots: of the trial; each of them has its part of
     the global batch. device: where the model is built, the meta device or the CPU; the meta device is left as soon as
     a model is wrapped. recomputation: as recompute takes
-    it. on_backward: called with the loss of the first backward pass."""
+    it. on_backward: called with the loss of the first backward pass. num_calls: of the first model, so far."""
 
     def __init__(self, hparams: Mapping[str, Any], config: Mapping[str, Any], slots: int, device: torch.device) -> None:
         setting = make_setting(None, hparams, {**config, "parallelism": "none"}, aggregation_frequency=1)
@@ -35,6 +35,11 @@ class PlanningContext(PyTorchTrialContext):
         self.build_device = device
         self.recomputation: tuple[str, Sequence[str] | None] = ("none", None)
         self.on_backward: Callable[[torch.Tensor], None] = lambda loss: None
+        self.num_calls = 0
+
+    def note_call(self) -> None:
+        """Called before each call of the first model in train_batch."""
+        self.num_calls += 1
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         torch.set_default_device(None)

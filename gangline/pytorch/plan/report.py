@@ -11,54 +11,51 @@ from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES, bubble_ratio, 
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.partition import imbalance_ratio
 from gangline.pytorch.parallel.staged.unit import divide_units
-from gangline.pytorch.plan.decision import bytes_by_purpose
+from gangline.pytorch.plan.decision import bytes_by_purpose, decide, explain_failure, row_of
 from gangline.pytorch.plan.measure import Measured
 from gangline.pytorch.plan.memory import stage_memory
-from gangline.pytorch.plan.rule import Candidate, Place, Work, choose, list_candidates, nothing_fits, stage_seconds
+from gangline.pytorch.plan.rule import Candidate, Place, Work, stage_seconds
+
+# Sizes of a model that the plan does not show.
+_LONG = ("units", "moments", "tensors")
 
 
-def make_plan(measured: Measured, work: Work, place: Place, section: Parallelism) -> dict[str, Any]:
-    """Returns the plan. section: the configured `parallelism`, whose options a pipeline takes. Raises GanglineError for
-    a configured pipeline that cannot cut the model."""
-    candidates = list_candidates(measured.size, work, place)
+def make_plan(measured: Sequence[Measured], work: Work, place: Place, section: Parallelism) -> dict[str, Any]:
+    """Returns the plan. measured: the trial for each kind of recomputation. section: the configured `parallelism`; a
+    pipeline takes its options. Raises GanglineError for a configured pipeline that cannot cut the model."""
+    first, sizes = measured[0], [each.size for each in measured]
+    decision = decide(sizes, work, place)
     is_judged = place.memory_bytes is not None
-    chosen = choose(candidates) if is_judged else None
-    problem = nothing_fits(measured.size, work, place, candidates).message if is_judged and chosen is None else None
+    chosen = decision.chosen if is_judged else None
+    problem = explain_failure(decision, sizes, work, place).message if is_judged and chosen is None else None
     return {
-        "model": measured.name,
-        "optimizer": measured.optimizer,
-        "size": {key: value for key, value in asdict(measured.size).items() if key not in ("units", "moments")},
+        "model": first.name,
+        "optimizer": first.optimizer,
+        "size": {key: value for key, value in asdict(first.size).items() if key not in _LONG},
         "place": {**asdict(place), "machines": place.machines, "usable_bytes": place.usable_bytes},
         "global_batch_size": work.records,
         "pipeline": _pipeline(measured, work, place, section, chosen),
-        "candidates": [_row(candidate) for candidate in candidates],
+        "candidates": [{**asdict(row_of(each)), "bubble": each.bubble} for each in decision.candidates],
         "choice": chosen.name if chosen else None,
         "problem": problem,
-        "notes": list(measured.notes),
-    }
-
-
-def _row(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "name": candidate.name,
-        "strategy": candidate.strategy,
-        "options": dict(candidate.options),
-        "bytes": None if candidate.memory is None else bytes_by_purpose(candidate.memory),
-        "step_seconds": None if candidate.memory is None else candidate.seconds,
-        "bubble": candidate.bubble,
-        "refusal": candidate.refusal,
+        "notes": list(first.notes),
     }
 
 
 def _pipeline(
-    measured: Measured, work: Work, place: Place, section: Parallelism, chosen: Candidate | None
+    kinds: Sequence[Measured], work: Work, place: Place, section: Parallelism, chosen: Candidate | None
 ) -> dict[str, Any]:
     """Returns the stages as configured, or of the chosen pipeline, or with the most stages that the model and the slots
     allow."""
     is_configured = section.strategy == "pipeline"
+    chosen = chosen if chosen is not None and chosen.strategy == "pipeline" and not is_configured else None
+    # The first kind is the configured one.
+    measured = next((each for each in kinds if chosen and each.size.recomputation == chosen.recomputation), kinds[0])
     schedule = section.schedule or DEFAULT_SCHEDULE
     if place.slots < 2:
         return {"refusal": "a pipeline needs at least 2 slots; see --slots"}
+    if work.calls_model_again:
+        return {"refusal": "a pipeline trains a batch with one call of the model, and train_batch calls it again"}
     if measured.num_models > 1 or measured.cut_refusal:
         return {"refusal": measured.cut_refusal or "pipeline cuts one model, and the trial wraps several"}
     stages = section.stages or (place.slots if is_configured else _stages(measured, place, chosen))
@@ -75,14 +72,26 @@ def _pipeline(
             raise
         return {"refusal": error.message}
     size = measured.size
+    is_divided = replicas > 1 and "zero2" in (
+        section.replicas,
+        dict(chosen.options).get("replicas") if chosen else None,
+    )
     memories = stage_memory(
-        size, counts, stages, schedule, microbatches=microbatches, records=records, replicas=replicas
+        size,
+        counts,
+        stages,
+        schedule,
+        microbatches=microbatches,
+        records=records,
+        replicas=replicas,
+        is_divided=is_divided,
     )
     seconds = stage_seconds(size, counts, stages, schedule, records=records, place=place)
     return {
         "schedule": schedule,
         "stages": stages,
         "replicas": replicas,
+        "has_divided_replicas": is_divided,
         "microbatches": microbatches,
         "bubble": bubble_ratio(stages, microbatches, schedule),
         "largest_to_mean": imbalance_ratio([unit.numel for unit in measured.units], counts),
@@ -95,8 +104,8 @@ def _pipeline(
 
 
 def _stages(measured: Measured, place: Place, chosen: Candidate | None) -> int | None:
-    if chosen is not None and chosen.strategy == "pipeline":
-        return dict(chosen.options)["stages"]
+    if chosen is not None:
+        return int(dict(chosen.options)["stages"])
     possible = [count for count in range(2, place.slots + 1) if place.slots % count == 0]
     return max((count for count in possible if count <= len(measured.units)), default=None)
 

@@ -39,7 +39,8 @@ _PASSES, _PASSES_WITH_RECOMPUTATION = 3.0, 4.0
 class Place:
     """The slots of a trial. memory_bytes: of each slot; None where it is not known. slot_flops: operations a second of
     one slot. inside_rate, across_rate: bytes a second between slots of one machine, and between machines.
-    message_seconds: the time that a message takes beside that for its bytes."""
+    message_seconds: the time that a message takes beside that for its bytes. reduces_whole: whether ranks sum whole
+    tensors where each needs a part of the sum, as gloo does; NCCL sends each part to its rank."""
 
     slots: int
     slots_per_machine: int
@@ -48,6 +49,7 @@ class Place:
     inside_rate: float = 16e9
     across_rate: float = 1.25e9
     message_seconds: float = 50e-6
+    reduces_whole: bool = False
 
     @property
     def machines(self) -> int:
@@ -69,7 +71,8 @@ class Work:
     """records: of the global batch; None where each slot has the batch that was measured, whatever their number.
     several_models: whether the trial wraps more than one model. compresses: whether gradients are compressed.
 
-    stages, microbatches, schedule: of pipelines, as the configuration sets them for `auto`; None leaves them open."""
+    stages, microbatches, schedule, replicas: of pipelines, as the configuration sets them for `auto`; None leaves them
+    open. calls_model_again: whether a batch calls the model more than once before its first backward pass."""
 
     records: int | None = None
     several_models: bool = False
@@ -77,6 +80,8 @@ class Work:
     stages: int | None = None
     microbatches: int | None = None
     schedule: str = DEFAULT_SCHEDULE
+    replicas: str | None = None
+    calls_model_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class Candidate:
     expected time of a step, communication not hidden. refusal: why it is not chosen; empty for one that fits."""
 
     strategy: str
-    options: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, int | str], ...] = ()
     memory: Memory | None = None
     seconds: float = 0.0
     refusal: str = ""
@@ -104,7 +109,8 @@ class Candidate:
 
 
 def list_candidates(model: ModelSize, work: Work, place: Place) -> list[Candidate]:
-    """Returns all strategies, a pipeline once for each possible number of stages, in the order of the table."""
+    """Returns all strategies in the order of the table. A pipeline has a row for each possible number of stages, and
+    another one with `replicas: zero2` where there are several replicas."""
     found: list[Candidate] = []
     for name, row in STRATEGIES.items():
         if row.family == "any":
@@ -206,16 +212,42 @@ def _traffic_seconds(name: str, model: ModelSize, place: Place) -> float:
 
 
 def _bytes_seconds(name: str, model: ModelSize, place: Place) -> float:
-    """Returns the seconds for the bytes of a step's exchanges in rings: twice the parameters in the replicated
-    strategies and zero2, three times where they are gathered again for the backward pass."""
-    slots, whole = place.slots, float(model.parameters)
+    """Returns the seconds for the bytes of a step's exchanges."""
+    slots = place.slots
     if name == "hsdp":
         own, copies = place.slots_per_machine, slots // place.slots_per_machine
-        inside = _ring(own) * whole * (2 * model.computed + model.gradient) / place.inside_rate
-        return inside + 2 * _ring(copies) * model.gradient * whole / own / place.across_rate
-    once = model.gradient if STRATEGIES[name].family == "replicated" else model.computed
-    per_parameter = model.gradient + (2 * model.computed if name == "zero3" else once)
-    return _ring(slots) * whole * per_parameter / place.rate(slots)
+        gradients = model.gradient * model.parameters / own
+        inside = sent_bytes("zero3", model, own, reduces_whole=place.reduces_whole) / place.inside_rate
+        return inside + 2 * _ring(copies) * gradients / place.across_rate
+    return sent_bytes(name, model, slots, reduces_whole=place.reduces_whole) / place.rate(slots)
+
+
+def sent_bytes(name: str, model: ModelSize, slots: int, *, reduces_whole: bool) -> float:
+    """Returns the bytes of parameters and gradients that a slot sends in a step, as a mean over the slots. name: of a
+    strategy that does not cut the model, without hsdp. reduces_whole: as in Place.
+
+    An all-reduce sends each byte 2 (n - 1) / n times; the sum of parts, a gathering and a broadcast half as often.
+    zero1 averages all gradients as ddp does, and then broadcasts the new parameters. zero3 gathers once more for the
+    backward pass; modules outside of blocks stay gathered, so it sends that much less."""
+    gathered, gradient = model.computed, model.gradient
+    per_parameter = {
+        "none": 0.0,
+        "ddp": 2 * gradient,
+        # Frozen parameters are not sent, and a parameter has as many bytes as its gradient.
+        "zero1": 2 * gradient + gradient,
+        "zero2": gathered + gradient * (2 if reduces_whole else 1),
+        "zero3": 2 * gathered + gradient * (2 if reduces_whole else 1),
+    }
+    return _ring(slots) * model.parameters * per_parameter[name]
+
+
+def joined_bytes(gradients: float, replicas: int, *, is_divided: bool, reduces_whole: bool) -> float:
+    """Returns the bytes that a slot of a pipeline sends to the same stage of other replicas in a step, as a mean over
+    the replicas. gradients: bytes of the stage's gradients. is_divided: as in stage_memory; each gradient goes to its
+    owner then, and the new parameter to all. gloo sums the parts of a tensor on all ranks and then moves them to the
+    owner."""
+    to_owner = 1 + 1 / replicas if is_divided and reduces_whole else 1.0
+    return _ring(replicas) * gradients * (to_owner + 1)
 
 
 def _passes(model: ModelSize) -> float:
@@ -236,6 +268,8 @@ def _pipelines(model: ModelSize, work: Work, place: Place) -> list[Candidate]:
         refusal = "needs at least 2 slots"
     elif work.several_models:
         refusal = "cuts one model, and the trial wraps several"
+    elif work.calls_model_again:
+        refusal = "trains a batch with one call of the model, and train_batch calls it again"
     elif not model.units:
         refusal = "cannot cut the model: it has no list of at least two modules"
     elif work.compresses:
@@ -248,12 +282,27 @@ def _pipelines(model: ModelSize, work: Work, place: Place) -> list[Candidate]:
     if work.stages is not None and work.stages not in divisors:
         text = f"the {place.slots} slots are no multiple of the {work.stages} stages that parallelism sets"
         return [Candidate("pipeline", (("stages", work.stages),), refusal=text)]
-    return [_pipeline(model, work, place, stages) for stages in divisors if work.stages in (None, stages)]
+    found = []
+    for stages in divisors:
+        if work.stages not in (None, stages):
+            continue
+        rows = [_pipeline(model, work, place, stages, kind) for kind in _kinds_of_replicas(work, place.slots // stages)]
+        # What refuses the stages does so for all kinds of replicas.
+        found += rows[:1] if rows[0].memory is None else rows
+    return found
 
 
-def _pipeline(model: ModelSize, work: Work, place: Place, stages: int) -> Candidate:
-    schedule = work.schedule
-    options: tuple[tuple[str, int], ...] = (("stages", stages),)
+def _kinds_of_replicas(work: Work, replicas: int) -> tuple[str, ...]:
+    """Returns how the replicas of a pipeline may keep gradients and state. One replica has nothing to divide."""
+    if replicas == 1:
+        return ("ddp",)
+    return STRATEGIES["pipeline"].combines_with if work.replicas is None else (work.replicas,)
+
+
+def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, kind: str) -> Candidate:
+    """kind: of replicas, as in the option `replicas`."""
+    schedule, is_divided = work.schedule, kind == "zero2"
+    options: tuple[tuple[str, int | str], ...] = (("stages", stages),)
     parts, replicas = stages * SCHEDULES[schedule].parts, place.slots // stages
     if parts > len(model.units):
         return Candidate("pipeline", options, refusal=f"has {parts} parts, and the model {len(model.units)} units")
@@ -273,7 +322,14 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int) -> Candid
     costs = [unit.parameters for unit in model.units]
     counts = partition(costs, parts)
     memories = stage_memory(
-        model, counts, stages, schedule, microbatches=microbatches, records=records, replicas=replicas
+        model,
+        counts,
+        stages,
+        schedule,
+        microbatches=microbatches,
+        records=records,
+        replicas=replicas,
+        is_divided=is_divided,
     )
     bubble = bubble_ratio(stages, microbatches, schedule)
     imbalance = imbalance_ratio(costs, counts)
@@ -283,13 +339,17 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int) -> Candid
     border = max(unit.output_bytes for unit in model.units)
     sent = 2 * border * records * SCHEDULES[schedule].parts / place.rate(stages)
     # Each microbatch on its way through the stages, there and back.
-    messages = 2 * (microbatches + stages - 1) * SCHEDULES[schedule].parts + (1 if replicas > 1 else 0)
+    messages = 2 * (microbatches + stages - 1) * SCHEDULES[schedule].parts
+    # One message joins gradients; owners send one for each replica and direction.
+    messages += 0 if replicas == 1 else 2 * replicas if is_divided else 1
     sent += messages * place.message_seconds
-    largest = max(memory.gradients for memory in memories)
-    joined = 2 * _ring(replicas) * largest / place.rate(place.slots)
+    largest = max(sum(unit.parameters for unit in own) for own in stage_units(model, counts, stages, schedule))
+    joined = joined_bytes(
+        model.gradient * largest, replicas, is_divided=is_divided, reduces_whole=place.reduces_whole
+    ) / place.rate(place.slots)
     return Candidate(
         "pipeline",
-        (*options, ("microbatches", microbatches)),
+        (*options, ("microbatches", microbatches), *(("replicas", kind) for _ in range(is_divided))),
         max(memories, key=lambda memory: memory.total),
         compute + sent + joined,
         bubble=bubble,

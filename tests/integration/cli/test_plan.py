@@ -23,8 +23,12 @@ def test_plan_of_an_example(cli: Cli) -> None:
     found = json.loads(document.out)
     assert found["choice"] == "ddp"
     assert [part["parameters"] for part in found["pipeline"]["parts"]] == [4896, 33482]
-    names = [row["strategy"] for row in found["candidates"]]
-    assert names == ["none", "ddp", "zero1", "zero2", "zero3", "hsdp", "pipeline"]
+    names = [row["name"] for row in found["candidates"]]
+    pipeline = "pipeline (stages 2 microbatches 8)"
+    assert names[:7] == ["none", "ddp", "zero1", "zero2", "zero3", "hsdp", pipeline]
+    again = ["ddp (recompute {})", "zero1 (recompute {})", "zero2 (recompute {})", "zero3 (recompute {})"]
+    again.append("pipeline (stages 2 microbatches 8 recompute {})")
+    assert names[7:] == [name.format(kind) for kind in ("blocks", "full") for name in again]
 
 
 def test_nothing_fits_in_one_line(cli: Cli, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ from gangline.pytorch.plan.place import cgroup_limits
 from gangline.pytorch.plan.rule import GIB, Place, Work
 
 _MODEL = ModelSize(round(0.35e9), 0, activation_bytes=2e9)
-_PLACE = Place(4, 4, 16 * GIB)
+# Slots that exchange over gloo, where zero1 sends no more bytes than zero2.
+_PLACE = Place(4, 4, 16 * GIB, reduces_whole=True)
 _WORK = Work()
 
 
@@ -138,6 +139,11 @@ def test_nothing_fits_names_the_smallest_number_of_slots() -> None:
             {"strategy": "pipeline", "stages": 2, "schedule": "GPipe", "split": "time"},
         ),
         (("pipeline", {"stages": 4}), {"microbatches": 8}, {"strategy": "pipeline", "stages": 4, "microbatches": 8}),
+        (
+            ("pipeline", {"stages": 2, "microbatches": 8, "replicas": "zero2"}),
+            {},
+            {"strategy": "pipeline", "stages": 2, "replicas": "zero2"},
+        ),
     ],
 )
 def test_the_chosen_strategy_gets_the_options_that_it_knows(
@@ -162,12 +168,14 @@ def _work(batch: Any, rounds: int = 1, **written: Any) -> Work:
 
 
 def test_options_of_a_pipeline_restrict_the_candidates() -> None:
-    assert set(_pipelines(_work(32))) == {"pipeline (stages 2 microbatches 8)", "pipeline (stages 4 microbatches 16)"}
-    assert _pipelines(_work(32, stages=2, microbatches=4)) == {"pipeline (stages 2 microbatches 4)": ""}
-    assert set(_pipelines(_work(32, split=["1"]))) == {"pipeline (stages 2 microbatches 8)"}
-    assert set(_pipelines(_work(32, split=["1", "2", "3"], schedule="Interleaved1F1B"))) == {
-        "pipeline (stages 2 microbatches 8)"
-    }
+    two, four = "pipeline (stages 2 microbatches 8)", "pipeline (stages 4 microbatches 16)"
+    divided = "pipeline (stages 2 microbatches 8 replicas zero2)"
+    assert list(_pipelines(_work(32))) == [two, divided, four]
+    assert list(_pipelines(_work(32, replicas="ddp"))) == [two, four]
+    assert list(_pipelines(_work(32, replicas="zero2"))) == [divided, four]
+    assert _pipelines(_work(32, stages=2, microbatches=4), slots=2) == {"pipeline (stages 2 microbatches 4)": ""}
+    assert list(_pipelines(_work(32, split=["1"]))) == [two, divided]
+    assert list(_pipelines(_work(32, split=["1", "2", "3"], schedule="Interleaved1F1B"))) == [two, divided]
     assert _pipelines(_work(32, stages=3)) == {
         "pipeline (stages 3)": "the 4 slots are no multiple of the 3 stages that parallelism sets"
     }
@@ -261,6 +269,22 @@ def test_no_recomputation_with_a_schedule_that_cannot() -> None:
     pipelines = [each for each in decision.candidates if each.strategy == "pipeline" and not each.refusal]
     assert pipelines
     assert {each.recomputation for each in pipelines} == {"none"}
+
+
+def test_a_record_of_a_long_table_can_be_read_again() -> None:
+    """2520 slots have 47 divisors above 1, each a pipeline with both kinds of replicas, and all of it three times."""
+    units = tuple(UnitSize(str(index), 10**7, 1e6, 1e5, 1e9) for index in range(200))
+    model = ModelSize(2 * 10**9, 10**7, units=units, activation_bytes=2e8, forward_flops=1e12)
+    models = [replace(model, recomputation=kind) for kind in ("none", "blocks", "full")]
+    place = Place(2520, 8, 16 * GIB)
+    first = decide(models, Work(4 * 2520), place)
+    record = record_of(first, place, ("measured",))
+    parsed = parse_choice(record.to_json())
+    assert parsed.choice == _choice(first)
+    assert len(parsed.rows) == 128
+    assert parsed.notes == ("measured", f"the table has {len(first.candidates) - 128} further rows, see gangline plan")
+    again = decide(models, Work(4 * 2520), place, replace(parsed, out_of_memory=(parsed.choice,)))
+    assert parsed.choice in {row.name for row in record_of(again, place, ()).rows}
 
 
 @pytest.mark.parametrize(

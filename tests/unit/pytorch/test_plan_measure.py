@@ -10,9 +10,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from gangline import pytorch
+from gangline.config.parallelism import RECOMPUTATIONS
 from gangline.errors import GanglineError
 from gangline.pytorch.plan import measure
-from gangline.pytorch.plan.measure import Measured, measure_trial
+from gangline.pytorch.plan.measure import Measured, measure_kinds, measure_trial
 
 _WIDTH, _BATCH = 16, 8
 
@@ -87,6 +88,15 @@ class _Half(_Trial):
         context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9))
 
 
+class _Twice(_Trial):
+    """Calls the model once more before the backward pass, as for a target."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            self.model(batch[0])
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
 def _measure(trial: Any) -> Measured:
     return measure_trial(trial, {"global_batch_size": 2 * _BATCH}, {}, 2, None)
 
@@ -104,6 +114,8 @@ def test_a_trial_is_measured_on_the_meta_device() -> None:
     # A layer keeps its input: 16 numbers of 4 bytes a record. The loss keeps one more row of them, after the last one.
     assert [unit.activation_bytes for unit in size.units] == [64, 64, 64, 128]
     assert [unit.output_bytes for unit in size.units] == [64] * 4
+    assert [unit.tensors for unit in size.units] == [(256, 16)] * 4
+    assert not found.calls_model_again
     assert torch.get_default_device() == torch.device("cpu")
 
 
@@ -149,6 +161,24 @@ def test_recomputed_blocks_keep_their_inputs_alone() -> None:
     assert max(each.working_bytes for each in again.moments) < max(each.working_bytes for each in plain.moments)
     assert (plain.recomputation, again.recomputation) == ("none", "blocks")
     assert again.forward_flops == plain.forward_flops
+
+
+def test_a_second_call_of_the_model_is_noticed() -> None:
+    assert _measure(_Twice).calls_model_again
+
+
+def test_each_kind_of_recomputation_is_measured_if_the_model_has_the_parts() -> None:
+    class Lone(_Trial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            self.context = context
+            self.model = context.wrap_model(nn.Linear(_WIDTH, _WIDTH))
+
+    hparams = {"global_batch_size": 2 * _BATCH}
+    for trial, kinds in ((_Blocks, ["none", "blocks", "full"]), (Lone, ["none"])):
+        found = measure_kinds(trial, hparams, {}, 2, None, kinds=RECOMPUTATIONS)
+        assert [each.size.recomputation for each in found] == kinds
+    with pytest.raises(GanglineError, match="has no repeated blocks"):
+        measure_kinds(Lone, hparams, {}, 2, None, kinds=["full"])
 
 
 def test_a_model_without_blocks_cannot_be_recomputed() -> None:

@@ -49,6 +49,14 @@ def test_each_kind_of_bytes() -> None:
     assert (zero1.parameters, zero1.gradients, zero1.optimizer) == (4000, 4000, 1000)
 
 
+def test_zero1_gives_each_tensor_to_one_slot() -> None:
+    """Three tensors of 400, 300 and 300 numbers on two slots: one slot owns 600."""
+    model = ModelSize(1000, 300, tensors=(400, 300, 300))
+    memory = slot_memory(model, "zero1", 2, 1)
+    assert (memory.parameters, memory.gradients, memory.optimizer) == (4000, 4000, 8 * 600)
+    assert slot_memory(model, "zero1", 8, 1).optimizer == 8 * 400
+
+
 def test_gathered_groups_are_never_more_than_the_model() -> None:
     """A model without blocks is one group, which cannot be there twice."""
     assert slot_memory(ModelSize(1000, 1000), "zero3", 4, 1).transient == 4 * 1000 + 4 * 1000
@@ -64,6 +72,25 @@ def test_a_stage_has_its_units_and_the_microbatches_in_flight() -> None:
     assert (first.activations, last.activations) == (2 * 2 * 10, 2 * 5)
     first, last = stage_memory(model, [2, 1], 2, "GPipe", microbatches=4, records=8)
     assert (first.activations, last.activations) == (8 * 10, 8 * 5)
+
+
+def test_replicas_that_divide_the_step() -> None:
+    """Tensors of 8, 4 and 4 numbers have one owner each, so both of two replicas own 8 of 16, and one of three 8."""
+    units = (UnitSize("a", 16, activation_bytes=5, tensors=(8, 4, 4)), UnitSize("b", 10))
+    model = ModelSize(26, 16, units=units, step_bytes=4)
+    for replicas, owned in ((2, 8), (3, 8)):
+        first, last = stage_memory(
+            model, [1, 1], 2, "1F1B", microbatches=4, records=8, replicas=replicas, is_divided=True
+        )
+        assert (first.parameters, first.gradients, first.optimizer) == (4 * 16, 4 * owned, 8 * owned)
+        # The other gradients are whole until the replicas join them.
+        assert first.transient == 4 * (16 - owned)
+        # A message of the owner's gradients, above the 2 x 2 x 5 of the microbatches.
+        assert first.activations == 4 * owned
+        # Without known tensors the shares are equal.
+        assert last.optimizer == pytest.approx(8 * 10 / replicas)
+    whole = stage_memory(model, [1, 1], 2, "1F1B", microbatches=4, records=8, replicas=2)[0]
+    assert (whole.gradients, whole.optimizer, whole.transient) == (4 * 16, 8 * 16, 0)
 
 
 def test_schedules_with_two_parts_in_each_slot() -> None:

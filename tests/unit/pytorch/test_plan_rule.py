@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gangline.pytorch.plan.memory import ModelSize, UnitSize
@@ -32,7 +34,8 @@ def _pick(model: ModelSize, slots: int, machines: int) -> str | None:
     ("parameters", "slots", "machines", "pick"),
     [
         (0.35, 4, 1, "ddp"),
-        (1.0, 4, 1, "zero1"),
+        # zero1 fits too, but sends gradients as ddp does and then the parameters.
+        (1.0, 4, 1, "zero2"),
         (1.5, 4, 1, "zero2"),
         (2.7, 4, 1, "zero3"),
         (2.7, 8, 2, "hsdp"),
@@ -43,6 +46,16 @@ def _pick(model: ModelSize, slots: int, machines: int) -> str | None:
 def test_worked_examples(parameters: float, slots: int, machines: int, pick: str | None) -> None:
     """fp32 with AdamW, slots of 16 GiB, small blocks, a model that no pipeline can cut."""
     assert _pick(_model(parameters), slots, machines) == pick
+
+
+def test_zero1_is_chosen_where_partial_sums_cost_as_much_as_whole_ones() -> None:
+    """Over gloo zero2 sends as much as zero1, which comes first in the table."""
+    rows = list_candidates(_model(1.0), _SAME_BATCH, Place(4, 4, 16 * GIB, reduces_whole=True))
+    seconds = {row.strategy: row.seconds for row in rows}
+    assert seconds["zero1"] == seconds["zero2"] < seconds["zero3"]
+    chosen = choose(rows)
+    assert chosen is not None
+    assert chosen.strategy == "zero1"
 
 
 def test_one_slot_trains_alone() -> None:
@@ -101,7 +114,34 @@ def test_a_batch_too_small_for_microbatches() -> None:
 def test_more_stages_than_units() -> None:
     units = (UnitSize("0", 10), UnitSize("1", 10))
     rows = list_candidates(_model(0.1, units=units), Work(records=64), Place(4, 4, 16 * GIB))
-    assert [row.refusal for row in rows if row.strategy == "pipeline"] == ["", "has 4 parts, and the model 2 units"]
+    refusals = ["", "", "has 4 parts, and the model 2 units"]
+    assert [row.refusal for row in rows if row.strategy == "pipeline"] == refusals
+
+
+def test_replicas_that_divide_the_step_fit_where_whole_states_do_not() -> None:
+    """Two stages of 0.5 x 10^9 parameters, each on two slots: 16 bytes for a parameter, or 12 with half the states."""
+    units = tuple(UnitSize(str(number), 250_000_000, tensors=(125_000_000,) * 2) for number in range(4))
+    model = ModelSize(10**9, 10**9, units=units)
+    rows = list_candidates(model, Work(records=64), Place(4, 4, 8 * GIB, across_rate=1e9))
+    whole, divided = (row for row in rows if dict(row.options).get("stages") == 2)
+    assert (whole.name, divided.name) == (
+        "pipeline (stages 2 microbatches 8)",
+        "pipeline (stages 2 microbatches 8 replicas zero2)",
+    )
+    assert "above the usable" in whole.refusal
+    assert divided.refusal == ""
+    # As many bytes, in more messages.
+    assert divided.seconds == pytest.approx(whole.seconds + 3 * 50e-6)
+
+
+def test_a_batch_with_two_calls_of_the_model_is_no_work_for_a_pipeline() -> None:
+    units = tuple(UnitSize(str(number), 10) for number in range(4))
+    work = replace(_SAME_BATCH, calls_model_again=True)
+    rows = list_candidates(_model(0.1, units=units), work, Place(4, 4, 16 * GIB))
+    assert [row.refusal for row in rows if row.strategy == "pipeline"] == [
+        "trains a batch with one call of the model, and train_batch calls it again"
+    ]
+    assert all(row.refusal == "" for row in rows if row.strategy in ("ddp", "zero3"))
 
 
 def test_a_slow_link_between_machines_prefers_a_pipeline() -> None:

@@ -47,7 +47,8 @@ def average_tensors_on(target: int, tensors: Iterable[torch.Tensor], group: dist
     """Replaces each tensor on the rank `target` by its mean over the ranks of the group, otherwise as average_tensors.
     The tensors of the other ranks stay as they are."""
     for bucket in _buckets(tensors):
-        flat = torch.cat([tensor.reshape(-1) for tensor in bucket]) / dist.get_world_size(group)
+        # In place, as in _reduce.
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).div_(dist.get_world_size(group))
         dist.reduce(flat, dst=target, group=group)
         if dist.get_rank() == target:
             _copy_back(flat, bucket)

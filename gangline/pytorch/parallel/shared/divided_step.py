@@ -2,14 +2,11 @@
 
 The optimizer stays the user's own object with all of its groups, so that schedulers and scalers made for it keep
 working. Used by the strategies, which implement `lend` and `spread` differently.
-
-Owns `divide`, which assigns things of different sizes to owners in the same way on every rank.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -17,18 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gangline.errors import invalid
-
-
-def divide(sizes: Sequence[int], num_owners: int) -> list[int]:
-    """Returns each item's owner, 0 to num_owners - 1. Gives the largest item first, each to the owner with the smallest
-    total."""
-    totals = [0] * num_owners
-    owners = [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        owner = min(range(num_owners), key=lambda owner: (totals[owner], owner))
-        owners[index] = owner
-        totals[owner] += sizes[index]
-    return owners
+from gangline.pytorch.parallel.shared.even_division import divide
 
 
 class DividedStep(ABC):

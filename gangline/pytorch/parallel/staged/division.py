@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gangline.pytorch.parallel.shared.broadcast import average_tensors_on, broadcast_tensors
-from gangline.pytorch.parallel.shared.divided_step import divide
+from gangline.pytorch.parallel.shared.even_division import divide
 from gangline.pytorch.parallel.staged.gradient import make_gradients_alike
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.holding import Holding
