@@ -27,9 +27,9 @@ from gangline.pytorch.plan.decision import (
     slot_share,
     work_of,
 )
-from gangline.pytorch.plan.memory import ModelSize, UnitSize
+from gangline.pytorch.plan.memory import Memory, ModelSize, UnitSize
 from gangline.pytorch.plan.place import cgroup_limits
-from gangline.pytorch.plan.rule import GIB, Place, Work
+from gangline.pytorch.plan.rule import GIB, Candidate, Place, Work
 
 _MODEL = ModelSize(round(0.35e9), 0, activation_bytes=2e9)
 # Slots that exchange over gloo, where zero1 sends no more bytes than zero2.
@@ -272,19 +272,18 @@ def test_no_recomputation_with_a_schedule_that_cannot() -> None:
 
 
 def test_a_record_of_a_long_table_can_be_read_again() -> None:
-    """2520 slots have 47 divisors above 1, each a pipeline with both kinds of replicas, and all of it three times."""
-    units = tuple(UnitSize(str(index), 10**7, 1e6, 1e5, 1e9) for index in range(200))
-    model = ModelSize(2 * 10**9, 10**7, units=units, activation_bytes=2e8, forward_flops=1e12)
-    models = [replace(model, recomputation=kind) for kind in ("none", "blocks", "full")]
-    place = Place(2520, 8, 16 * GIB)
-    first = decide(models, Work(4 * 2520), place)
-    record = record_of(first, place, ("measured",))
-    parsed = parse_choice(record.to_json())
-    assert parsed.choice == _choice(first)
-    assert len(parsed.rows) == 128
-    assert parsed.notes == ("measured", f"the table has {len(first.candidates) - 128} further rows, see gangline plan")
-    again = decide(models, Work(4 * 2520), place, replace(parsed, out_of_memory=(parsed.choice,)))
-    assert parsed.choice in {row.name for row in record_of(again, place, ()).rows}
+    """It has the fastest rows, the choice, and those that ran out of memory, in the order of the table."""
+    memory = Memory(1e9, 1e9, 2e9, 1e9, 1e9)
+    rows = tuple(
+        Candidate("pipeline", (("stages", 400 - place), ("microbatches", 9999), ("replicas", "zero2")), memory, place)
+        for place in range(300)
+    )
+    failed = replace(rows[299], refusal="ran out of memory in an earlier attempt")
+    decision = Decision((*rows[:299], failed), rows[200], (failed.name,))
+    parsed = parse_choice(record_of(decision, _PLACE, ("measured",)).to_json())
+    assert parsed.choice == rows[200].name
+    assert [row.name for row in parsed.rows] == [row.name for row in (*rows[:126], rows[200], failed)]
+    assert parsed.notes == ("measured", "the table has 172 further rows, see gangline plan")
 
 
 @pytest.mark.parametrize(
