@@ -128,7 +128,7 @@ def alone(arguments: argparse.Namespace) -> None:
         if arguments.side == "alone" and dist.get_rank() > 0:
             continue
         for tokens in whole.chunk(arguments.microbatches):
-            (loss_of(model(tokens), tokens) / arguments.microbatches).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            (loss_of(model(tokens), tokens) / arguments.microbatches).backward()
         optimizer.step()
         optimizer.zero_grad()
 

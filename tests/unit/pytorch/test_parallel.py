@@ -13,7 +13,7 @@ from gangline.errors import GanglineError
 from gangline.pytorch.parallel.choice import choose_strategy
 from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.divided.fully_sharded import mesh_shape
-from gangline.pytorch.parallel.shared.divided_step import divide
+from gangline.pytorch.parallel.shared.even_division import divide
 from gangline.pytorch.parallel.shared.norm import clip_to_norm, gradient_norm
 from gangline.pytorch.parallel.shared.ownership import WrappedModels
 
