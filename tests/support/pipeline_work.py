@@ -6,6 +6,7 @@ A trial is named by its class, and a run by its settings. The same run in one pr
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from gangline import pytorch
@@ -21,6 +23,18 @@ from gangline.errors import GanglineError
 from tests.support.strategy_work import Block, Recorder, make_optimizer
 
 _WIDTH = 8
+# Calls of compiled code in this process.
+_calls = Counter[str]()
+
+
+def counted(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    """Backend of torch.compile that counts calls of what it compiles."""
+
+    def call(*args: Any) -> Any:
+        _calls["compiled"] += 1
+        return graph.forward(*args)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,8 @@ class Run:
 @dataclass(frozen=True)
 class Result:
     """losses: of each batch. model: the whole state at the end. held: parameters with values on this rank. states: the
-    number of values in this rank's optimizer, without its counts of steps."""
+    number of values in this rank's optimizer, without its counts of steps. compiled: calls of compiled code, see
+    `counted`."""
 
     losses: list[float]
     validations: list[dict[str, float]]
@@ -48,6 +63,7 @@ class Result:
     held: int
     states: int
     checkpoint: str | None
+    compiled: int
 
 
 class Chain(nn.Module):
@@ -145,6 +161,29 @@ class Skipping(Chain):
         return out
 
 
+class Reentrant(Chain):
+    """Which recomputes each block in a reentrant checkpoint."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class Paired(Chain):
+    """Which recomputes two blocks in each checkpoint."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for first in (0, 2):
+            pair = nn.Sequential(*self.blocks[first : first + 2])
+            x = checkpoint(pair, x, use_reentrant=False)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
 class Deciding(Chain):
     """Whose later blocks depend on the first one's output by a decision, and by a factor without a gradient."""
 
@@ -214,7 +253,8 @@ class _BreakingBlock(Block):
 
 
 class ChainTrial(pytorch.PyTorchTrial):
-    """hyperparameters: optimizer, records, rate."""
+    """hyperparameters: optimizer, records, rate. compiled: when the whole model is compiled, one of `before`,
+    `in place`, `after` and `in place, after`. options: of torch.compile; without a backend, calls are counted."""
 
     make: Callable[[], nn.Module] = Chain
 
@@ -222,10 +262,20 @@ class ChainTrial(pytorch.PyTorchTrial):
         self.context = context
         torch.manual_seed(7)
         model = type(self).make().to(self.kind)
+        when = context.get_hparams().get("compiled")
+        options = {"backend": counted, **context.get_hparams().get("options", {})}
+        if when == "in place":
+            model.compile(**options)
+        elif when == "before":
+            model = torch.compile(model, **options)  # type: ignore[assignment]  # torch types it as a function
         self.model = context.wrap_model(model)
         optimizer = make_optimizer(self.model, context.get_hparams().get("optimizer", "adamw"))
         self.optimizer = context.wrap_optimizer(optimizer)
         self.recorder = Recorder()
+        if when == "after":
+            self.model = torch.compile(self.model, **options)  # type: ignore[assignment]  # torch types it as a function
+        elif when == "in place, after":
+            self.model.compile(**options)
 
     @property
     def kind(self) -> torch.dtype:
@@ -351,9 +401,25 @@ class CheckpointedTrial(ChainTrial):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.stem(x)
             for block in self.blocks:
-                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+                x = checkpoint(block, x, use_reentrant=False)
             out: torch.Tensor = self.head(x)
             return out
+
+
+class InnerReentrantTrial(ChainTrial):
+    """Recomputes a layer of each block in a reentrant checkpoint."""
+
+    class make(Chain):  # noqa: N801  takes the place of a function
+        def __init__(self) -> None:
+            super().__init__()
+            for block in self.blocks:
+                block.widen = _Recomputing(_WIDTH, 2 * _WIDTH)
+
+
+class _Recomputing(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = checkpoint(super().forward, input, use_reentrant=True)
+        return out
 
 
 class SlowTrial(ChainTrial):
@@ -375,20 +441,23 @@ class SlowOutsideTrial(OutsideTrial):
             self.transformer["tokens"] = _SlowEmbedding(11, _WIDTH)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+def _take_time(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(800):
+        x = x.sin()
+    return x
+
+
 class _SlowEmbedding(nn.Embedding):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        x = super().forward(input)
-        for _ in range(800):
-            x = x.sin()
-        return x
+        out: torch.Tensor = _take_time(super().forward(input))
+        return out
 
 
 class _Slow(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        x = super().forward(input)
-        for _ in range(800):
-            x = x.sin()
-        return x
+        out: torch.Tensor = _take_time(super().forward(input))
+        return out
 
 
 class SkippingTrial(ChainTrial):
@@ -462,7 +531,8 @@ WRONG: dict[str, type[ChainTrial]] = {
     "backwards": _trains_with(_good, Backwards),
     "one unit": _trains_with(_good, lambda: nn.Linear(6, 3)),
     "lazy": _trains_with(_good, lambda: nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 3))),
-    "compiled": _trains_with(_good, lambda: torch.compile(Chain())),
+    "compiled": _trains_with(_good, lambda: torch.compile(Chain(), backend=counted)),
+    "reentrant": _trains_with(_good, Reentrant),
     "breaking": _trains_with(_good, Breaking),
 }
 
@@ -487,6 +557,7 @@ def train_on(directory: Path, runs: Sequence[tuple[Run, str | None]]) -> list[Re
 
 def train(run: Run, latest: str | None = None) -> Result:
     config = {"parallelism": run.parallelism, "scheduling_unit": 1, **run.config}
+    _calls.clear()
     with pytorch.init(hparams={"global_batch_size": 16, **run.hparams}, exp_conf=config) as context:
         trial: ChainTrial = globals()[run.kind](context)
         policy = "all" if run.saves else "none"
@@ -498,7 +569,8 @@ def train(run: Run, latest: str | None = None) -> Result:
         entries = [value for entry in trial.optimizer.state.values() for value in entry.values()]
         states = sum(value.numel() for value in entries if isinstance(value, torch.Tensor) and value.dim())
         saved = context.distributed.broadcast(trial.recorder.checkpoints[-1] if trial.recorder.checkpoints else None)
-    return Result(trial.recorder.losses, trial.recorder.validations, state, held, states, saved)
+    losses, validations = trial.recorder.losses, trial.recorder.validations
+    return Result(losses, validations, state, held, states, saved, _calls["compiled"])
 
 
 def refuse(directory: Path, mistake: str, parallelism: Any) -> tuple[str, list[str]]:

@@ -53,8 +53,12 @@ class Recomputed:
         # A module may have a forward of its own instance, as a compiled one has.
         self._own: Callable[..., Any] | None = vars(module).get("forward")
 
+    def change(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Puts `change(forward)` in the place of the forward that runs again."""
+        self._own = change(self._forward())
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = self._own or type(self._module).forward.__get__(self._module)
+        forward = self._forward()
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         buffers = _Buffers(self._module)
@@ -65,6 +69,9 @@ class Recomputed:
         result = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
         buffers.note_changes()
         return result
+
+    def _forward(self) -> Callable[..., Any]:
+        return self._own or type(self._module).forward.__get__(self._module)
 
 
 class _Buffers:

@@ -15,7 +15,7 @@ from gangline.pytorch.parallel.staged.layout import Described, decode, encode, t
 from gangline.pytorch.parallel.staged.microbatch import cut_batch, join_results
 from gangline.pytorch.parallel.staged.unit import divide_units, find_units
 from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch
-from tests.support.pipeline_work import Backwards, Chain, Recurrent, Skipping, Tied, make_norm
+from tests.support.pipeline_work import Backwards, Chain, Paired, Recurrent, Reentrant, Skipping, Tied, make_norm
 
 _CPU = torch.device("cpu")
 
@@ -174,6 +174,29 @@ def test_a_placeholder_that_was_not_found_is_no_number() -> None:
 def test_another_order_is_refused() -> None:
     with pytest.raises(GanglineError, match=r"in the order of its definition|in another order"):
         _run_in_parts(Backwards(), [3, 3], torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("counts", [[1, 5], [3, 3]])
+def test_reentrant_checkpoints_around_units_are_refused(counts: list[int]) -> None:
+    with pytest.raises(GanglineError, match=r"calls blocks\.0 in a reentrant .*; pass use_reentrant=False to torch"):
+        _run_in_parts(Reentrant(), counts, torch.randn(4, 6))
+
+
+def test_a_checkpoint_may_have_units_of_one_part_only() -> None:
+    inputs = torch.randn(4, 6)
+    model = Paired()
+    wanted = model(inputs)
+    assert torch.equal(_run_in_parts(model, [3, 3], inputs), wanted)
+    with pytest.raises(GanglineError, match=r"runs blocks\.1 in one checkpoint with a unit of an earlier part"):
+        _run_in_parts(Paired(), [2, 4], inputs)
+
+
+def test_other_hooks_around_units_are_no_checkpoint() -> None:
+    inputs = torch.randn(4, 6)
+    model = Chain()
+    wanted = model(inputs)
+    with torch.autograd.graph.save_on_cpu():
+        assert torch.equal(_run_in_parts(model, [2, 4], inputs), wanted)
 
 
 def test_descriptions_survive_their_way() -> None:

@@ -141,6 +141,8 @@ def _count(optimizer: Optimizer) -> int:
 
 
 def class_name(model: nn.Module) -> str:
-    """Returns the class's name as the user wrote it. torch puts a class of its own before that of a divided model."""
+    """Returns the class's name as the user wrote it. torch puts a class of its own before that of a divided model,
+    and a compiled model into a module of its own."""
+    model = getattr(model, "_orig_mod", model)
     own = (base_class.__name__ for base_class in type(model).__mro__ if not base_class.__name__.startswith("FSDP"))
     return next(own)

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from gangline.core.beat import EXCHANGE, FORWARD, Beat
 from gangline.errors import GanglineError, invalid
+from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.strategy import Train
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.microbatch import join_results
@@ -100,6 +101,11 @@ class BatchRun:
     def on_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Takes the place of the model's forward inside train_batch."""
         call = self._calls[-1]
+        if reentrant.is_inside():
+            raise _unfit(
+                "calls the model in a reentrant checkpoint; leave it out and set "
+                "parallelism.activation_checkpointing: blocks"
+            )
         if not torch.is_grad_enabled():
             raise _unfit("calls the model without gradients; evaluate it in evaluate_batch")
         if call.has_called_model:

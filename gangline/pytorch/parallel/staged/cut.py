@@ -12,16 +12,17 @@ made once for each shape of inputs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from gangline.errors import GanglineError, invalid
+from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.layout import Described, TensorShape, describe, tensors_of
 from gangline.pytorch.parallel.staged.timing import measure
@@ -40,8 +41,9 @@ class PartRun:
     of this part whose outputs later parts need; they are put into `kept`. output: the value for the next part, or of
     the model.
 
-    watch: makes the run check the chain, and describe the part's own outputs in `described`. seconds: where it is
-    given, the run measures the part's units in it, each by itself, forward and backward.
+    watch: makes the run check the chain, and describe the part's own outputs in `described`. checkpoint: around the
+    newest unit of an earlier part, in a run with a watch. seconds: where it is given, the run measures the part's units
+    in it, each by itself, forward and backward.
     """
 
     first: int
@@ -57,6 +59,7 @@ class PartRun:
     is_complete: bool = False
     is_begun: bool = False
     newest_unit: int = -1
+    checkpoint: Any = None
     seconds: dict[int, float] | None = None
 
 
@@ -71,6 +74,7 @@ class CutModel:
         self._is_whole = False
         # By shape. Their values do not matter.
         self._placeholders: dict[TensorShape, torch.Tensor] = {}
+        reentrant.install()
         self.forward = model.forward
         for place, unit in enumerate(units):
             for path in unit.paths:
@@ -108,27 +112,34 @@ class CutModel:
         finally:
             self._is_whole = False
 
+    def change_forwards(self, change: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Puts `change(path, forward)` in the place of each unit module's own forward."""
+        for unit in self._units:
+            for path in unit.paths:
+                module = self._model.get_submodule(path)
+                place, _, forward = cast(partial[Any], module.forward).args
+                module.forward = partial(self._call, place, path, change(path, forward))
+
     def _call(self, place: int, path: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         run = self._run
+        self._check_recomputation(path, args)
         if run is None:
             # Recomputation of a checkpoint, or a run of the whole model.
-            if not self._is_whole and _was_replaced(args):
-                raise self.refuse(
-                    f"recomputes {path} from an input that was replaced; begin the part at another unit with "
-                    "parallelism.split, or checkpoint inside the unit"
-                )
             return original(*args, **kwargs)
         if place > run.last:
             if self._units[run.last].end is None and not run.is_complete:
                 run.output, run.is_complete = self._first_of(args, path), True
             raise _PartEnd
         if place < run.first:
+            if run.watch is not None:
+                run.checkpoint = _checkpoint_around()
             if place == run.first - 1 and path == self._units[place].end:
                 run.is_begun = True
                 return run.received
             return self._placeholder(run, path)
         if run.watch is not None:
             self._check_order(run, place, path)
+            self._check_checkpoint(run, path)
         if place == run.first and not run.is_begun:
             args = self._begin(run, path, args)
         if run.seconds is not None:
@@ -143,6 +154,20 @@ class CutModel:
         if place == run.last and path == self._units[place].end:
             run.output, run.is_complete = result, True
         return result
+
+    def _check_recomputation(self, path: str, args: tuple[Any, ...]) -> None:
+        if self._run is None:
+            if not self._is_whole and _was_replaced(args):
+                raise self.refuse(
+                    f"recomputes {path} from an input that was replaced; begin the part at another unit with "
+                    "parallelism.split, or checkpoint inside the unit"
+                )
+        elif reentrant.is_inside():
+            raise self.refuse(
+                f"calls {path} in a reentrant checkpoint, which would recompute it from inputs that this part does not "
+                "have; pass use_reentrant=False to torch.utils.checkpoint, or leave it out and set "
+                "parallelism.activation_checkpointing: blocks"
+            )
 
     def _begin(self, run: PartRun, path: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Puts the received value in the place of the first unit's input, where the part before has the modules before
@@ -185,6 +210,13 @@ class CutModel:
             raise self.refuse(f"calls {path} {how}; let each unit run once, in the order of its definition")
         run.newest_unit = place
 
+    def _check_checkpoint(self, run: PartRun, path: str) -> None:
+        if run.checkpoint is not None and run.checkpoint is _checkpoint_around():
+            raise self.refuse(
+                f"runs {path} in one checkpoint with a unit of an earlier part, which would be recomputed too; give "
+                "each unit a checkpoint of its own, or choose other beginnings with parallelism.split"
+            )
+
     def refuse(self, text: str) -> GanglineError:
         """Returns the error about a model that is no chain. text: what its forward does, and the way out."""
         return invalid("parallelism.model", f"pipeline cannot cut {class_name(self._model)}, whose forward {text}")
@@ -205,3 +237,10 @@ def _make_placeholder(shape: TensorShape, device: torch.device) -> torch.Tensor:
 
 def _was_replaced(args: tuple[Any, ...]) -> bool:
     return bool(args) and getattr(args[0], "_gangline_replaced", False)
+
+
+def _checkpoint_around() -> Any:
+    """Returns a mark of the innermost checkpoint that runs, without reentrant ones; None outside of them."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    pack = hooks[0] if hooks else None
+    return pack if getattr(pack, "__qualname__", "").startswith("_checkpoint_hook.") else None

@@ -15,6 +15,8 @@ from torch import nn
 
 from gangline.pytorch.parallel.staged.unit import Unit
 
+_COMPILED = "_orig_mod."
+
 
 class Holding:
     """Holders of one model's tensors. ranks_of_units: for each unit the rank inside the replica that has it. size: the
@@ -86,7 +88,8 @@ class Holding:
                     empty_out(self._parameters[key])
 
     def _ranks_of_name(self, name: str) -> tuple[int, ...]:
-        parts = name.split(".")
+        # Names of a model that is compiled as a whole begin so.
+        parts = name.removeprefix(_COMPILED).split(".")
         for count in range(len(parts) - 1, 0, -1):
             rank = self._rank_by_path.get(".".join(parts[:count]))
             if rank is not None:

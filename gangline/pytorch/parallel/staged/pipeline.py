@@ -16,7 +16,6 @@ from typing import Any, ClassVar, NoReturn
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.optim import Optimizer
 
 from gangline.config.pipeline import (
@@ -34,11 +33,13 @@ from gangline.pytorch.data import seed
 from gangline.pytorch.data.batch_data import count_records
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.norm import gradient_norm
-from gangline.pytorch.parallel.shared.ownership import WrappedModels, check_initialised, class_name
+from gangline.pytorch.parallel.shared.ownership import WrappedModels, class_name
 from gangline.pytorch.parallel.shared.reach import check_reach
-from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy, Train, sparse_module
+from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy, Train
 from gangline.pytorch.parallel.staged.batch import BatchRun
+from gangline.pytorch.parallel.staged.compiled import UnitCompiler, inner_of
 from gangline.pytorch.parallel.staged.division import ReplicaDivision
+from gangline.pytorch.parallel.staged.fitness import check_model
 from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over, torch_norm_over
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.holding import Holding, move_to
@@ -117,14 +118,17 @@ class PipelineStrategy(Strategy):
         return Replica(rank // self._stages, world_size // self._stages, is_counted=rank % self._stages == last)
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        self._check_model(model)
+        check_model(model, self._model, self._schedule)
+        wrapped, model = model, inner_of(model)
         # Ranks may have built different models where the trial draws its own random numbers.
         broadcast_tensors((*model.parameters(), *model.buffers()))
         self._units = units = find_units(model)
         counts = divide_units(model, units, self._stages * SCHEDULES[self._schedule].parts, self._split)
         self._replicas = Replicas(self._stages, self._device, self._timeout)
         self._parts = Parts(model, units, counts, replicas=self._replicas, schedule=self._schedule, borrow=self._borrow)
-        self._holding = Holding(model, units, self._parts.places_of_units(), self._stages)
+        self._compiler = UnitCompiler(wrapped, units, self._parts.cut, self._schedule)
+        self._wrapped = wrapped
+        self._holding = Holding(wrapped, units, self._parts.places_of_units(), self._stages)
         if self._divides and self._replicas.across is not None:
             self._division = ReplicaDivision(self._holding, self._replicas)
         self._holding.give_up(self._replicas.place)
@@ -133,11 +137,12 @@ class PipelineStrategy(Strategy):
         self._modules = {part: self._module_of(part) for part in self._parts.own}
         self._stream = seed.SharedStreams(seed.number_of(torch.initial_seed(), 1 + dist.get_rank()))
         log_parts(class_name(model), units, counts, self._schedule, [unit.numel for unit in units])
-        model.forward = self._forward
-        model.__dict__["__deepcopy__"] = _refuse_copy
+        model.forward = torch.compiler.disable(self._forward)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for each in {model, wrapped}:
+            each.__dict__["__deepcopy__"] = _refuse_copy
         self._model = model
-        self._models.add(model)
-        return model
+        self._models.add(wrapped)
+        return wrapped
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         self._models.check(optimizer)
@@ -301,34 +306,6 @@ class PipelineStrategy(Strategy):
             with self._stream:
                 seed.restore(state[_RANDOM])
 
-    def _check_model(self, model: nn.Module) -> None:
-        if self._model is not None:
-            raise invalid(
-                "parallelism.model",
-                f"pipeline trains one model, but {class_name(model)} is wrapped after {class_name(self._model)}; put "
-                "both into one nn.Module, or use ddp",
-            )
-        if isinstance(model, OptimizedModule | torch.jit.ScriptModule):
-            raise invalid(
-                "parallelism.model",
-                f"pipeline cannot cut {class_name(model)}, which is compiled as a whole; compile its blocks instead, "
-                "as in self.blocks[0] = torch.compile(self.blocks[0])",
-            )
-        check_initialised(model)
-        sparse = sparse_module(model)
-        if sparse is not None:
-            raise invalid(
-                "parallelism.model",
-                f"pipeline cannot join the sparse gradients of {sparse}; make it with sparse=False, or use ddp",
-            )
-        is_compiled = any(isinstance(inner, OptimizedModule) for inner in model.modules())
-        if is_compiled and not SCHEDULES[self._schedule].can_compile:
-            raise invalid(
-                "parallelism.schedule",
-                f"{self._schedule} computes the gradients of inputs and weights apart, which torch cannot do in "
-                "compiled modules; use schedule: 1F1B, or leave torch.compile out",
-            )
-
     def _count_for(self, records: int) -> int:
         """Returns the number of microbatches for a batch. The last batch of an epoch may be smaller, and gets fewer."""
         if records > self._usual_records:
@@ -377,7 +354,7 @@ class PipelineStrategy(Strategy):
             return
         self._parts.redivide(counts)
         old = self._holding
-        self._holding = Holding(model, self._units, self._parts.places_of_units(), self._stages)
+        self._holding = Holding(self._wrapped, self._units, self._parts.places_of_units(), self._stages)
         # Borrowed values are found again where parts begin elsewhere.
         for parameter in self._borrowed.values():
             if replicas.place not in old.holders(parameter):
@@ -407,6 +384,7 @@ class PipelineStrategy(Strategy):
         return PartModule(modules, weights, lambda number, received: self._running().run_part(part, number, received))
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._compiler.follow_caller()
         if self._is_whole:
             return self._parts.cut.run_whole(args, kwargs)
         if self._batch is not None:

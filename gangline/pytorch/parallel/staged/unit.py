@@ -36,6 +36,8 @@ class Unit:
 def find_units(model: nn.Module) -> list[Unit]:
     """Returns the units in the order in which the model runs them. Raises GanglineError `parallelism.model` for a model
     without a list of modules."""
+    # torch.compile puts the model into a module of its own.
+    model = getattr(model, "_orig_mod", model)
     trunk = _find_list(model)
     if trunk is None:
         raise invalid(

@@ -17,16 +17,16 @@ from torch.optim import Optimizer
 from gangline.errors import invalid
 from gangline.pytorch.data.torch_error import unused_parameters
 from gangline.pytorch.fusion.bucketed import BucketedModel
+from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.ownership import WrappedModels, check_initialised, class_name
 from gangline.pytorch.parallel.shared.strategy import Holder, Strategy, sparse_module
-from gangline.pytorch.parallel.whole import reentrant
 from gangline.pytorch.parallel.whole.ddp_meter import DdpMeter
 from gangline.pytorch.parallel.whole.exchange import Exchange
 from gangline.pytorch.parallel.whole.freshness import FreshForwards
+from gangline.pytorch.parallel.whole.late_exchange import LateExchange
 from gangline.pytorch.parallel.whole.module_route import OriginalForward, reroute, route
-from gangline.pytorch.parallel.whole.reentrant import LateExchange
 from gangline.pytorch.parallel.whole.same_change import check_same_change
 from gangline.pytorch.parallel.whole.stray import average_all, average_strays
 from gangline.pytorch.profile.traffic import TrafficMeter

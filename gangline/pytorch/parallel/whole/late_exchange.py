@@ -3,52 +3,18 @@ DistributedDataParallel exchanges during the backward pass.
 
 Such a checkpoint runs its part of the model again in the backward pass, and then a backward pass of its own. A
 parameter in two of them gets its gradient in two pieces, but DistributedDataParallel sends it after the first. Owns the
-detection of such checkpoints, and the choice to exchange a model's gradients after the backward pass instead.
+choice to exchange a model's gradients after the backward pass instead.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
-from torch.utils.checkpoint import CheckpointFunction
 
-
-class _Notice:
-    """Counts checkpoints. num_passes: forward passes of reentrant checkpoints so far. depth: those under way, also in a
-    backward pass."""
-
-    num_passes = 0
-    depth = 0
-
-
-def install() -> None:
-    """Starts the detection by wrapping torch's CheckpointFunction. May be called again."""
-    if hasattr(CheckpointFunction.forward, "__wrapped__"):
-        return
-    CheckpointFunction.forward = staticmethod(_noticed(CheckpointFunction.forward, num_passes=1))  # type: ignore[method-assign]
-    CheckpointFunction.backward = staticmethod(_noticed(CheckpointFunction.backward, num_passes=0))  # type: ignore[method-assign]
-
-
-def is_inside() -> bool:
-    """Returns whether the calling code runs in such a checkpoint."""
-    return _Notice.depth > 0
-
-
-def _noticed(function: Callable[..., Any], num_passes: int) -> Callable[..., Any]:
-    @wraps(function)
-    def call(*arguments: Any) -> Any:
-        _Notice.num_passes += num_passes
-        _Notice.depth += 1
-        try:
-            return function(*arguments)
-        finally:
-            _Notice.depth -= 1
-
-    return call
+from gangline.pytorch.parallel.shared.reentrant import num_passes
 
 
 class LateExchange:
@@ -67,12 +33,12 @@ class LateExchange:
         self._handles: list[Any] = []
 
     def begin_pass(self) -> None:
-        self._num_passes = _Notice.num_passes
+        self._num_passes = num_passes()
 
     def end_pass(self, parameters: Sequence[nn.Parameter]) -> None:
         """Called at the end of a forward pass. Turns the late exchange on if the pass ran the first reentrant
         checkpoints."""
-        if self._is_settled or self.is_on or _Notice.num_passes == self._num_passes:
+        if self._is_settled or self.is_on or num_passes() == self._num_passes:
             return
         self.is_on = True
         self._handles = [parameter.register_post_accumulate_grad_hook(self._count) for parameter in parameters]  # type: ignore[no-untyped-call]  # torch leaves it untyped
