@@ -16,7 +16,7 @@ from gangline.config.batch import NAME as BATCH_SIZE
 from gangline.config.complaint import Complaint
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
-from gangline.config.parallelism import NAMES, STRATEGIES, ranks_per_replica
+from gangline.config.parallelism import NAMES, STRATEGIES, Parallelism, ranks_per_replica
 from gangline.config.pipeline import DEFAULT_SCHEDULE, batch_conflict, microbatch_conflict, split_conflict
 
 _PATH = ("resources", "min_slots_per_trial")
@@ -69,25 +69,32 @@ def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
         return None
     text = slots_conflict(strategy, slots, "resources.slots_per_trial is", config.parallelism.stages)
     if text is None and STRATEGIES[strategy].family == "staged":
-        text = _stages_conflict(config)
+        text = _batches_conflict(config)
     return None if text is None else Complaint("invalid_value", ("parallelism",), text)
 
 
-def _stages_conflict(config: ExperimentConfig) -> str | None:
+def _batches_conflict(config: ExperimentConfig) -> str | None:
     """Returns why the stages of a pipeline cannot run its batches; None when they can run all possible ones."""
     section, slots = config.parallelism, config.resources.slots_per_trial
+    text = stages_conflict(section, slots)
+    if text is not None:
+        return text
+    stages, schedule = section.stages or slots, section.schedule or DEFAULT_SCHEDULE
+    sizes: Any = possible_values(config.hyperparameters.get(BATCH_SIZE)) or []
+    records = (int(size) * stages // slots for size in sizes)
+    texts = (batch_conflict(count, section.microbatches, stages, schedule) for count in records)
+    return next((text for text in texts if text is not None), None)
+
+
+def stages_conflict(section: Parallelism, slots: int) -> str | None:
+    """Returns why the stages of a pipeline do not fit its own options; None when they do. slots: a multiple of the
+    stages."""
     stages, schedule = section.stages or slots, section.schedule or DEFAULT_SCHEDULE
     if section.microbatches is not None:
         text = microbatch_conflict(section.microbatches, stages, schedule)
         if text is not None:
             return text
-    text = split_conflict(len(section.split), stages, schedule) if isinstance(section.split, list) else None
-    if text is not None:
-        return text
-    sizes: Any = possible_values(config.hyperparameters.get(BATCH_SIZE)) or []
-    records = (int(size) * stages // slots for size in sizes)
-    texts = (batch_conflict(count, section.microbatches, stages, schedule) for count in records)
-    return next((text for text in texts if text is not None), None)
+    return split_conflict(len(section.split), stages, schedule) if isinstance(section.split, list) else None
 
 
 def slots_conflict(strategy: str, slots: int, what: str, stages: int | None = None) -> str | None:
@@ -99,9 +106,10 @@ def slots_conflict(strategy: str, slots: int, what: str, stages: int | None = No
         return f"{strategy} trains on one slot, but {what} {slots}; use ddp"
     if slots % replica_ranks != 0:
         nearest = slots + replica_ranks - slots % replica_ranks
+        fewer = next((count for count in range(min(replica_ranks, slots), 1, -1) if slots % count == 0), None)
         return (
             f"{strategy} trains each replica on {replica_ranks} slots, but {what} {slots}, no multiple of "
-            f"that; use {nearest} slots"
+            f"that; use {nearest} slots{'' if fewer is None else f', or stages: {fewer}'}"
         )
     if slots >= row.fewest_slots and slots % row.slots_multiple == 0:
         return None

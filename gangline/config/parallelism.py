@@ -14,6 +14,7 @@ from gangline.config.pipeline import (
     SPLIT_WORDS,
     find_schedule,
     microbatch_conflict,
+    names_conflict,
     split_conflict,
     unknown_word,
 )
@@ -166,12 +167,24 @@ class Parallelism(Section):
             raise fault("invalid_value", unknown_word("schedule", value, tuple(SCHEDULES)))
         return known
 
-    @field_validator("split")
+    @field_validator("split", mode="before")
     @classmethod
-    def _is_split(cls, value: str | list[str] | None) -> str | list[str] | None:
-        if isinstance(value, str) and value not in SPLIT_WORDS:
-            more = ", or a list of modules, as in [blocks.4, blocks.8]"
-            raise fault("invalid_value", unknown_word("split", value, SPLIT_WORDS, more))
+    def _is_split(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, str):
+            if value not in SPLIT_WORDS:
+                more = ", or a list of modules, as in [blocks.4, blocks.8]"
+                raise fault("invalid_value", unknown_word("split", value, SPLIT_WORDS, more))
+            return value
+        if not isinstance(value, list):
+            raise wrong_type("parameters, time, or a list of modules as [blocks.4, blocks.8]", value)
+        for place, name in enumerate(value):
+            if not isinstance(name, str):
+                raise wrong_type("a module's name as a string, such as 'blocks.4' or '4'", name, place)
+        conflict = names_conflict(value)
+        if conflict is not None:
+            raise fault("invalid_value", conflict[1], conflict[0])
         return value
 
     @field_validator("activation_checkpointing")

@@ -7,12 +7,16 @@ the model into twice as many parts.
 from __future__ import annotations
 
 import difflib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 ScheduleName = Literal["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 # Microbatches for each stage where the configuration names no number: the bubble is then below 20 %.
 _MICROBATCHES_PER_STAGE = 4
+# Largest divisor that is tried for a batch, and its counterpart. It bounds the search for any batch that a user writes.
+_MOST_TRIED = 1 << 20
 SPLIT_WORDS = ("parameters", "time")
 
 
@@ -49,9 +53,11 @@ def find_schedule(name: str) -> str | None:
 
 
 def unknown_word(what: str, word: str, known: tuple[str, ...], more: str = "") -> str:
-    """Returns the message about an unknown word, with the nearest ones."""
+    """Returns the message about an unknown word, with the nearest ones: those that begin with it, else similar ones."""
     by_lower = {name.lower(): name for name in known}
-    nearest = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=2, cutoff=0.4)]
+    nearest = [name for lower, name in by_lower.items() if word and lower.startswith(word.lower())]
+    if not nearest:
+        nearest = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=2, cutoff=0.4)]
     advice = f"did you mean {' or '.join(nearest)}? " if nearest else ""
     return f"there is no {what} {word!r}; {advice}use {', '.join(known)}{more}"
 
@@ -73,8 +79,7 @@ def bubble_ratio(stages: int, microbatches: int, schedule: str = DEFAULT_SCHEDUL
 def choose_microbatches(records: int, stages: int, schedule: str = DEFAULT_SCHEDULE) -> int:
     """Returns the number of microbatches for a replica's batch of so many records: the smallest divisor of it that is
     at least four for each stage, or else the largest one that the schedule can run; 1 where it can run none."""
-    possible = [count for count in range(1, records + 1) if records % count == 0]
-    possible = [count for count in possible if microbatch_conflict(count, stages, schedule) is None]
+    possible = [count for count in _divisors(records) if microbatch_conflict(count, stages, schedule) is None]
     enough = [count for count in possible if count >= _MICROBATCHES_PER_STAGE * stages]
     return enough[0] if enough else max(possible, default=1)
 
@@ -83,7 +88,7 @@ def fewer_microbatches(records: int, most: int, stages: int, schedule: str) -> i
     """Returns the number of microbatches for a smaller batch, as the last one of an epoch: the largest divisor of its
     records up to `most` that the schedule can run. Without such a divisor it is the largest one below the number of
     stages, which leaves stages idle."""
-    possible = [count for count in range(1, min(records, most) + 1) if records % count == 0]
+    possible = [count for count in _divisors(records) if count <= most]
     full = [count for count in possible if microbatch_conflict(count, stages, schedule) is None]
     return max(full or [count for count in possible if count < stages], default=1)
 
@@ -110,20 +115,58 @@ def split_conflict(num_names: int, stages: int, schedule: str) -> str | None:
     parts = stages * SCHEDULES[schedule].parts
     if num_names == parts - 1:
         return None
-    return (
-        f"split names {num_names} modules, but {stages} stages with {schedule} are {parts} parts; name the {parts - 1} "
-        "modules with which the second and each later part begin"
-    )
+    wanted = "the module with which the second part begins"
+    if parts > 2:
+        wanted = f"the {parts - 1} modules with which the second and each later part begin"
+    names = "1 module" if num_names == 1 else f"{num_names} modules"
+    return f"split names {names}, but {stages} stages with {schedule} are {parts} parts; name {wanted}"
+
+
+def names_conflict(names: Sequence[str]) -> tuple[int, str] | None:
+    """Returns the place of the first wrong name of a split by hand, and why it is wrong; None where all may be right.
+    The model is not known here."""
+    for place, name in enumerate(names):
+        if not name:
+            return place, "an empty name; name the module with which the part begins, as in blocks.4"
+        if name in names[:place]:
+            return place, f"{name!r} is there twice; each part begins with another module"
+    return None
+
+
+def units_conflict(num_units: int, stages: int, schedule: str) -> str | None:
+    """Returns why a model of so many units cannot be divided over the stages; None when it can. The text follows the
+    model's name."""
+    per_stage = SCHEDULES[schedule].parts
+    if stages * per_stage <= num_units:
+        return None
+    most = num_units // per_stage
+    advice = f"use stages: {most}" if most == 2 else f"use at most {most} stages"
+    if most < 2:
+        advice = "use schedule: 1F1B with 2 stages" if num_units >= 2 else "use ddp"
+    return f"has {num_units} units, but {stages} stages with {schedule} are {stages * per_stage} parts; {advice}"
 
 
 def batch_conflict(records: int, microbatches: int | None, stages: int, schedule: str) -> str | None:
     """Returns why a replica's batch of so many records cannot be cut into microbatches; None when it can."""
-    if microbatches is not None:
-        if records % microbatches == 0:
+    if microbatches is None:
+        if microbatch_conflict(choose_microbatches(records, stages, schedule), stages, schedule) is None:
             return None
-        best = max(count for count in range(1, min(records, microbatches) + 1) if records % count == 0)
         return (
-            f"a replica's batch of {records} records cannot be cut into {microbatches} equal microbatches; use "
-            f"{best}, or another global_batch_size"
+            f"a replica's {records} records cannot be cut into the {stages} microbatches that {schedule} needs; use a "
+            f"global_batch_size with a multiple of {stages} records for each replica, or schedule: GPipe"
         )
-    return microbatch_conflict(choose_microbatches(records, stages, schedule), stages, schedule)
+    if records % microbatches == 0:
+        return microbatch_conflict(microbatches, stages, schedule)
+    possible = [count for count in _divisors(records) if microbatch_conflict(count, stages, schedule) is None]
+    nearest = max((count for count in possible if count <= microbatches), default=min(possible, default=None))
+    return (
+        f"a replica's batch of {records} records cannot be cut into {microbatches} equal microbatches; use "
+        f"{'' if nearest is None else f'{nearest}, or '}a global_batch_size with a multiple of {microbatches} records "
+        "for each replica"
+    )
+
+
+def _divisors(records: int) -> list[int]:
+    """Returns the divisors of a number in their order. Of a number above 2^40 some may be missing."""
+    low = [count for count in range(1, min(math.isqrt(max(0, records)), _MOST_TRIED) + 1) if records % count == 0]
+    return sorted({*low, *(records // count for count in low)})

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from gangline.config.elastic import slots_conflict, unknown_strategy
+from gangline.config.elastic import slots_conflict, stages_conflict, unknown_strategy
 from gangline.config.optimization import Optimizations, compression_conflict
 from gangline.config.parallelism import NAMES, STRATEGIES, parse_parallelism
 from gangline.errors import invalid
@@ -87,6 +87,8 @@ def check_choice(
         raise invalid("parallelism.compression", f"optimizations.gradient_compression: {conflict}")
     stages = options.get("stages")
     text = slots_conflict(name, size, "the slots of this trial are", stages) if size > 1 else None
+    if text is None and size > 1 and STRATEGIES[name].family == "staged":
+        text = stages_conflict(parse_parallelism({"strategy": name, **options}), size)
     if text is not None:
         raise invalid("parallelism.slots", f"parallelism: {text}")
     return name, options

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from gangline.config.elastic import slots_conflict
 from gangline.config.parallelism import Parallelism
 from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES, bubble_ratio, choose_microbatches
 from gangline.errors import GanglineError
@@ -59,6 +60,9 @@ def _pipeline(
     if measured.num_models > 1 or measured.cut_refusal:
         return {"refusal": measured.cut_refusal or "pipeline cuts one model, and the trial wraps several"}
     stages = section.stages or (place.slots if is_configured else _stages(measured, place, chosen))
+    conflict = slots_conflict("pipeline", place.slots, "the slots of this plan are", section.stages)
+    if conflict is not None:
+        return {"refusal": conflict}
     if stages is None or place.slots % stages:
         return {"refusal": f"{len(measured.units)} units cannot be divided over {place.slots} slots"}
     replicas = place.slots // stages
@@ -66,7 +70,7 @@ def _pipeline(
     microbatches = section.microbatches or choose_microbatches(max(1, records), stages, schedule)
     split = section.split if isinstance(section.split, list) else None
     try:
-        counts = divide_units(measured.model, measured.units, stages * SCHEDULES[schedule].parts, split)
+        counts = divide_units(measured.model, measured.units, stages * SCHEDULES[schedule].parts, split, schedule)
     except GanglineError as error:
         if is_configured:
             raise

@@ -225,7 +225,7 @@ CASES = [
         "parallelism: {strategy: pipeline, stages: 3}",
         "config.invalid_value",
         "parallelism (line 1): pipeline trains each replica on 3 slots, but resources.slots_per_trial is 4, no "
-        "multiple of that; use 6 slots",
+        "multiple of that; use 6 slots, or stages: 2",
     ),
     (
         "name: digits",
@@ -238,8 +238,8 @@ CASES = [
         "name: digits",
         "parallelism: {strategy: pipeline, stages: 2, split: [a, b]}",
         "config.invalid_value",
-        "parallelism.split (line 1): split names 2 modules, but 2 stages with 1F1B are 2 parts; name the 1 modules "
-        "with which the second and each later part begin",
+        "parallelism.split (line 1): split names 2 modules, but 2 stages with 1F1B are 2 parts; name the module "
+        "with which the second part begins",
     ),
     (
         "name: digits",

@@ -102,13 +102,24 @@ def test_schedule_refuses_numbers_that_it_cannot_run(
 def test_batch_is_cut_into_equal_parts() -> None:
     assert batch_conflict(16, 8, 2, "1F1B") is None
     text = (
-        "a replica's batch of 10 records cannot be cut into 4 equal microbatches; use 2, or another global_batch_size"
+        "a replica's batch of 10 records cannot be cut into 4 equal microbatches; use 2, or a global_batch_size with a "
+        "multiple of 4 records for each replica"
     )
     assert batch_conflict(10, 4, 2, "1F1B") == text
     assert batch_conflict(1, None, 2, "GPipe") is None
     conflict = batch_conflict(1, None, 2, "1F1B")
     assert conflict is not None
-    assert "there are 1 for 2 stages" in conflict
+    assert "a replica's 1 records cannot be cut into the 2 microbatches that 1F1B needs" in conflict
+    # 1 divides 9 and is no multiple of 2 stages, so no number of microbatches up to 4 will do.
+    assert "microbatches; use a global_batch_size" in str(batch_conflict(9, 4, 2, "Interleaved1F1B"))
+    # 3 divides 9, but 4 stages need 4 microbatches.
+    assert "microbatches; use 9, or" in str(batch_conflict(9, 4, 4, "1F1B"))
+    assert batch_conflict(64, 2, 4, "1F1B") == microbatch_conflict(2, 4, "1F1B")
+
+
+@pytest.mark.parametrize("records", [10**12, 2**61 - 1, 2**63 - 1])
+def test_an_enormous_batch_is_judged_at_once(records: int) -> None:
+    assert records % choose_microbatches(records, 2) == 0
 
 
 def test_parts_lie_on_slots_as_the_schedule_wants() -> None:
@@ -140,8 +151,8 @@ def test_a_smaller_size_has_fewer_replicas_of_the_same_stages() -> None:
     [
         (64, "stages: 3", "3 slots, but resources.slots_per_trial is 8, no multiple of that; use 9 slots"),
         (40, "stages: 2, microbatches: 4", "batch of 10 records cannot be cut into 4 equal microbatches; use 2"),
-        (4, "stages: 2", "there are 1 for 2 stages; use at least 2"),
-        (64, "split: [a]", "split names 1 modules, but 8 stages with 1F1B are 8 parts; name the 7 modules"),
+        (4, "stages: 2", "a replica's 1 records cannot be cut into the 2 microbatches that 1F1B needs; use a glob"),
+        (64, "split: [a]", "split names 1 module, but 8 stages with 1F1B are 8 parts; name the 7 modules"),
         (2, "stages: 2", "2 is smaller than the 4 replicas of 2 slots of resources.slots_per_trial"),
     ],
 )

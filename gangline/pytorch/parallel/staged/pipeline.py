@@ -25,7 +25,6 @@ from gangline.config.pipeline import (
     choose_microbatches,
     fewer_microbatches,
     slot_of_part,
-    split_conflict,
 )
 from gangline.core.beat import Beat, NoBeat
 from gangline.errors import GanglineError, invalid
@@ -86,9 +85,6 @@ class PipelineStrategy(Strategy):
         # Records of the largest batch so far.
         self._usual_records = 0
         self._schedule = schedule or DEFAULT_SCHEDULE
-        text = split_conflict(len(split), self._stages, self._schedule) if isinstance(split, list) else None
-        if text is not None:
-            raise invalid("parallelism.split", f"parallelism: {text}")
         self._split = None if split is None or isinstance(split, str) else list(split)
         # Whether units are to be measured in the next batch.
         self._is_untimed = split == "time"
@@ -123,7 +119,8 @@ class PipelineStrategy(Strategy):
         # Ranks may have built different models where the trial draws its own random numbers.
         broadcast_tensors((*model.parameters(), *model.buffers()))
         self._units = units = find_units(model)
-        counts = divide_units(model, units, self._stages * SCHEDULES[self._schedule].parts, self._split)
+        parts = self._stages * SCHEDULES[self._schedule].parts
+        counts = divide_units(model, units, parts, self._split, self._schedule)
         self._replicas = Replicas(self._stages, self._device, self._timeout)
         self._parts = Parts(model, units, counts, replicas=self._replicas, schedule=self._schedule, borrow=self._borrow)
         self._compiler = UnitCompiler(wrapped, units, self._parts.cut, self._schedule)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES, split_conflict, units_conflict
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.partition import partition
@@ -67,18 +68,26 @@ def find_units(model: nn.Module) -> list[Unit]:
     return [Unit(tuple(paths), end, _numel(model, paths)) for paths, end in groups]
 
 
-def divide_units(model: nn.Module, units: Sequence[Unit], parts: int, split: Sequence[str] | None = None) -> list[int]:
+def divide_units(
+    model: nn.Module,
+    units: Sequence[Unit],
+    parts: int,
+    split: Sequence[str] | None = None,
+    schedule: str = DEFAULT_SCHEDULE,
+) -> list[int]:
     """Returns the number of units of each part. split: names of the modules with which the second and each later part
     begin; None balances the parameters. Raises GanglineError `parallelism.split` or `parallelism.stages`."""
+    stages = parts // SCHEDULES[schedule].parts
     if split is not None:
-        counts = _by_hand(units, split)
-        assert len(counts) == parts
-        return counts
-    if parts > len(units):
+        text = split_conflict(len(split), stages, schedule)
+        if text is not None:
+            raise invalid("parallelism.split", f"parallelism: {text}")
+        return _by_hand(units, split)
+    text = units_conflict(len(units), stages, schedule)
+    if text is not None:
         raise invalid(
             "parallelism.stages",
-            f"pipeline divides {class_name(model)} into {parts} parts, but it has {len(units)} units: "
-            f"{_names(units)}; use at most {len(units)} parts",
+            f"pipeline cannot divide {class_name(model)}, which {text}; the units are {_names(units)}",
         )
     return partition([unit.numel for unit in units], parts)
 
