@@ -381,6 +381,19 @@ class NormTrial(ChainTrial):
         return torch.stack(losses).mean()
 
 
+class SumTrial(ChainTrial):
+    """Whose loss sums over records. One process divides the sum by the microbatches of the pipeline, to train alike."""
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        is_reference = self.model.training and self.context.distributed.size == 1
+        total = functional.mse_loss(self.model(inputs), targets, reduction="sum")
+        return total / (self.context.get_hparams()["parts"] if is_reference else 1)
+
+    def clip(self, parameters: Any) -> None:
+        """Leaves gradients as they are, so that their scale shows."""
+
+
 class DropoutTrial(ChainTrial):
     """Which drops half of everything in training, without effect on its parameters."""
 

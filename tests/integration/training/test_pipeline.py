@@ -36,6 +36,7 @@ _OF_TWO = {
     "decision, zero bubble": Run("DecidingTrial", _pipeline(schedule="ZBVZeroBubble"), batches=3, hparams=_SGD),
     "lstm": Run("RecurrentTrial", _pipeline()),
     "batch norm": Run("NormTrial", _pipeline(microbatches=4), hparams={"parts": 4, **_SGD}),
+    "loss that is a sum": Run("SumTrial", _pipeline(microbatches=4), batches=3, hparams={"parts": 4, **_SGD}),
     "weights used outside": Run("OutsideTrial", _pipeline(schedule="ZBVZeroBubble")),
     "compiled blocks": Run("CompiledTrial", _pipeline(), batches=2, hparams=_SGD),
     "compiled": Run("ChainTrial", _pipeline(), batches=3, hparams={**_COMPILED, "options": _STRICT}, saves=True),

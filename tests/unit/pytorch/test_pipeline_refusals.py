@@ -193,9 +193,9 @@ def test_wrong_options_are_refused_at_submit(options: str, slots: int, batch: in
 
 def test_a_smaller_size_keeps_whole_replicas() -> None:
     assert str(_submit("stages: 4", 8, 64, fewest=6)) == (
-        "resources.min_slots_per_trial (line 4): with 6 there is no smaller size for 8 slots_per_trial and the strategy "
-        "pipeline: a smaller size divides slots_per_trial, and the strategy can use it; use at most 4, or change "
-        "slots_per_trial"
+        "resources.min_slots_per_trial (line 4): with 6 there is no smaller size for 8 slots_per_trial and the "
+        "strategy pipeline: a smaller size divides slots_per_trial, and the strategy can use it; use at most 4, or "
+        "change slots_per_trial"
     )
 
 
@@ -247,8 +247,8 @@ _UNITS = "the units are stem, blocks.0, blocks.1, blocks.2, blocks.3, head"
         (
             lambda: _split(7),
             "parallelism.stages",
-            f"pipeline cannot divide Chain, which has 6 units, but 7 stages with 1F1B are 7 parts; use at most 6 stages; "
-            f"{_UNITS}",
+            f"pipeline cannot divide Chain, which has 6 units, but 7 stages with 1F1B are 7 parts; use at most 6 "
+            f"stages; {_UNITS}",
         ),
         (
             lambda: _split(8, schedule="Interleaved1F1B"),
