@@ -209,6 +209,42 @@ class Leaving(Chain):
         return out
 
 
+class Exiting(Chain):
+    """Which leaves out the last block where the output of the one before it has a mean above 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for place, block in enumerate(self.blocks):
+            x = block(x)
+            if place == 2 and x.mean() > 0:
+                break
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class LeavingLater(Leaving):
+    """Which does so from its third microbatch on only."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # The first call checks the model. The next three are the first microbatches of a part.
+        self.calls += 1
+        return super().forward(x) if self.calls > 3 else Chain.forward(self, x)
+
+
+class Dropping(Chain):
+    """Which leaves out blocks at random, with other random numbers on each stage (LayerDrop)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            if float(torch.rand(())) < 0.2:
+                x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
 class Backwards(Chain):
     """Which runs its blocks in the reverse order."""
 
@@ -394,6 +430,12 @@ class SumTrial(ChainTrial):
         """Leaves gradients as they are, so that their scale shows."""
 
 
+class ExitingTrial(NormTrial):
+    """Decides for each microbatch by itself, as its reference in one process does."""
+
+    make = Exiting
+
+
 class DropoutTrial(ChainTrial):
     """Which drops half of everything in training, without effect on its parameters."""
 
@@ -542,6 +584,8 @@ WRONG: dict[str, type[ChainTrial]] = {
     "no scalar": _trains_with(_no_scalar),
     "leaves blocks out": _trains_with(_good, Leaving),
     "backwards": _trains_with(_good, Backwards),
+    "leaves blocks out later": _trains_with(_good, LeavingLater),
+    "drops blocks": _trains_with(_good, Dropping),
     "one unit": _trains_with(_good, lambda: nn.Linear(6, 3)),
     "lazy": _trains_with(_good, lambda: nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 3))),
     "compiled": _trains_with(_good, lambda: torch.compile(Chain(), backend=counted)),

@@ -36,6 +36,7 @@ _OF_TWO = {
     "decision, zero bubble": Run("DecidingTrial", _pipeline(schedule="ZBVZeroBubble"), batches=3, hparams=_SGD),
     "lstm": Run("RecurrentTrial", _pipeline()),
     "batch norm": Run("NormTrial", _pipeline(microbatches=4), hparams={"parts": 4, **_SGD}),
+    "early exit in a part": Run("ExitingTrial", _pipeline(microbatches=4), batches=3, hparams={"parts": 4, **_SGD}),
     "loss that is a sum": Run("SumTrial", _pipeline(microbatches=4), batches=3, hparams={"parts": 4, **_SGD}),
     "weights used outside": Run("OutsideTrial", _pipeline(schedule="ZBVZeroBubble")),
     "compiled blocks": Run("CompiledTrial", _pipeline(), batches=2, hparams=_SGD),
@@ -166,6 +167,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 _NAMES = {"Run": Run}
+_WAY_OUT = (
+    "in the order of its definition; where layers are left out, decide inside of their own forward, or begin the part "
+    "at another unit with parallelism.split"
+)
 
 
 def _check(results: list[Result], reference: Result, tolerance: float = 1e-12) -> None:
@@ -279,8 +284,10 @@ def test_evaluation_drops_nothing(of_two: list[list[Result]], alone: Any) -> Non
         ("two backwards", "its train_batch calls context.backward twice; add the losses up for one call"),
         ("own backward", "its train_batch returns without context.backward(loss); call it once for each batch"),
         ("no scalar", "context.backward got a loss of shape [2, 3] where it needs one number"),
-        ("leaves blocks out", "Leaving, whose forward has not run blocks.1"),
         ("reentrant", "blocks.0 in a reentrant checkpoint, which would recompute it from inputs that this part does"),
+        ("leaves blocks out", f"Leaving, whose forward has not run blocks.1 {_WAY_OUT}"),
+        ("leaves blocks out later", f"LeavingLater, whose forward has not run blocks.1 {_WAY_OUT}"),
+        ("drops blocks", f"Dropping, whose forward has not run blocks.1 {_WAY_OUT}"),
     ],
 )
 def test_trial_that_cannot_be_scheduled_is_refused(mistake: str, message: str, tmp_path: Path) -> None:

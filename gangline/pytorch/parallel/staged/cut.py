@@ -29,6 +29,12 @@ from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
 from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch
 
+# Advice where the last unit of a part was left out, by an early exit or at random.
+_WAY_OUT = (
+    "; where layers are left out, decide inside of their own forward, or begin the part at another unit with "
+    "parallelism.split"
+)
+
 
 class _PartEnd(BaseException):
     """Ends a forward where the next part begins. No Exception, so that a model's own handlers let it pass."""
@@ -97,7 +103,7 @@ class CutModel:
             run.output, run.is_complete = result, True
         if not run.is_complete or (run.first > 0 and not run.is_begun):
             unit = self._units[run.last if run.is_begun or run.first == 0 else run.first]
-            raise self.refuse(f"has not run {unit.name} in the order of its definition")
+            raise self.refuse(f"has not run {unit.name} in the order of its definition{_WAY_OUT}")
         if run.watch is not None:
             needed = run.watch.sources_of(tensors_of((run.output, run.kept)))
             if needed:
@@ -176,7 +182,7 @@ class CutModel:
         if run.first == 0:
             return args
         if self._units[run.first - 1].end is not None:
-            raise self.refuse(f"has not run {self._units[run.first - 1].name} before {path}")
+            raise self.refuse(f"has not run {self._units[run.first - 1].name} before {path}{_WAY_OUT}")
         self._first_of(args, path)._gangline_replaced = True  # type: ignore[attr-defined]  # read by _was_replaced
         return (run.received, *args[1:])
 
