@@ -60,11 +60,9 @@ def _pipeline(
     if measured.num_models > 1 or measured.cut_refusal:
         return {"refusal": measured.cut_refusal or "pipeline cuts one model, and the trial wraps several"}
     stages = section.stages or (place.slots if is_configured else _stages(measured, place, chosen))
-    conflict = slots_conflict("pipeline", place.slots, "the slots of this plan are", section.stages)
-    if conflict is not None:
-        return {"refusal": conflict}
     if stages is None or place.slots % stages:
-        return {"refusal": f"{len(measured.units)} units cannot be divided over {place.slots} slots"}
+        conflict = slots_conflict("pipeline", place.slots, "the slots of this plan are", section.stages)
+        return {"refusal": conflict or f"{len(measured.units)} units cannot be divided over {place.slots} slots"}
     replicas = place.slots // stages
     records = work.records // replicas if work.records else stages
     microbatches = section.microbatches or choose_microbatches(max(1, records), stages, schedule)
