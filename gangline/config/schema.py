@@ -39,4 +39,7 @@ def describe_config(config_json: str) -> str:
         values = ExperimentConfig.model_validate_json(config_json).model_dump(mode="json", exclude_defaults=True)
     except ValidationError:
         values = json.loads(config_json or "{}")
+    section = values.get("parallelism")
+    if isinstance(section, dict) and list(section) == ["strategy"]:
+        values["parallelism"] = section["strategy"]
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True).rstrip("\n")
