@@ -198,6 +198,21 @@ class Deciding(Chain):
         return out
 
 
+class Changing(Chain):
+    """A chain that changes outputs of its blocks in place, behind the last unit of a part and on later parts."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.blocks[0](self.stem(x))
+        first.mul_(1.5)
+        x = 1.0 * first
+        for block in self.blocks[1:]:
+            functional.leaky_relu_(x, 0.5)
+            x = block(x)
+            first += 0.125
+        out: torch.Tensor = self.head(x + first)
+        return out
+
+
 class Leaving(Chain):
     """Which leaves out all blocks but one."""
 
@@ -517,6 +532,10 @@ class _Slow(nn.Linear):
 
 class SkippingTrial(ChainTrial):
     make = Skipping
+
+
+class ChangingTrial(ChainTrial):
+    make = Changing
 
 
 class DecidingTrial(ChainTrial):

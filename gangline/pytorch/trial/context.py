@@ -307,7 +307,8 @@ class PyTorchTrialContext(Lacking):
         gradients to the caller. scaler: a wrapped GradScaler; it is updated at the end of the batch, unless the trial
         does so itself.
         """
-        self.core.beat.enter(OPTIMIZER)
+        # A pipeline steps in the last of its calls alone.
+        (self.core.beat.enter if self.update.is_step_batch else self.core.beat.stay)(OPTIMIZER)
         self.update.step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
         self.core.beat.stay(TRAIN_BATCH)
 

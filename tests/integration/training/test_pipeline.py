@@ -31,6 +31,7 @@ _OF_TWO = {
     "zero bubble": Run("TiedTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
     "by hand": Run("ChainTrial", _pipeline(split=["blocks.0"], microbatches=4)),
     "skip connection": Run("SkippingTrial", _pipeline(), hparams=_SGD),
+    "changes in place": Run("ChangingTrial", _pipeline(split=["blocks.1"]), hparams=_SGD),
     "decision": Run("DecidingTrial", _pipeline(split=["blocks.2"]), batches=3, hparams=_SGD),
     "skip connection, zero bubble": Run("SkippingTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
     "decision, zero bubble": Run("DecidingTrial", _pipeline(schedule="ZBVZeroBubble"), batches=3, hparams=_SGD),
@@ -81,6 +82,7 @@ _OF_TWO = {
 }
 _OF_FOUR = {
     "four stages": Run("TiedTrial", _pipeline(), hparams=_SGD),
+    "changes in place over three stages": Run("ChangingTrial", _pipeline(), hparams=_SGD),
     "skip connection over two stages": Run("SkippingTrial", _pipeline(), hparams=_SGD),
     "two replicas": Run("TiedTrial", _pipeline(stages=2), hparams=_SGD),
     "weights used outside": Run("OutsideTrial", _pipeline(stages=2), hparams=_SGD),

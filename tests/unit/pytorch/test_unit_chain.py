@@ -122,6 +122,8 @@ def test_nested_outputs_cross_a_cut() -> None:
         (lambda x, first: torch.zeros_like(x).copy_(first), True),
         (lambda x, first: x * 2 if first.mean() > 0 else x, True),
         (lambda x, first: x[: len(first[first[:, 0] > 0])], True),
+        (lambda x, first: x * first.sum().tolist(), True),
+        (lambda x, first: x * float(first.detach().numpy().sum()), True),
         # These read its shape and its type alone.
         (lambda x, first: x + torch.ones_like(first), False),
         (lambda x, first: x + first.new_zeros(first.shape[1]), False),
@@ -161,6 +163,27 @@ def test_a_carried_output_takes_the_place_of_its_module() -> None:
     value = cut.run_part(first, (inputs,), {})
     second = PartRun(3, 5, value, first.described, carried=first.kept, watch=ValueWatch())
     assert torch.equal(cut.run_part(second, (inputs,), {}), wanted)
+
+
+class _Counting(Chain):
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+            self.mean += x.detach().mean(0)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def test_a_buffer_that_is_changed_between_units_is_refused() -> None:
+    with pytest.raises(GanglineError, match="changes its buffer mean between its units, which one part alone would"):
+        _run_in_parts(_Counting(), [3, 3], torch.randn(4, 6))
 
 
 def test_a_placeholder_that_was_not_found_is_no_number() -> None:

@@ -163,8 +163,7 @@ class BatchRun:
             if number == self.count - 1:
                 self._last = tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output)
             return tuple(tensors_of(output))
-        # gloo sends contiguous tensors only.
-        return tuple(tensor.contiguous() for tensor in tensors_of(output))
+        return tuple(map(_to_send, tensors_of(output)))
 
     def loss_of(self, number: int) -> torch.Tensor:
         """Returns the loss of a microbatch; called by the schedule on the rank of the last part."""
@@ -216,6 +215,13 @@ class BatchRun:
         output = self._parts.share_output(None, self._layout)
         self._beat.stay(FORWARD)
         return tree_map_only(torch.Tensor, lambda tensor: tensor.requires_grad_(tensor.is_floating_point()), output)
+
+
+def _to_send(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor that gloo can send, which must be contiguous, and that ZBVZeroBubble can detach from its graph,
+    which must be no view."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor._is_view() else tensor
 
 
 def _unfit(what: str) -> GanglineError:

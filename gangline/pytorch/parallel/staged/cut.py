@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared import reentrant
@@ -27,7 +28,7 @@ from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.layout import Described, TensorShape, describe, tensors_of
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch
+from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch, Versions
 
 # Advice where the last unit of a part was left out, by an early exit or at random.
 _WAY_OUT = (
@@ -44,12 +45,13 @@ class _PartEnd(BaseException):
 class PartRun:
     """One run of a part. first, last: its units. received: the value from the part before. layout: descriptions of the
     outputs of earlier units' modules. carried: those outputs of them that came along, by path. keeps: paths of modules
-    of this part whose outputs later parts need; they are put into `kept`. output: the value for the next part, or of
-    the model.
+    whose outputs later parts need; they are put into `kept`. output: the value for the next part, or of the model.
 
-    watch: makes the run check the chain, and describe the part's own outputs in `described`. checkpoint: around the
-    newest unit of an earlier part, in a run with a watch. seconds: where it is given, the run measures the part's units
-    in it, each by itself, forward and backward.
+    copies_outputs: the model's code changes outputs of modules in place, so later parts get copies from before.
+
+    watch: makes the run check the chain, and describe the part's own outputs in `described`. versions: notes in such a
+    run what is changed in place. checkpoint: around the newest unit of an earlier part, in a run with a watch. seconds:
+    where it is given, the run measures the part's units in it, each by itself, forward and backward.
     """
 
     first: int
@@ -59,7 +61,9 @@ class PartRun:
     carried: Mapping[str, Any] = field(default_factory=dict)
     keeps: Collection[str] = ()
     kept: dict[str, Any] = field(default_factory=dict)
+    copies_outputs: bool = False
     watch: ValueWatch | None = None
+    versions: Versions | None = None
     described: dict[str, Described] = field(default_factory=dict)
     output: Any = None
     is_complete: bool = False
@@ -80,6 +84,9 @@ class CutModel:
         self._is_whole = False
         # By shape. Their values do not matter.
         self._placeholders: dict[TensorShape, torch.Tensor] = {}
+        of_units = {id(buffer) for unit in units for path in unit.paths for buffer in _buffers_of(model, path)}
+        # Buffers of no unit, by name.
+        self.own_buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in of_units}
         reentrant.install()
         self.forward = model.forward
         for place, unit in enumerate(units):
@@ -92,6 +99,10 @@ class CutModel:
         watch raises ValuesNeeded where the part needs values that this rank does not have."""
         assert self._run is None
         self._run = run
+        # As outputs of the part they must not be its inputs any more.
+        run.kept = {path: _copy(run.carried[path]) for path in run.keeps if path in run.carried}
+        if run.watch is not None:
+            run.versions = Versions(tensors_of((run.received, run.carried)))
         try:
             with _watching(run.watch) if run.watch else nullcontext():
                 result = self.forward(*args, **kwargs)
@@ -104,7 +115,13 @@ class CutModel:
         if not run.is_complete or (run.first > 0 and not run.is_begun):
             unit = self._units[run.last if run.is_begun or run.first == 0 else run.first]
             raise self.refuse(f"has not run {unit.name} in the order of its definition{_WAY_OUT}")
-        if run.watch is not None:
+        if run.watch is not None and run.versions is not None:
+            changed = run.versions.changed_buffer()
+            if changed is not None:
+                raise self.refuse(
+                    f"changes its buffer {changed} between its units, which one part alone would see; change it before "
+                    "the first unit, or inside of a unit"
+                )
             needed = run.watch.sources_of(tensors_of((run.output, run.kept)))
             if needed:
                 raise ValuesNeeded(outputs=needed)
@@ -128,13 +145,13 @@ class CutModel:
 
     def _call(self, place: int, path: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         run = self._run
-        self._check_recomputation(path, args)
+        self._before_call(path, args)
         if run is None:
             # Recomputation of a checkpoint, or a run of the whole model.
             return original(*args, **kwargs)
         if place > run.last:
             if self._units[run.last].end is None and not run.is_complete:
-                run.output, run.is_complete = self._first_of(args, path), True
+                self._complete(run, self._first_of(args, path))
             raise _PartEnd
         if place < run.first:
             if run.watch is not None:
@@ -156,12 +173,26 @@ class CutModel:
         if run.watch is not None:
             run.described[path] = describe(result, path)
         if path in run.keeps:
-            run.kept[path] = result
+            run.kept[path] = self._take(run, result)
         if place == run.last and path == self._units[place].end:
-            run.output, run.is_complete = result, True
+            self._complete(run, result)
         return result
 
-    def _check_recomputation(self, path: str, args: tuple[Any, ...]) -> None:
+    def _complete(self, run: PartRun, output: Any) -> None:
+        run.output, run.is_complete = self._take(run, output), True
+        missing = next((path for path in run.keeps if path not in run.kept), None)
+        if missing is not None:
+            raise self.refuse(f"has left out {missing}, whose output a later part needs{_WAY_OUT}")
+
+    def _take(self, run: PartRun, output: Any) -> Any:
+        """Returns a module's output for later parts. These run the code between the units too, so they need the output
+        as it is now, before that code changes it in place."""
+        if run.versions is not None:
+            run.versions.note_outputs(tensors_of(output))
+        return _copy(output) if run.copies_outputs or run.versions is not None else output
+
+    def _before_call(self, path: str, args: tuple[Any, ...]) -> None:
+        """Refuses recomputations that cannot be right. Notes buffers in a run with a watch."""
         if self._run is None:
             if not self._is_whole and _was_replaced(args):
                 raise self.refuse(
@@ -174,6 +205,8 @@ class CutModel:
                 "have; pass use_reentrant=False to torch.utils.checkpoint, or leave it out and set "
                 "parallelism.activation_checkpointing: blocks"
             )
+        elif self._run.versions is not None:
+            self._run.versions.note_buffers(self.own_buffers)
 
     def _begin(self, run: PartRun, path: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Puts the received value in the place of the first unit's input, where the part before has the modules before
@@ -197,7 +230,10 @@ class CutModel:
         described = run.layout.get(path)
         if described is None:
             # The part that has the module has not called it, or calls it later.
-            raise self.refuse(f"calls {path} in another order on another part; make its units one chain")
+            raise self.refuse(
+                f"calls {path}, which it has left out or called later when the first batch of this shape was checked; "
+                f"run all units in the order of their definition{_WAY_OUT}"
+            )
         if run.watch is None:
             return described.fill([self._placeholder_of(shape) for shape in described.shapes])
         tensors = [_make_placeholder(shape, self._device) for shape in described.shapes]
@@ -231,14 +267,22 @@ class CutModel:
 @contextmanager
 def _watching(watch: ValueWatch) -> Iterator[None]:
     # Compiled modules run as they are written meanwhile.
-    with torch.compiler.set_stance("force_eager"), watch:
+    with torch.compiler.set_stance("force_eager"), watch, watch.reads:
         yield
+
+
+def _buffers_of(model: nn.Module, path: str) -> Iterator[torch.Tensor]:
+    return model.get_submodule(path).buffers()
 
 
 def _make_placeholder(shape: TensorShape, device: torch.device) -> torch.Tensor:
     """Returns a tensor that no result depends on. It is not a number, so that a wrong use would be noticed."""
     placeholder = shape.make(device)
     return placeholder.fill_(torch.nan) if placeholder.is_floating_point() else placeholder
+
+
+def _copy(value: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), value)
 
 
 def _was_replaced(args: tuple[Any, ...]) -> bool:

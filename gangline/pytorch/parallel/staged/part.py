@@ -74,14 +74,17 @@ class Parts:
         self.cut = CutModel(model, units, replicas.device)
         self._layouts: dict[Any, Layout] = {}
         self.beat: Beat = NoBeat()
-        # A part's input is a leaf that records gradients, which a module must not change in place.
-        self._changes_inputs = {part: self._has_inplace(part) for part in self.own}
+        # Parts in which the model changes in place what came from other parts, which are leaves that record gradients,
+        # or what goes to other parts.
+        self._changes_inputs: set[int] = set()
+        self._changes_outputs: set[int] = set()
 
     def redivide(self, counts: Sequence[int]) -> None:
         """Changes the number of units of each part. Layouts are made anew."""
         self._ranges = _ranges_of(counts)
         self._layouts.clear()
-        self._changes_inputs = {part: self._has_inplace(part) for part in self.own}
+        self._changes_inputs.clear()
+        self._changes_outputs.clear()
 
     @property
     def counts(self) -> list[int]:
@@ -116,14 +119,19 @@ class Parts:
         """Returns the run of a part that has not begun. crossing: what came from the part before."""
         first, last = self._ranges[part]
         received, carried = crossing if part else (None, {})
-        return PartRun(first, last, received, layout.modules, carried=carried, keeps=layout.carried[part])
+        before = self._units[first - 1].end if part else None
+        if before is not None:
+            carried = {**carried, before: received}
+        is_copied = part in self._changes_outputs
+        keeps = layout.carried[part]
+        return PartRun(first, last, received, layout.modules, carried=carried, keeps=keeps, copies_outputs=is_copied)
 
     def _run_part(self, part: int, run: PartRun, layout: Layout, args: Any, kwargs: Any) -> Any:
         """Runs a part. Returns what goes to the next part, or the model's output."""
         output = self.cut.run_part(run, args, kwargs)
         if part + 1 == self.count:
             return output
-        return output, {path: run.kept[path] if path in run.kept else _pass(run.carried[path]) for path in run.keeps}
+        return output, {path: run.kept[path] for path in run.keeps}
 
     @property
     def has_last(self) -> bool:
@@ -165,7 +173,7 @@ class Parts:
     def run(self, part: int, received: Sequence[torch.Tensor], layout: Layout, args: Any, kwargs: Any) -> Any:
         """Returns what one of this rank's parts gives to the next one, or the model's output. received: the tensors of
         the part before."""
-        tensors = [tensor.clone() for tensor in received] if self._changes_inputs[part] else list(received)
+        tensors = [tensor.clone() for tensor in received] if part in self._changes_inputs else list(received)
         crossing = layout.crossing[part - 1].fill(tensors) if part else None
         output = self._run_part(part, self._make_run(part, crossing, layout), layout, args, kwargs)
         shapes = describe(output, self.name_of(part)).shapes
@@ -177,8 +185,9 @@ class Parts:
         return output
 
     @torch.no_grad()
-    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns the model's output on all ranks of the replica, without gradients. These ranks call it in step."""
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: int = FORWARD) -> Any:
+        """Returns the model's output on all ranks of the replica, without gradients. These ranks call it in step.
+        where: recorded in the beat while this rank computes."""
         key = self.key_of(args, kwargs)
         layout = self._layouts.get(key)
         value: Any = None
@@ -187,13 +196,13 @@ class Parts:
             return self.share_output(value, self._layouts[key])
         for part in range(self.count):
             if part in self.own:
-                self.beat.stay(FORWARD)
+                self.beat.stay(where)
                 value = self.run(part, tensors_of(value) if part else (), layout, args, kwargs)
             self.beat.stay(EXCHANGE)
             if part + 1 < self.count:
                 value = self._pass_on(part, value, layout)
         output = self.share_output(value, layout)
-        self.beat.stay(FORWARD)
+        self.beat.stay(where)
         return output
 
     def _make_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Layout, Any]:
@@ -221,8 +230,10 @@ class Parts:
             for unit in self._units[first : last + 1]
             for path in unit.paths
         }
+        # The output of a part's last unit goes to the next part anyway.
+        ends = [self._units[last].end for _, last in self._ranges]
         return [
-            sorted({path for needed in needs[part + 1 :] for path in needed if part_of[path] <= part})
+            sorted({path for needed in needs[part + 1 :] for path in needed if part_of[path] <= part} - {ends[part]})
             for part in range(self.count)
         ]
 
@@ -243,6 +254,7 @@ class Parts:
         modules whose outputs it lacks, on all ranks."""
         is_own, place = part in self.own, self.place_of[part]
         while True:
+            self.beat.stay(FORWARD if is_own else EXCHANGE)
             output, described, need = self._try_check(part, crossing, layout, inputs) if is_own else (crossing, {}, {})
             needed = json.loads(self._replicas.share_bytes(json.dumps(need).encode() if is_own else None, place))
             if not needed:
@@ -270,6 +282,12 @@ class Parts:
                 output = self._run_part(part, run, layout, *inputs)
         except ValuesNeeded as need:
             return crossing, {}, {"parameters": self._names_of(need), "outputs": need.outputs}
+        finally:
+            self.beat.stay(EXCHANGE)
+        if run.versions is not None and run.versions.changes_inputs:
+            self._changes_inputs.add(part)
+        if run.versions is not None and run.versions.changes_outputs:
+            self._changes_outputs.add(part)
         described = {**run.described, _OUTPUT: describe(output, self.name_of(part))}
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described, {}
 
@@ -284,6 +302,7 @@ class Parts:
     @contextmanager
     def _unchanged(self, part: int) -> Iterator[None]:
         buffers = [buffer for module in self.modules_of(part) for buffer in module.buffers()]
+        buffers += self.cut.own_buffers.values()
         before = [buffer.clone() for buffer in buffers]
         devices = [self._replicas.device] if self._replicas.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
@@ -303,12 +322,3 @@ class Parts:
             self._replicas.send(tensors_of(value), target)
             return None
         return layout.crossing[part].fill(self._replicas.receive(layout.crossing[part].shapes, source))
-
-    def _has_inplace(self, part: int) -> bool:
-        return any(getattr(inner, "inplace", False) for module in self.modules_of(part) for inner in module.modules())
-
-
-def _pass(value: Any) -> Any:
-    """Returns a value whose tensors are no inputs of the part any more, as its outputs must not be. They are no views,
-    which ZBVZeroBubble cannot detach."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), value)

@@ -26,7 +26,7 @@ from gangline.config.pipeline import (
     fewer_microbatches,
     slot_of_part,
 )
-from gangline.core.beat import Beat, NoBeat
+from gangline.core.beat import VALIDATION, Beat, NoBeat
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.data import seed
 from gangline.pytorch.data.batch_data import count_records
@@ -389,7 +389,7 @@ class PipelineStrategy(Strategy):
         if torch.is_grad_enabled():
             raise self._outside("the model was called with gradients")
         with self._stream:
-            return self._parts.forward(args, kwargs)
+            return self._parts.forward(args, kwargs, VALIDATION)
 
     def _outside(self, what: str) -> GanglineError:
         return invalid(

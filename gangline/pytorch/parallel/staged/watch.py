@@ -6,10 +6,11 @@ and those by whose values the model decides what to run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gangline.pytorch.parallel.staged.layout import tensors_of
@@ -32,6 +33,7 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.reads = _ReadWatch(self)
         # Paths of the modules whose placeholders are in a storage's values.
         self._sources: dict[Any, frozenset[str]] = {}
         # Tensors whose storages must not be used again meanwhile.
@@ -65,6 +67,59 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         if key not in self._sources:
             self._kept.append(tensor)
         self._sources[key] = self._sources.get(key, frozenset()) | sources
+
+
+class _ReadWatch(TorchFunctionMode):
+    """Raises ValuesNeeded where values of a placeholder are read without an operation."""
+
+    def __init__(self, watch: ValueWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS:
+            sources = self._watch.sources_of(tensors_of(args))
+            if sources:
+                raise ValuesNeeded(outputs=sources)
+        return func(*args, **(kwargs or {}))
+
+
+_READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+
+
+class Versions:
+    """Finds out what one run of a part changes in place. inputs: the tensors that came from other parts."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        self._inputs = _versions_of(inputs)
+        self._outputs: list[tuple[torch.Tensor, int]] = []
+        self._buffers: dict[str, tuple[torch.Tensor, int]] | None = None
+
+    def note_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Called when a module has run whose output goes to later parts."""
+        self._outputs += _versions_of(outputs)
+
+    def note_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Called when a unit runs. The first call counts."""
+        if self._buffers is None:
+            self._buffers = {name: (buffer, buffer._version) for name, buffer in buffers.items()}
+
+    @property
+    def changes_inputs(self) -> bool:
+        return any(tensor._version != version for tensor, version in self._inputs)
+
+    @property
+    def changes_outputs(self) -> bool:
+        return any(tensor._version != version for tensor, version in self._outputs)
+
+    def changed_buffer(self) -> str | None:
+        """Returns the name of a buffer that was changed since the first unit ran; None where there is none."""
+        noted = self._buffers or {}
+        return next((name for name, (buffer, version) in noted.items() if buffer._version != version), None)
+
+
+def _versions_of(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    return [(tensor, tensor._version) for tensor in tensors]
 
 
 def _key_of(tensor: torch.Tensor) -> Any:
