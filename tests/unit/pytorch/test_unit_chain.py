@@ -165,6 +165,17 @@ def test_a_carried_output_takes_the_place_of_its_module() -> None:
     assert torch.equal(cut.run_part(second, (inputs,), {}), wanted)
 
 
+def test_an_output_that_a_unit_changes_and_a_later_part_needs_is_refused() -> None:
+    model, inputs = Skipping(), torch.randn(4, 6)
+    model.blocks[1] = nn.Sequential(nn.ReLU(inplace=True), model.blocks[1])
+    cut = CutModel(model, find_units(model), _CPU)
+    cut.run_part(PartRun(0, 2, watch=ValueWatch()), (inputs,), {})
+    with pytest.raises(
+        GanglineError, match=r"changes the output of blocks\.0 in place inside of blocks\.1, and a later"
+    ):
+        cut.run_part(PartRun(0, 2, watch=ValueWatch(), keeps=["blocks.0"]), (inputs,), {})
+
+
 class _Counting(Chain):
     mean: torch.Tensor
 

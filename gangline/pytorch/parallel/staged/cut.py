@@ -103,6 +103,8 @@ class CutModel:
         run.kept = {path: _copy(run.carried[path]) for path in run.keeps if path in run.carried}
         if run.watch is not None:
             run.versions = Versions(tensors_of((run.received, run.carried)))
+            for path in run.kept:
+                run.versions.note_outputs(path, tensors_of(run.carried[path]))
         try:
             with _watching(run.watch) if run.watch else nullcontext():
                 result = self.forward(*args, **kwargs)
@@ -165,30 +167,42 @@ class CutModel:
             self._check_checkpoint(run, path)
         if place == run.first and not run.is_begun:
             args = self._begin(run, path, args)
-        if run.seconds is not None:
-            module = self._model.get_submodule(path)
-            seconds = measure(partial(original, **kwargs), args, list(module.parameters()))
-            run.seconds[place] = run.seconds.get(place, 0.0) + seconds
-        result = original(*args, **kwargs)
-        if run.watch is not None:
-            run.described[path] = describe(result, path)
-        if path in run.keeps:
-            run.kept[path] = self._take(run, result)
+        result = self._run_module(run, place, path, partial(original, **kwargs), args)
         if place == run.last and path == self._units[place].end:
             self._complete(run, result)
         return result
 
+    def _run_module(
+        self, run: PartRun, place: int, path: str, original: Callable[..., Any], args: tuple[Any, ...]
+    ) -> Any:
+        if run.seconds is not None:
+            parameters = list(self._model.get_submodule(path).parameters())
+            run.seconds[place] = run.seconds.get(place, 0.0) + measure(original, args, parameters)
+        before = {} if run.versions is None else run.versions.outputs()
+        result = original(*args)
+        if run.versions is not None:
+            changed = run.versions.changed_since(before)
+            if changed is not None:
+                raise self.refuse(
+                    f"changes the output of {changed} in place inside of {path}, and a later part needs that output; "
+                    f"leave inplace=True out of {path}"
+                )
+            run.described[path] = describe(result, path)
+        if path in run.keeps:
+            run.kept[path] = self._take(run, path, result)
+        return result
+
     def _complete(self, run: PartRun, output: Any) -> None:
-        run.output, run.is_complete = self._take(run, output), True
+        run.output, run.is_complete = self._take(run, "", output), True
         missing = next((path for path in run.keeps if path not in run.kept), None)
         if missing is not None:
             raise self.refuse(f"has left out {missing}, whose output a later part needs{_WAY_OUT}")
 
-    def _take(self, run: PartRun, output: Any) -> Any:
+    def _take(self, run: PartRun, path: str, output: Any) -> Any:
         """Returns a module's output for later parts. These run the code between the units too, so they need the output
         as it is now, before that code changes it in place."""
         if run.versions is not None:
-            run.versions.note_outputs(tensors_of(output))
+            run.versions.note_outputs(path, tensors_of(output))
         return _copy(output) if run.copies_outputs or run.versions is not None else output
 
     def _before_call(self, path: str, args: tuple[Any, ...]) -> None:

@@ -92,12 +92,20 @@ class Versions:
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         self._inputs = _versions_of(inputs)
-        self._outputs: list[tuple[torch.Tensor, int]] = []
+        self._outputs: dict[str, list[tuple[torch.Tensor, int]]] = {}
         self._buffers: dict[str, tuple[torch.Tensor, int]] | None = None
 
-    def note_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Called when a module has run whose output goes to later parts."""
-        self._outputs += _versions_of(outputs)
+    def note_outputs(self, path: str, outputs: Sequence[torch.Tensor]) -> None:
+        """Called when a module has run whose output goes to later parts, and for outputs of earlier parts that do."""
+        self._outputs[path] = _versions_of(outputs)
+
+    def outputs(self) -> dict[str, list[tuple[torch.Tensor, int]]]:
+        """Returns the noted outputs by path, with their present versions."""
+        return {path: _versions_of([tensor for tensor, _ in noted]) for path, noted in self._outputs.items()}
+
+    def changed_since(self, before: Mapping[str, Sequence[tuple[torch.Tensor, int]]]) -> str | None:
+        """Returns the path of an output that was changed since `outputs` returned these; None where there is none."""
+        return next((path for path, noted in before.items() if _is_changed(noted)), None)
 
     def note_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Called when a unit runs. The first call counts."""
@@ -106,16 +114,20 @@ class Versions:
 
     @property
     def changes_inputs(self) -> bool:
-        return any(tensor._version != version for tensor, version in self._inputs)
+        return _is_changed(self._inputs)
 
     @property
     def changes_outputs(self) -> bool:
-        return any(tensor._version != version for tensor, version in self._outputs)
+        return any(map(_is_changed, self._outputs.values()))
 
     def changed_buffer(self) -> str | None:
         """Returns the name of a buffer that was changed since the first unit ran; None where there is none."""
         noted = self._buffers or {}
         return next((name for name, (buffer, version) in noted.items() if buffer._version != version), None)
+
+
+def _is_changed(noted: Sequence[tuple[torch.Tensor, int]]) -> bool:
+    return any(tensor._version != version for tensor, version in noted)
 
 
 def _versions_of(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
