@@ -21,7 +21,7 @@ METADATA_KEY = "strategy_choice"
 # environment, too, where a variable may have 128 KiB.
 MOST_BYTES = 64 * 1024
 # Rows of a record; numbers of slots with many divisors have more candidates.
-MOST_ROWS = 128
+MOST_ROWS = 96
 _MIB = 1024.0**2
 
 
@@ -47,8 +47,8 @@ class StrategyChoice:
     memory in earlier attempts, oldest first. notes: lines about what could not be measured.
 
     slot_flops: operations a second of the slowest slot. inside_rate, across_rate: bytes a second between slots of one
-    machine, and between machines. message_seconds: of a message beside the time for its bytes. None in records of
-    earlier versions.
+    machine, and between machines. message_seconds: of a message beside the time for its bytes. None where there
+    is no such link, and in records of earlier versions.
     """
 
     choice: str
@@ -128,15 +128,15 @@ def _title(record: StrategyChoice) -> str:
 
 def _speeds(record: StrategyChoice) -> list[str]:
     """Returns a line with what was measured on the slots; none for a record without it."""
-    if record.slot_flops is None or record.inside_rate is None or record.across_rate is None:
+    if record.slot_flops is None:
         return []
-    line = f"measured: {record.slot_flops / 1e9:.3g} GFLOP a second and slot"
-    if record.slots > 1:
-        line += f", links of {record.inside_rate / 1e9:.3g} GB a second inside a machine"
-        line += f" and {record.across_rate / 1e9:.3g} between machines"
-    if record.slots > 1 and record.message_seconds is not None:
-        line += f", {record.message_seconds * 1e3:.3g} ms a message"
-    return [line]
+    words = [f"measured: {record.slot_flops / 1e9:.3g} GFLOP a second and slot"]
+    for rate, where in ((record.inside_rate, "inside a machine"), (record.across_rate, "between machines")):
+        if rate is not None:
+            words.append(f"{rate / 1e9:.3g} GB a second {where}")
+    if record.message_seconds is not None:
+        words.append(f"{record.message_seconds * 1e3:.3g} ms a message")
+    return [", ".join(words)]
 
 
 _ADAPTER = TypeAdapter(StrategyChoice)

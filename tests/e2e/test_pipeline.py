@@ -284,5 +284,5 @@ def test_auto_measures_the_links_inside_and_between_machines(client: Client, cod
     assert record.inside_rate is not None
     assert record.across_rate is not None
     (line,) = (entry.text for entry in client.stream_logs(view.experiment.id) if "measured: " in entry.text)
-    assert f"links of {record.inside_rate / 1e9:.3g} GB a second inside a machine" in line
-    assert f" and {record.across_rate / 1e9:.3g} between machines" in line
+    assert f", {record.inside_rate / 1e9:.3g} GB a second inside a machine, " in line
+    assert f", {record.across_rate / 1e9:.3g} GB a second between machines, " in line

@@ -130,9 +130,9 @@ def record_of(decision: Decision, place: Place, notes: Sequence[str]) -> Strateg
         decision.out_of_memory,
         tuple(notes),
         place.slot_flops,
-        place.inside_rate,
-        place.across_rate,
-        place.message_seconds,
+        place.inside_rate if place.slots_per_machine > 1 else None,
+        place.across_rate if place.machines > 1 else None,
+        place.message_seconds if place.slots > 1 else None,
     )
 
 

@@ -31,6 +31,15 @@ def test_plan_of_an_example(cli: Cli) -> None:
     assert names[7:] == [name.format(kind) for kind in ("blocks", "full") for name in again]
 
 
+def test_plan_of_the_text_example(cli: Cli) -> None:
+    found = json.loads(cli("plan", str(ROOT / "examples" / "text" / "pipeline.yaml"), "--json").out)
+    assert [part["modules"] for part in found["pipeline"]["parts"]] == [
+        ["tokens", "positions", "blocks.0", "blocks.1"],
+        ["blocks.2", "blocks.3", "norm", "head"],
+    ]
+    assert found["pipeline"]["largest_to_mean"] < 1.1
+
+
 def test_nothing_fits_in_one_line(cli: Cli, tmp_path: Path) -> None:
     config = tmp_path / "auto.yaml"
     config.write_text(Path(_CONFIG).read_text() + "parallelism: auto\n")

@@ -12,7 +12,7 @@ import pytest
 
 from gangline.config.optimization import Optimizations
 from gangline.config.parallelism import Parallelism, parse_parallelism
-from gangline.config.strategy_choice import CandidateRow, StrategyChoice, parse_choice, table_lines
+from gangline.config.strategy_choice import MOST_ROWS, CandidateRow, StrategyChoice, parse_choice, table_lines
 from gangline.errors import GanglineError
 from gangline.pytorch.plan.decision import (
     Decision,
@@ -282,8 +282,27 @@ def test_a_record_of_a_long_table_can_be_read_again() -> None:
     decision = Decision((*rows[:299], failed), rows[200], (failed.name,))
     parsed = parse_choice(record_of(decision, _PLACE, ("measured",)).to_json())
     assert parsed.choice == rows[200].name
-    assert [row.name for row in parsed.rows] == [row.name for row in (*rows[:126], rows[200], failed)]
-    assert parsed.notes == ("measured", "the table has 172 further rows, see gangline plan")
+    assert [row.name for row in parsed.rows] == [row.name for row in (*rows[: MOST_ROWS - 2], rows[200], failed)]
+    assert parsed.notes == ("measured", f"the table has {300 - MOST_ROWS} further rows, see gangline plan")
+
+
+def test_the_longest_record_can_be_read_again() -> None:
+    """Each row that fits no more says why, with the longest name twice."""
+    memory = Memory(*(1.23456789e14 for _ in range(5)))
+    longest = Candidate(
+        "pipeline",
+        (("stages", 1000), ("microbatches", 10**6), ("replicas", "zero2")),
+        memory,
+        12345.678901234567,
+        recomputation="blocks",
+    )
+    refusal = f"needs 574950.53 GiB, no less than {longest.name}, which ran out of memory"
+    rows = [
+        replace(longest, options=(("stages", 1000 + place), *longest.options[1:]), refusal=refusal if place else "")
+        for place in range(300)
+    ]
+    parsed = parse_choice(record_of(Decision(tuple(rows), rows[0]), _PLACE, ("x" * 200,) * 3).to_json())
+    assert len(parsed.rows) == MOST_ROWS
 
 
 @pytest.mark.parametrize(
