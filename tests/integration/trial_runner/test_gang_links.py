@@ -112,7 +112,8 @@ async def test_a_rank_that_is_killed_is_named_with_its_signal(world: World) -> N
 
 
 async def test_a_rank_that_hangs_after_its_training_does_not_change_the_outcome(world: World) -> None:
-    script = JOIN + "import atexit\natexit.register(time.sleep, 600)\nprint('trained', flush=True)"
+    # A rank may be through before another one has joined. None of them has trained then.
+    script = JOIN + "import atexit\natexit.register(time.sleep, 600)\ndist.barrier()\nprint('trained', flush=True)"
     await world.start(script, (2,))
     await world.gateway.wait_line("trained")
     trained_at = time.time()
