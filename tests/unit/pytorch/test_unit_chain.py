@@ -105,6 +105,15 @@ def test_parts_of_a_model_with_masks_and_dictionaries(counts: list[int]) -> None
     assert torch.equal(_run_in_parts(model, counts, tokens)["logits"], wanted)
 
 
+def test_the_first_run_may_be_in_inference_mode() -> None:
+    torch.manual_seed(1)
+    model = Chain()
+    with torch.inference_mode():
+        inputs = torch.randn(4, 6)
+        wanted = model(inputs)
+        assert torch.equal(_run_in_parts(model, [3, 3], inputs), wanted)
+
+
 def test_nested_outputs_cross_a_cut() -> None:
     model = Recurrent()
     inputs = torch.randn(4, 6)

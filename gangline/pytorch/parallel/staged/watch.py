@@ -110,7 +110,7 @@ class Versions:
     def note_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Called when a unit runs. The first call counts."""
         if self._buffers is None:
-            self._buffers = {name: (buffer, buffer._version) for name, buffer in buffers.items()}
+            self._buffers = {name: (buffer, _version_of(buffer)) for name, buffer in buffers.items()}
 
     @property
     def changes_inputs(self) -> bool:
@@ -123,15 +123,20 @@ class Versions:
     def changed_buffer(self) -> str | None:
         """Returns the name of a buffer that was changed since the first unit ran; None where there is none."""
         noted = self._buffers or {}
-        return next((name for name, (buffer, version) in noted.items() if buffer._version != version), None)
+        return next((name for name, (buffer, version) in noted.items() if _version_of(buffer) != version), None)
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    # Tensors of torch.inference_mode have no versions.
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_changed(noted: Sequence[tuple[torch.Tensor, int]]) -> bool:
-    return any(tensor._version != version for tensor, version in noted)
+    return any(_version_of(tensor) != version for tensor, version in noted)
 
 
 def _versions_of(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-    return [(tensor, tensor._version) for tensor in tensors]
+    return [(tensor, _version_of(tensor)) for tensor in tensors]
 
 
 def _key_of(tensor: torch.Tensor) -> Any:
