@@ -13,16 +13,16 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
+from benchmarks.process import torchrun
 from benchmarks.statistic import summarise
 
 WORKLOAD = Path(__file__).parent / "workload" / "saving.py"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+TORCHRUN = torchrun(2)
 
 
 def main() -> None:

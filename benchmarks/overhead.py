@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ import psutil
 from benchmarks.cluster import running_cluster
 from benchmarks.contest import HALF_WIDTH, WARM_UP_ROUNDS, Contest
 from benchmarks.machine import describe_machine
-from benchmarks.process import processor_seconds
+from benchmarks.process import processor_seconds, torchrun
 from benchmarks.statistic import summarise
 from benchmarks.turnstile import Side, Turnstile
 from gangline.client import Client
@@ -31,7 +30,7 @@ from gangline.local.layout import Layout
 from gangline.local.process_table import load_table
 
 WORKLOAD = Path(__file__).parent / "workload"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+TORCHRUN = torchrun(2)
 STEPS_PER_BLOCK = 100
 # More than any run takes: the benchmark ends both trainings.
 MOST_STEPS = 1_000_000

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
+from benchmarks.process import torchrun
 from benchmarks.sized import SizedTrial
 from gangline.pytorch.plan.measure import Measured, measure_trial
 from gangline.pytorch.plan.rule import Candidate, Place, Work, list_candidates
@@ -134,8 +135,7 @@ class Run:
             for values in hparams
             for strategy in STRATEGIES[size].values()
         ]
-        torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", str(size), "--standalone"]
-        launcher = [sys.executable, *(torchrun if size > 1 else [])]
+        launcher = torchrun(size) if size > 1 else [sys.executable]
         command = [*launcher, str(WORKLOAD), str(self._folder), self._device, json.dumps(cases)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
         found: list[list[dict[str, int]]] = json.loads((self._folder / "found.json").read_text())

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import describe_machine
+from benchmarks.process import torchrun
 
 WORKLOAD = Path(__file__).parent / "workload" / "layered.py"
 STRATEGIES = {1: ["none"], 2: ["ddp", "zero1", "zero2", "zero3"], 4: ["ddp", "zero1", "zero2", "zero3", "hsdp"]}
@@ -113,8 +114,8 @@ def resume(folder: Path) -> bool:
 
 def run(folder: Path, size: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the chief's result of each case, on so many ranks."""
-    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", str(size), "--standalone"]
-    command = [sys.executable, *(torchrun if size > 1 else []), str(WORKLOAD), str(folder), json.dumps(cases)]
+    launcher = torchrun(size) if size > 1 else [sys.executable]
+    command = [*launcher, str(WORKLOAD), str(folder), json.dumps(cases)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     results: list[dict[str, Any]] = torch.load(folder / "found.pt", weights_only=True)
     return results

@@ -1,8 +1,10 @@
-"""Ends processes that a benchmark started, and measures what a process has used."""
+"""Ends processes that a benchmark started, and measures what a process has used. Owns the command that starts ranks."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
+from pathlib import Path
 
 import psutil
 
@@ -10,6 +12,11 @@ from gangline.local.identity import identify, stop
 
 # Time for an orderly end before SIGKILL.
 STOP_SECONDS = 10.0
+
+
+def torchrun(ranks: int, python: str | Path = sys.executable) -> list[str]:
+    """Returns the command that starts so many ranks on this machine. A program with its arguments follows."""
+    return [str(python), "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--standalone"]
 
 
 def processor_seconds(process: psutil.Process) -> float:

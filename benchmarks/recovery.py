@@ -15,7 +15,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
-from benchmarks.process import end_process
+from benchmarks.process import end_process, torchrun
 from benchmarks.statistic import summarise
 from gangline.client import Client
 
@@ -104,12 +103,11 @@ def _recover_here(client: Client, ranks: int) -> Recovery:
 
 
 def _recover_under_torchrun(ranks: int) -> Recovery:
-    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--standalone", "--max-restarts", "1"]
     with tempfile.TemporaryDirectory(prefix="gl-recovery-") as folder:
         limits = ["--batch-per-rank", str(BATCH_PER_RANK), "--save-every", str(SAVE_EVERY)]
         program = ["restarting.py", "--folder", folder, *limits, "--batches", str(MOST_BATCHES)]
         environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        command = [sys.executable, *torchrun, *program]
+        command = [*torchrun(ranks), "--max-restarts", "1", *program]
         peer = subprocess.Popen(command, cwd=WORKLOAD, env=environment, stderr=subprocess.DEVNULL)
         try:
             return _kill_and_wait(Path(folder), ranks, Path(folder, "checkpoint.pth").exists)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
-import sys
 import time
 from dataclasses import astuple, fields
 from itertools import pairwise
@@ -18,12 +17,13 @@ from pathlib import Path
 
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
+from benchmarks.process import torchrun
 from benchmarks.statistic import Summary, summarise
 from gangline.client import Client
 from gangline.domain.allocation import Timeline
 
 WORKLOAD = Path(__file__).parent / "workload"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+TORCHRUN = torchrun(2)
 CONFIG = """
 name: benchmark-start
 entrypoint: trial:BenchmarkTrial

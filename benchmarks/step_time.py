@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 
 from benchmarks.contest import Contest
 from benchmarks.machine import describe_machine
 from benchmarks.peer import PeersMissing, peer_python
+from benchmarks.process import torchrun
 from benchmarks.turnstile import programs_at_turnstile
 
 # Our step time over the fastest one's must not exceed this.
@@ -41,10 +41,10 @@ def main() -> None:
     options = ["--batch-per-rank", str(arguments.batch_per_rank), "--steps-per-block", str(STEPS_PER_BLOCK)]
     options += ["--blocks", str(MOST_BLOCKS), *(["--by-record"] if arguments.by_record else [])]
     with ExitStack() as stack:
-        commands = {"gangline": _ours(), "torchrun": [*_torchrun(Path(sys.executable)), "bare.py", "overhead"]}
+        commands = {"gangline": _ours(), "torchrun": [*torchrun(2), "bare.py", "overhead"]}
         try:
             python = stack.enter_context(peer_python(list(PEERS.values())))
-            commands |= {name: [*_torchrun(python), "peer_loop.py", name] for name in PEERS}
+            commands |= {name: [*torchrun(2, python), "peer_loop.py", name] for name in PEERS}
             print(f"peers: {', '.join(PEERS.values())}")
         except PeersMissing as error:
             print(f"without {' and '.join(PEERS)}: {error}")
@@ -63,10 +63,6 @@ def main() -> None:
 
 def _ours() -> list[str]:
     return [sys.executable, "-m", "gangline.launch.torch_distributed", "--nproc-per-node", "2", "python3", "engine.py"]
-
-
-def _torchrun(python: Path) -> list[str]:
-    return [str(python), "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Serves the turnstile at which training programs alternate, and collects the cost of each block.
+"""Serves the turnstile at which training programs alternate, and collects the cost of each block. Starts programs that
+come to it, and ends them.
 
 The other end is workload/turn.py. A side that has no more blocks closes its connection.
 """
