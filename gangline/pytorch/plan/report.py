@@ -8,14 +8,14 @@ from typing import Any
 
 from gangline.config.elastic import slots_conflict
 from gangline.config.parallelism import Parallelism
-from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES, bubble_ratio, choose_microbatches
+from gangline.config.pipeline import DEFAULT_SCHEDULE, bubble_ratio, choose_microbatches
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.partition import imbalance_ratio
 from gangline.pytorch.parallel.staged.unit import divide_units
 from gangline.pytorch.plan.decision import bytes_by_purpose, decide, explain_failure, row_of
 from gangline.pytorch.plan.measure import Measured
 from gangline.pytorch.plan.memory import stage_memory
-from gangline.pytorch.plan.rule import Candidate, Place, Work, stage_seconds
+from gangline.pytorch.plan.rule import SEVERAL_CALLS, SEVERAL_MODELS, Candidate, Place, Work, stage_seconds
 
 # Sizes of a model that the plan does not show.
 _LONG = ("units", "moments", "tensors")
@@ -56,9 +56,9 @@ def _pipeline(
     if place.slots < 2:
         return {"refusal": "a pipeline needs at least 2 slots; see --slots"}
     if work.calls_model_again:
-        return {"refusal": "a pipeline trains a batch with one call of the model, and train_batch calls it again"}
+        return {"refusal": f"a pipeline {SEVERAL_CALLS}"}
     if measured.num_models > 1 or measured.cut_refusal:
-        return {"refusal": measured.cut_refusal or "pipeline cuts one model, and the trial wraps several"}
+        return {"refusal": measured.cut_refusal or f"pipeline {SEVERAL_MODELS}"}
     stages = section.stages or (place.slots if is_configured else _stages(measured, place, chosen))
     if stages is None or place.slots % stages:
         conflict = slots_conflict("pipeline", place.slots, "the slots of this plan are", section.stages)
@@ -68,7 +68,7 @@ def _pipeline(
     microbatches = section.microbatches or choose_microbatches(max(1, records), stages, schedule)
     split = section.split if isinstance(section.split, list) else None
     try:
-        counts = divide_units(measured.model, measured.units, stages * SCHEDULES[schedule].parts, split, schedule)
+        counts = divide_units(measured.model, measured.units, stages, split, schedule)
     except GanglineError as error:
         if is_configured:
             raise

@@ -35,6 +35,11 @@ _MESSAGES = {"ddp": 1, "zero1": 2, "zero2": 2, "zero3": 3, "hsdp": 4}
 _PASSES, _PASSES_WITH_RECOMPUTATION = 3.0, 4.0
 
 
+# Why a trial gets no pipeline; after the word.
+SEVERAL_MODELS = "cuts one model, and the trial wraps several"
+SEVERAL_CALLS = "trains a batch with one call of the model, and train_batch calls it again"
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The slots of a trial. memory_bytes: of each slot; None where it is not known. slot_flops: operations a second of
@@ -267,9 +272,9 @@ def _pipelines(model: ModelSize, work: Work, place: Place) -> list[Candidate]:
     if place.slots < STRATEGIES["pipeline"].fewest_slots:
         refusal = "needs at least 2 slots"
     elif work.several_models:
-        refusal = "cuts one model, and the trial wraps several"
+        refusal = SEVERAL_MODELS
     elif work.calls_model_again:
-        refusal = "trains a batch with one call of the model, and train_batch calls it again"
+        refusal = SEVERAL_CALLS
     elif not model.units:
         refusal = "cannot cut the model: it has no list of at least two modules"
     elif work.compresses:

@@ -235,12 +235,10 @@ def _find_last_in_training(expected: Mapping[int, Reading]) -> tuple[int, str]:
     computing = {rank: reading for rank, reading in behind.items() if reading.where is not Where.EXCHANGE}
     if 0 < len(computing) < len(behind):
         return min(computing), _WAITING
-    last = min(expected, key=lambda rank: (_place(expected[rank]), _entered(expected[rank]), rank))
-    place, entered = _place(expected[last]), _entered(expected[last])
-    if any(_place(reading) == place and _entered(reading) > entered for reading in expected.values()):
+    last = min(behind, key=lambda rank: (_entered(behind[rank]), rank))
+    if any(_entered(reading) > _entered(behind[last]) for reading in behind.values()):
         return last, _COLLECTIVE
-    is_behind = any(_place(reading) > place for reading in expected.values())
-    return last, "while others came further" if is_behind else ""
+    return last, "while others came further" if len(behind) < len(expected) else ""
 
 
 def _find_last_in_script(expected: Mapping[int, Reading]) -> tuple[int, str]:

@@ -233,9 +233,9 @@ class _Lazy(nn.Sequential):
         super().__init__(nn.LazyLinear(6), nn.Linear(6, 3))
 
 
-def _split(parts: int, split: list[str] | None = None, schedule: str = "1F1B") -> None:
+def _split(stages: int, split: list[str] | None = None, schedule: str = "1F1B") -> None:
     model = Chain()
-    divide_units(model, find_units(model), parts, split, schedule)
+    divide_units(model, find_units(model), stages, split, schedule)
 
 
 _UNITS = "the units are stem, blocks.0, blocks.1, blocks.2, blocks.3, head"
@@ -251,13 +251,13 @@ _UNITS = "the units are stem, blocks.0, blocks.1, blocks.2, blocks.3, head"
             f"stages; {_UNITS}",
         ),
         (
-            lambda: _split(8, schedule="Interleaved1F1B"),
+            lambda: _split(4, schedule="Interleaved1F1B"),
             "parallelism.stages",
             "pipeline cannot divide Chain, which has 6 units, but 4 stages with Interleaved1F1B are 8 parts; use at "
             f"most 3 stages; {_UNITS}",
         ),
         (
-            lambda: divide_units(nn.ReLU(), find_units(Chain())[:3], 4, None, "ZBVZeroBubble"),
+            lambda: divide_units(nn.ReLU(), find_units(Chain())[:3], 2, None, "ZBVZeroBubble"),
             "parallelism.stages",
             "pipeline cannot divide ReLU, which has 3 units, but 2 stages with ZBVZeroBubble are 4 parts; use "
             "schedule: 1F1B with 2 stages; the units are stem, blocks.0, blocks.1",

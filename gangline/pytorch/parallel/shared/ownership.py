@@ -140,9 +140,16 @@ def _count(optimizer: Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
+def inner_of(model: nn.Module) -> nn.Module:
+    """Returns the model that torch.compile got, which puts it into a module of its own; any other model as it is."""
+    while (inner := getattr(model, "_orig_mod", None)) is not None:
+        model = inner
+    return model
+
+
 def class_name(model: nn.Module) -> str:
     """Returns the class's name as the user wrote it. torch puts a class of its own before that of a divided model,
     and a compiled model into a module of its own."""
-    model = getattr(model, "_orig_mod", model)
+    model = inner_of(model)
     own = (base_class.__name__ for base_class in type(model).__mro__ if not base_class.__name__.startswith("FSDP"))
     return next(own)

@@ -24,7 +24,7 @@ from torch._dynamo.eval_frame import OptimizedModule, _TorchDynamoContext
 from gangline.config.pipeline import SCHEDULES
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.recomputation import Recomputed
-from gangline.pytorch.parallel.shared.ownership import class_name
+from gangline.pytorch.parallel.shared.ownership import class_name, inner_of
 from gangline.pytorch.parallel.staged.cut import CutModel
 from gangline.pytorch.parallel.staged.unit import Unit
 
@@ -32,13 +32,6 @@ from gangline.pytorch.parallel.staged.unit import Unit
 _MOST_FRAMES = 12
 # Name of the function that torch makes of a function to compile.
 _COMPILED_CALL = "compile_wrapper"
-
-
-def inner_of(model: nn.Module) -> nn.Module:
-    """Returns the model that torch.compile got, or the model itself."""
-    while isinstance(model, OptimizedModule):
-        model = model._orig_mod
-    return model
 
 
 def is_compiled(model: nn.Module) -> bool:

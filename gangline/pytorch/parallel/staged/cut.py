@@ -28,7 +28,7 @@ from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.layout import Described, TensorShape, describe, tensors_of
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch, Versions
+from gangline.pytorch.parallel.staged.watch import ReadWatch, ValuesNeeded, ValueWatch
 
 # Advice where the last unit of a part was left out, by an early exit or at random.
 _WAY_OUT = (
@@ -49,9 +49,9 @@ class PartRun:
 
     copies_outputs: the model's code changes outputs of modules in place, so later parts get copies from before.
 
-    watch: makes the run check the chain, and describe the part's own outputs in `described`. versions: notes in such a
-    run what is changed in place. checkpoint: around the newest unit of an earlier part, in a run with a watch. seconds:
-    where it is given, the run measures the part's units in it, each by itself, forward and backward.
+    watch: makes the run check the chain, note what is changed in place, and describe the part's own outputs in
+    `described`. checkpoint: around the newest unit of an earlier part, in a run with a watch. seconds: where it is
+    given, the run measures the part's units in it, each by itself, forward and backward.
     """
 
     first: int
@@ -63,7 +63,6 @@ class PartRun:
     kept: dict[str, Any] = field(default_factory=dict)
     copies_outputs: bool = False
     watch: ValueWatch | None = None
-    versions: Versions | None = None
     described: dict[str, Described] = field(default_factory=dict)
     output: Any = None
     is_complete: bool = False
@@ -84,7 +83,8 @@ class CutModel:
         self._is_whole = False
         # By shape. Their values do not matter.
         self._placeholders: dict[TensorShape, torch.Tensor] = {}
-        of_units = {id(buffer) for unit in units for path in unit.paths for buffer in _buffers_of(model, path)}
+        modules = [model.get_submodule(path) for unit in units for path in unit.paths]
+        of_units = {id(buffer) for module in modules for buffer in module.buffers()}
         # Buffers of no unit, by name.
         self.own_buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in of_units}
         reentrant.install()
@@ -102,9 +102,9 @@ class CutModel:
         # As outputs of the part they must not be its inputs any more.
         run.kept = {path: _copy(run.carried[path]) for path in run.keeps if path in run.carried}
         if run.watch is not None:
-            run.versions = Versions(tensors_of((run.received, run.carried)))
+            run.watch.versions.note_inputs(tensors_of((run.received, run.carried)))
             for path in run.kept:
-                run.versions.note_outputs(path, tensors_of(run.carried[path]))
+                run.watch.versions.note_outputs(path, tensors_of(run.carried[path]))
         try:
             with _watching(run.watch) if run.watch else nullcontext():
                 result = self.forward(*args, **kwargs)
@@ -117,8 +117,8 @@ class CutModel:
         if not run.is_complete or (run.first > 0 and not run.is_begun):
             unit = self._units[run.last if run.is_begun or run.first == 0 else run.first]
             raise self.refuse(f"has not run {unit.name} in the order of its definition{_WAY_OUT}")
-        if run.watch is not None and run.versions is not None:
-            changed = run.versions.changed_buffer()
+        if run.watch is not None:
+            changed = run.watch.versions.changed_buffer()
             if changed is not None:
                 raise self.refuse(
                     f"changes its buffer {changed} between its units, which one part alone would see; change it before "
@@ -178,10 +178,10 @@ class CutModel:
         if run.seconds is not None:
             parameters = list(self._model.get_submodule(path).parameters())
             run.seconds[place] = run.seconds.get(place, 0.0) + measure(original, args, parameters)
-        before = {} if run.versions is None else run.versions.outputs()
+        before = {} if run.watch is None else run.watch.versions.outputs()
         result = original(*args)
-        if run.versions is not None:
-            changed = run.versions.changed_since(before)
+        if run.watch is not None:
+            changed = run.watch.versions.changed_since(before)
             if changed is not None:
                 raise self.refuse(
                     f"changes the output of {changed} in place inside of {path}, and a later part needs that output; "
@@ -201,9 +201,9 @@ class CutModel:
     def _take(self, run: PartRun, path: str, output: Any) -> Any:
         """Returns a module's output for later parts. These run the code between the units too, so they need the output
         as it is now, before that code changes it in place."""
-        if run.versions is not None:
-            run.versions.note_outputs(path, tensors_of(output))
-        return _copy(output) if run.copies_outputs or run.versions is not None else output
+        if run.watch is not None:
+            run.watch.versions.note_outputs(path, tensors_of(output))
+        return _copy(output) if run.copies_outputs or run.watch is not None else output
 
     def _before_call(self, path: str, args: tuple[Any, ...]) -> None:
         """Refuses recomputations that cannot be right. Notes buffers in a run with a watch."""
@@ -219,8 +219,8 @@ class CutModel:
                 "have; pass use_reentrant=False to torch.utils.checkpoint, or leave it out and set "
                 "parallelism.activation_checkpointing: blocks"
             )
-        elif self._run.versions is not None:
-            self._run.versions.note_buffers(self.own_buffers)
+        elif self._run.watch is not None:
+            self._run.watch.versions.note_buffers(self.own_buffers)
 
     def _begin(self, run: PartRun, path: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Puts the received value in the place of the first unit's input, where the part before has the modules before
@@ -281,12 +281,8 @@ class CutModel:
 @contextmanager
 def _watching(watch: ValueWatch) -> Iterator[None]:
     # Compiled modules run as they are written meanwhile.
-    with torch.compiler.set_stance("force_eager"), watch, watch.reads:
+    with torch.compiler.set_stance("force_eager"), watch, ReadWatch(watch):
         yield
-
-
-def _buffers_of(model: nn.Module, path: str) -> Iterator[torch.Tensor]:
-    return model.get_submodule(path).buffers()
 
 
 def _make_placeholder(shape: TensorShape, device: torch.device) -> torch.Tensor:

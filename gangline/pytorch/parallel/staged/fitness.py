@@ -7,9 +7,9 @@ from torch import nn
 
 from gangline.config.pipeline import SCHEDULES
 from gangline.errors import invalid
-from gangline.pytorch.parallel.shared.ownership import check_initialised, class_name
+from gangline.pytorch.parallel.shared.ownership import check_initialised, class_name, inner_of
 from gangline.pytorch.parallel.shared.strategy import sparse_module
-from gangline.pytorch.parallel.staged.compiled import inner_of, is_compiled, refuse_compilation
+from gangline.pytorch.parallel.staged.compiled import is_compiled, refuse_compilation
 
 
 def check_model(model: nn.Module, wrapped: nn.Module | None, schedule: str) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from gangline.pytorch.parallel.staged.unit import Unit
 
+# What the names of a model that is compiled as a whole begin with.
 _COMPILED = "_orig_mod."
 
 
@@ -88,7 +89,6 @@ class Holding:
                     empty_out(self._parameters[key])
 
     def _ranks_of_name(self, name: str) -> tuple[int, ...]:
-        # Names of a model that is compiled as a whole begin so.
         parts = name.removeprefix(_COMPILED).split(".")
         for count in range(len(parts) - 1, 0, -1):
             rank = self._rank_by_path.get(".".join(parts[:count]))

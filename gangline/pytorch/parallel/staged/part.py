@@ -276,7 +276,7 @@ class Parts:
         run = self._make_run(
             part, tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), crossing), layout
         )
-        run.watch = ValueWatch()
+        watch = run.watch = ValueWatch()
         try:
             with self._unchanged(part), torch.enable_grad():
                 output = self._run_part(part, run, layout, *inputs)
@@ -284,9 +284,9 @@ class Parts:
             return crossing, {}, {"parameters": self._names_of(need), "outputs": need.outputs}
         finally:
             self.beat.stay(EXCHANGE)
-        if run.versions is not None and run.versions.changes_inputs:
+        if watch.versions.changes_inputs:
             self._changes_inputs.add(part)
-        if run.versions is not None and run.versions.changes_outputs:
+        if watch.versions.changes_outputs:
             self._changes_outputs.add(part)
         described = {**run.described, _OUTPUT: describe(output, self.name_of(part))}
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described, {}

@@ -32,11 +32,11 @@ from gangline.pytorch.data import seed
 from gangline.pytorch.data.batch_data import count_records
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.norm import gradient_norm
-from gangline.pytorch.parallel.shared.ownership import WrappedModels, class_name
+from gangline.pytorch.parallel.shared.ownership import WrappedModels, class_name, inner_of
 from gangline.pytorch.parallel.shared.reach import check_reach
 from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy, Train
 from gangline.pytorch.parallel.staged.batch import BatchRun
-from gangline.pytorch.parallel.staged.compiled import UnitCompiler, inner_of
+from gangline.pytorch.parallel.staged.compiled import UnitCompiler
 from gangline.pytorch.parallel.staged.division import ReplicaDivision
 from gangline.pytorch.parallel.staged.fitness import check_model
 from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over, torch_norm_over
@@ -119,8 +119,7 @@ class PipelineStrategy(Strategy):
         # Ranks may have built different models where the trial draws its own random numbers.
         broadcast_tensors((*model.parameters(), *model.buffers()))
         self._units = units = find_units(model)
-        parts = self._stages * SCHEDULES[self._schedule].parts
-        counts = divide_units(model, units, parts, self._split, self._schedule)
+        counts = divide_units(model, units, self._stages, self._split, self._schedule)
         self._replicas = Replicas(self._stages, self._device, self._timeout)
         self._parts = Parts(model, units, counts, replicas=self._replicas, schedule=self._schedule, borrow=self._borrow)
         self._compiler = UnitCompiler(wrapped, units, self._parts.cut, self._schedule)

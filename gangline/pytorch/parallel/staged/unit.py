@@ -15,7 +15,7 @@ from torch import nn
 
 from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES, split_conflict, units_conflict
 from gangline.errors import GanglineError, invalid
-from gangline.pytorch.parallel.shared.ownership import class_name
+from gangline.pytorch.parallel.shared.ownership import class_name, inner_of
 from gangline.pytorch.parallel.staged.partition import partition
 
 
@@ -37,8 +37,7 @@ class Unit:
 def find_units(model: nn.Module) -> list[Unit]:
     """Returns the units in the order in which the model runs them. Raises GanglineError `parallelism.model` for a model
     without a list of modules."""
-    # torch.compile puts the model into a module of its own.
-    model = getattr(model, "_orig_mod", model)
+    model = inner_of(model)
     trunk = _find_list(model)
     if trunk is None:
         raise invalid(
@@ -71,13 +70,13 @@ def find_units(model: nn.Module) -> list[Unit]:
 def divide_units(
     model: nn.Module,
     units: Sequence[Unit],
-    parts: int,
+    stages: int,
     split: Sequence[str] | None = None,
     schedule: str = DEFAULT_SCHEDULE,
 ) -> list[int]:
-    """Returns the number of units of each part. split: names of the modules with which the second and each later part
-    begin; None balances the parameters. Raises GanglineError `parallelism.split` or `parallelism.stages`."""
-    stages = parts // SCHEDULES[schedule].parts
+    """Returns the number of units of each part. stages: slots of a replica, each with the schedule's parts. split:
+    names of the modules with which the second and each later part begin; None balances the parameters. Raises
+    GanglineError `parallelism.split` or `parallelism.stages`."""
     if split is not None:
         text = split_conflict(len(split), stages, schedule)
         if text is not None:
@@ -89,7 +88,7 @@ def divide_units(
             "parallelism.stages",
             f"pipeline cannot divide {class_name(model)}, which {text}; the units are {_names(units)}",
         )
-    return partition([unit.numel for unit in units], parts)
+    return partition([unit.numel for unit in units], stages * SCHEDULES[schedule].parts)
 
 
 def _by_hand(units: Sequence[Unit], split: Sequence[str]) -> list[int]:

@@ -1,7 +1,7 @@
 """Follows values through one run of a part: parameters without values, and placeholders for outputs of other parts.
 
 A placeholder may be computed with as long as nothing comes of it. The watch finds those that reach the part's output,
-and those by whose values the model decides what to run.
+those by whose values the model decides what to run, and what the model changes in place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.reads = _ReadWatch(self)
+        self.versions = Versions()
         # Paths of the modules whose placeholders are in a storage's values.
         self._sources: dict[Any, frozenset[str]] = {}
         # Tensors whose storages must not be used again meanwhile.
@@ -69,8 +69,8 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         self._sources[key] = self._sources.get(key, frozenset()) | sources
 
 
-class _ReadWatch(TorchFunctionMode):
-    """Raises ValuesNeeded where values of a placeholder are read without an operation."""
+class ReadWatch(TorchFunctionMode):
+    """Raises ValuesNeeded where values of a placeholder are read without an operation. It runs beside the watch."""
 
     def __init__(self, watch: ValueWatch) -> None:
         super().__init__()
@@ -88,12 +88,16 @@ _READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 
 
 class Versions:
-    """Finds out what one run of a part changes in place. inputs: the tensors that came from other parts."""
+    """Finds out what one run of a part changes in place."""
 
-    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        self._inputs = _versions_of(inputs)
+    def __init__(self) -> None:
+        self._inputs: list[tuple[torch.Tensor, int]] = []
         self._outputs: dict[str, list[tuple[torch.Tensor, int]]] = {}
         self._buffers: dict[str, tuple[torch.Tensor, int]] | None = None
+
+    def note_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Called before the run with what came from other parts."""
+        self._inputs = _versions_of(inputs)
 
     def note_outputs(self, path: str, outputs: Sequence[torch.Tensor]) -> None:
         """Called when a module has run whose output goes to later parts, and for outputs of earlier parts that do."""
