@@ -46,7 +46,7 @@ class StrategyRow:
 
 
 _DDP_OPTIONS = ("find_unused_parameters", "static_graph")
-_STAGE_OPTIONS = ("stages", "microbatches", "schedule", "split")
+_STAGE_OPTIONS = ("stages", "microbatches", "schedule", "split", "carry")
 
 STRATEGIES: dict[str, StrategyRow] = {
     row.name: row
@@ -116,6 +116,7 @@ _OPTIONS = (
     "microbatches",
     "schedule",
     "split",
+    "carry",
     "replicas",
     "find_unused_parameters",
     "static_graph",
@@ -126,8 +127,9 @@ _OPTIONS = (
 class Parallelism(Section):
     """stages: slots of one replica; None for all slots. microbatches: equal parts of a replica's batch; None chooses
     their number. schedule: see gangline.config.pipeline. split: `parameters`, `time`, or the names of the modules with
-    which the second and each later part of the model begin. replicas: how the replicas of a pipeline keep gradients and
-    the optimizer's state: `ddp` whole, `zero2` divided. These five belong to pipeline.
+    which the second and each later part of the model begin. carry: names of units whose outputs go along to all later
+    parts, also where the first batch does not need them. replicas: how the replicas of a pipeline keep gradients and
+    the optimizer's state: `ddp` whole, `zero2` divided. These six belong to pipeline.
 
     find_unused_parameters, static_graph: as in torch's DistributedDataParallel. blocks: names of module classes whose
     instances are gathered one at a time; None finds them automatically, an empty list gathers the whole model at once.
@@ -142,6 +144,7 @@ class Parallelism(Section):
     microbatches: int | None = Field(default=None, ge=1)
     schedule: str | None = None
     split: str | list[str] | None = None
+    carry: list[str] | None = None
     replicas: str | None = None
     find_unused_parameters: bool | None = None
     static_graph: bool | None = None

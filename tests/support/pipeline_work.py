@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 from gangline import pytorch
 from gangline.errors import GanglineError
+from gangline.pytorch.parallel.shared.ownership import inner_of
 from tests.support.strategy_work import Block, Recorder, make_optimizer
 
 _WIDTH = 8
@@ -195,6 +196,19 @@ class Deciding(Chain):
         if first.abs().mean() > 0:
             x = 2 * x
         out: torch.Tensor = self.head(x * (first > 0))
+        return out
+
+
+class Late(Chain):
+    """Whose head's input is masked by the first block's output, once is_late."""
+
+    is_late = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x = self.blocks[0](self.stem(x))
+        for block in self.blocks[1:]:
+            x = block(x)
+        out: torch.Tensor = self.head(x * (first > 0) if self.is_late else x)
         return out
 
 
@@ -538,6 +552,16 @@ class ChangingTrial(ChainTrial):
     make = Changing
 
 
+class LateTrial(ChainTrial):
+    """Whose model has a connection from the second batch on."""
+
+    make = Late
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        inner_of(self.model).is_late = batch_idx >= 1  # type: ignore[assignment]  # an attribute of the model
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
 class DecidingTrial(ChainTrial):
     make = Deciding
 
@@ -604,6 +628,7 @@ WRONG: dict[str, type[ChainTrial]] = {
     "leaves blocks out": _trains_with(_good, Leaving),
     "backwards": _trains_with(_good, Backwards),
     "leaves blocks out later": _trains_with(_good, LeavingLater),
+    "connects later": LateTrial,
     "drops blocks": _trains_with(_good, Dropping),
     "one unit": _trains_with(_good, lambda: nn.Linear(6, 3)),
     "lazy": _trains_with(_good, lambda: nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 3))),

@@ -33,6 +33,7 @@ _OF_TWO = {
     "skip connection": Run("SkippingTrial", _pipeline(), hparams=_SGD),
     "changes in place": Run("ChangingTrial", _pipeline(split=["blocks.1"]), hparams=_SGD),
     "decision": Run("DecidingTrial", _pipeline(split=["blocks.2"]), batches=3, hparams=_SGD),
+    "connection from the second batch on": Run("LateTrial", _pipeline(carry=["blocks.0"]), batches=3, hparams=_SGD),
     "skip connection, zero bubble": Run("SkippingTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
     "decision, zero bubble": Run("DecidingTrial", _pipeline(schedule="ZBVZeroBubble"), batches=3, hparams=_SGD),
     "lstm": Run("RecurrentTrial", _pipeline()),
@@ -289,6 +290,7 @@ def test_evaluation_drops_nothing(of_two: list[list[Result]], alone: Any) -> Non
         ("reentrant", "blocks.0 in a reentrant checkpoint, which would recompute it from inputs that this part does"),
         ("leaves blocks out", f"Leaving, whose forward has not run blocks.1 {_WAY_OUT}"),
         ("leaves blocks out later", f"LeavingLater, whose forward has not run blocks.1 {_WAY_OUT}"),
+        ("connects later", "needs the output of blocks.0 in a later part, and did not in the first batch of this"),
         ("drops blocks", f"Dropping, whose forward has not run blocks.1 {_WAY_OUT}"),
     ],
 )
@@ -311,6 +313,7 @@ def test_trial_that_cannot_be_scheduled_is_refused(mistake: str, message: str, t
         ),
         ("two backwards", _pipeline(microbatches=5), "a replica's batch of 16 records cannot be cut into 5 equal"),
         ("two backwards", _pipeline(split=["block.1"]), "there is no unit 'block.1'; did you mean blocks.1"),
+        ("two backwards", _pipeline(carry=["block.1"]), "parallelism.carry: there is no unit 'block.1'; did you mean"),
         ("two backwards", _pipeline(schedule="1F1"), "there is no schedule '1F1'; did you mean 1F1B?"),
     ],
 )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.cut import CutModel, PartRun
 from gangline.pytorch.parallel.staged.layout import Described, decode, encode, tensors_of
 from gangline.pytorch.parallel.staged.microbatch import cut_batch, join_results
 from gangline.pytorch.parallel.staged.unit import divide_units, find_units
-from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch
+from gangline.pytorch.parallel.staged.watch import ValuesNeeded, Versions
 from tests.support.pipeline_work import Backwards, Chain, Paired, Recurrent, Reentrant, Skipping, Tied, make_norm
 
 _CPU = torch.device("cpu")
@@ -73,6 +77,31 @@ def test_split_by_hand() -> None:
         divide_units(model, units, 7)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A part of a model whose first run was checked. hidden: what came from the part before."""
+
+    cut: CutModel
+    first: int
+    last: int
+    hidden: Any
+    layout: dict[str, Described]
+
+    def again(self) -> PartRun:
+        return PartRun(self.first, self.last, self.hidden, self.layout)
+
+
+def _two_parts(model: nn.Module, inputs: torch.Tensor) -> tuple[_Part, _Part]:
+    """Runs a chain in two parts of three units, with checks."""
+    cut = CutModel(model, find_units(model), _CPU)
+    first = PartRun(0, 2, versions=Versions())
+    value = cut.run_part(first, (inputs,), {})
+    second = PartRun(3, 5, value, first.described, versions=Versions())
+    cut.run_part(second, (inputs,), {})
+    layout = first.described | second.described
+    return _Part(cut, 0, 2, None, layout), _Part(cut, 3, 5, value.detach(), layout)
+
+
 def _run_in_parts(model: nn.Module, counts: list[int], *args: Any, is_checked: bool = True) -> Any:
     """Runs one part after another, as ranks do, each with what the part before sent."""
     units = find_units(model)
@@ -81,7 +110,7 @@ def _run_in_parts(model: nn.Module, counts: list[int], *args: Any, is_checked: b
     layout: dict[str, Described] = {}
     value: Any = None
     for first, end in pairwise([0, *ends]):
-        run = PartRun(first, end - 1, value, layout, watch=ValueWatch() if is_checked else None)
+        run = PartRun(first, end - 1, value, layout, versions=Versions() if is_checked else None)
         value = cut.run_part(run, args, {})
         layout |= decode(encode(run.described))
     return value
@@ -168,9 +197,9 @@ def test_a_carried_output_takes_the_place_of_its_module() -> None:
     model, inputs = Skipping(), torch.randn(4, 6)
     wanted = model(inputs)
     cut = CutModel(model, find_units(model), _CPU)
-    first = PartRun(0, 2, watch=ValueWatch(), keeps=["blocks.0"])
+    first = PartRun(0, 2, versions=Versions(), keeps=["blocks.0"])
     value = cut.run_part(first, (inputs,), {})
-    second = PartRun(3, 5, value, first.described, carried=first.kept, watch=ValueWatch())
+    second = PartRun(3, 5, value, first.described, carried=first.kept, versions=Versions())
     assert torch.equal(cut.run_part(second, (inputs,), {}), wanted)
 
 
@@ -178,11 +207,11 @@ def test_an_output_that_a_unit_changes_and_a_later_part_needs_is_refused() -> No
     model, inputs = Skipping(), torch.randn(4, 6)
     model.blocks[1] = nn.Sequential(nn.ReLU(inplace=True), model.blocks[1])
     cut = CutModel(model, find_units(model), _CPU)
-    cut.run_part(PartRun(0, 2, watch=ValueWatch()), (inputs,), {})
+    cut.run_part(PartRun(0, 2, versions=Versions()), (inputs,), {})
     with pytest.raises(
         GanglineError, match=r"changes the output of blocks\.0 in place inside of blocks\.1, and a later"
     ):
-        cut.run_part(PartRun(0, 2, watch=ValueWatch(), keeps=["blocks.0"]), (inputs,), {})
+        cut.run_part(PartRun(0, 2, versions=Versions(), keeps=["blocks.0"]), (inputs,), {})
 
 
 class _Counting(Chain):
@@ -206,12 +235,175 @@ def test_a_buffer_that_is_changed_between_units_is_refused() -> None:
         _run_in_parts(_Counting(), [3, 3], torch.randn(4, 6))
 
 
-def test_a_placeholder_that_was_not_found_is_no_number() -> None:
-    model, inputs = Skipping(), torch.randn(4, 6)
-    cut = CutModel(model, find_units(model), _CPU)
-    first = PartRun(0, 2, watch=ValueWatch())
-    value = cut.run_part(first, (inputs,), {})
-    assert cut.run_part(PartRun(3, 5, value, first.described), (inputs,), {}).isnan().all()
+def _masked(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    return x * (first > 0)
+
+
+def _decided(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    return x if first.mean() > 0 else 2 * x
+
+
+def _listed(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    factor: float = first.tolist()[0][0]
+    return x * factor
+
+
+def _selected(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    return x[: len(x[first > 0])]
+
+
+def _collected(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    kept = torch.zeros(2, *x.shape)
+    kept[0] = first
+    return x + kept.sum(0)
+
+
+def _changed(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    return x + first.add_(1).relu_()
+
+
+def _reshaped(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    return x + first.view(-1).view(4, 8).transpose(0, 1).reshape(4, 8)
+
+
+def _unused(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    # What reads only the shape, and what nothing comes of.
+    first.add_(x).view(-1).mul_(2)
+    return x + torch.zeros_like(first)
+
+
+class _Joining(Chain):
+    """Whose head's input is joined with the first block's output; None leaves it as it is."""
+
+    join: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x = self.blocks[0](self.stem(x))
+        for block in self.blocks[1:]:
+            x = block(x)
+        out: torch.Tensor = self.head(x if self.join is None else self.join(x, first))
+        return out
+
+
+@pytest.mark.parametrize("join", [_masked, _decided, _listed, _selected, _collected, _changed, _reshaped])
+def test_a_connection_that_appears_later_is_refused_with_the_option_that_helps(join: Any) -> None:
+    model, inputs = _Joining(), torch.randn(4, 6)
+    first, second = _two_parts(model, inputs)
+    first.cut.run_part(first.again(), (inputs,), {})
+    model.join = join
+    with pytest.raises(GanglineError, match=r"needs the output of blocks\.0 in .* parallelism\.carry: \[blocks\.0\],"):
+        second.cut.run_part(second.again(), (inputs,), {})
+
+
+def test_values_that_nothing_comes_of_are_no_connection() -> None:
+    torch.manual_seed(1)
+    model, inputs = _Joining(), torch.randn(4, 6)
+    wanted = model(inputs)
+    _, second = _two_parts(model, inputs)
+    model.join = _unused
+    assert torch.equal(second.cut.run_part(second.again(), (inputs,), {}), wanted)
+
+
+def test_a_run_is_freed_without_garbage_collection() -> None:
+    model, inputs = _Joining(), torch.randn(4, 6)
+    _, second = _two_parts(model, inputs)
+    gc.disable()
+    try:
+        run = second.again()
+        watch = weakref.ref(run.watch)
+        second.cut.run_part(run, (inputs,), {})
+        del run
+        assert watch() is None
+    finally:
+        gc.enable()
+
+
+class _WithExtra(nn.Module):
+    """A unit that gets a second value and uses it once is_late. compiled: for torch.compile of the unit."""
+
+    is_late = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, extra: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x + extra if self.is_late else x)
+        return out
+
+
+class _Passing(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x = self.blocks[0](self.stem(x))
+        for block in self.blocks[1:]:
+            x = block(x)
+        out: torch.Tensor = self.head(x, first)
+        return out
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_unit_may_get_what_it_uses_later(is_compiled: bool) -> None:
+    torch.manual_seed(1)
+    model, inputs = _Passing(), torch.randn(4, 6)
+    model.head = _WithExtra()  # type: ignore[assignment]  # another class than the chain's
+    wanted = model(inputs)
+    if is_compiled:
+        model.head.compile(backend="aot_eager")
+    _, second = _two_parts(model, inputs)
+    assert torch.equal(second.cut.run_part(second.again(), (inputs,), {}), wanted)
+    model.head.is_late = True  # type: ignore[assignment]  # an attribute of the unit
+    with pytest.raises(GanglineError, match=r"needs the output of blocks\.0 in a later part, and did not in the first"):
+        second.cut.run_part(second.again(), (inputs,), {})
+
+
+def test_a_function_between_units_may_be_compiled() -> None:
+    torch.manual_seed(1)
+    model, inputs = _Joining(), torch.randn(4, 6)
+    double = torch.compile(lambda value: 2 * value, backend="aot_eager", fullgraph=True)
+    model.join = lambda x, _: 2 * x
+    wanted = model(inputs)
+    _, second = _two_parts(model, inputs)
+    model.join = lambda x, _: double(x)
+    assert torch.equal(second.cut.run_part(second.again(), (inputs,), {}), wanted)
+    model.join = lambda x, first: x + double(first)
+    with pytest.raises(GanglineError, match=r"needs the output of blocks\.0 in a later part"):
+        second.cut.run_part(second.again(), (inputs,), {})
+
+
+def test_a_parameter_that_is_read_later_is_named() -> None:
+    model, inputs = _Joining(), torch.randn(4, 6)
+    _, second = _two_parts(model, inputs)
+    model.stem.to("meta")
+    model.join = lambda x, _: x @ model.stem.weight.new_zeros(8, 8) + model.stem.bias
+    with pytest.raises(GanglineError, match=r"uses stem\.(weight|bias) outside of its module, and did not in"):
+        second.cut.run_part(second.again(), (inputs,), {})
+
+
+def test_a_mode_that_the_model_enters_keeps_its_place() -> None:
+    torch.manual_seed(1)
+    model, inputs = _Joining(), torch.randn(4, 6)
+    wanted = model(inputs)
+    seen: list[str] = []
+
+    class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    forward = model.forward
+
+    def entered(x: torch.Tensor) -> torch.Tensor:
+        with Mode():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return forward(x)
+
+    model.forward = entered  # type: ignore[method-assign]  # a model with another forward
+    _, second = _two_parts(model, inputs)
+    seen.clear()
+    assert torch.equal(second.cut.run_part(second.again(), (inputs,), {}), wanted)
+    assert any("addmm" in name for name in seen)
+    model.join = _masked
+    with pytest.raises(GanglineError, match=r"needs the output of blocks\.0"):
+        second.cut.run_part(second.again(), (inputs,), {})
 
 
 def test_another_order_is_refused() -> None:
@@ -244,7 +436,7 @@ def test_other_hooks_around_units_are_no_checkpoint() -> None:
 
 def test_descriptions_survive_their_way() -> None:
     model = Tied()
-    run = PartRun(0, 4, watch=ValueWatch())
+    run = PartRun(0, 4, versions=Versions())
     output = CutModel(model, find_units(model), _CPU).run_part(run, (torch.randint(11, (2, 5)),), {})
     read = decode(encode(run.described))
     assert read == run.described

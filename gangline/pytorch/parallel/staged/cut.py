@@ -12,8 +12,8 @@ made once for each shape of inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -28,7 +28,7 @@ from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.layout import Described, TensorShape, describe, tensors_of
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.parallel.staged.watch import ReadWatch, ValuesNeeded, ValueWatch
+from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch, Versions
 
 # Advice where the last unit of a part was left out, by an early exit or at random.
 _WAY_OUT = (
@@ -49,9 +49,10 @@ class PartRun:
 
     copies_outputs: the model's code changes outputs of modules in place, so later parts get copies from before.
 
-    watch: makes the run check the chain, note what is changed in place, and describe the part's own outputs in
-    `described`. checkpoint: around the newest unit of an earlier part, in a run with a watch. seconds: where it is
-    given, the run measures the part's units in it, each by itself, forward and backward.
+    watch: finds values of other parts where they are needed. versions: makes the run check the chain, note what is
+    changed in place, and describe the part's own outputs in `described`. checkpoint: around the newest unit of an
+    earlier part, in a run with checks. seconds: where it is given, the run measures the part's units in it, each by
+    itself, forward and backward.
     """
 
     first: int
@@ -62,7 +63,8 @@ class PartRun:
     keeps: Collection[str] = ()
     kept: dict[str, Any] = field(default_factory=dict)
     copies_outputs: bool = False
-    watch: ValueWatch | None = None
+    watch: ValueWatch = field(default_factory=ValueWatch)
+    versions: Versions | None = None
     described: dict[str, Described] = field(default_factory=dict)
     output: Any = None
     is_complete: bool = False
@@ -81,8 +83,6 @@ class CutModel:
         self._device = device
         self._run: PartRun | None = None
         self._is_whole = False
-        # By shape. Their values do not matter.
-        self._placeholders: dict[TensorShape, torch.Tensor] = {}
         modules = [model.get_submodule(path) for unit in units for path in unit.paths]
         of_units = {id(buffer) for module in modules for buffer in module.buffers()}
         # Buffers of no unit, by name.
@@ -95,18 +95,29 @@ class CutModel:
                 module.forward = partial(self._call, place, path, module.forward)
 
     def run_part(self, run: PartRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns the part's output. Raises GanglineError `parallelism.model` where the model is no chain. A run with a
-        watch raises ValuesNeeded where the part needs values that this rank does not have."""
+        """Returns the part's output. Raises GanglineError `parallelism.model` where the model is no chain. Where the
+        part needs values that this rank does not have, a run with checks raises ValuesNeeded, and any other one the
+        error: the run with checks for these shapes has found no need of them."""
+        try:
+            return self._run_part(run, args, kwargs)
+        except ValuesNeeded as need:
+            if run.versions is not None:
+                raise
+            raise self._refuse_later(need) from None
+
+    def _run_part(self, run: PartRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self._run is None
         self._run = run
         # As outputs of the part they must not be its inputs any more.
         run.kept = {path: _copy(run.carried[path]) for path in run.keeps if path in run.carried}
-        if run.watch is not None:
-            run.watch.versions.note_inputs(tensors_of((run.received, run.carried)))
+        if run.versions is not None:
+            run.versions.note_inputs(tensors_of((run.received, run.carried)))
             for path in run.kept:
-                run.watch.versions.note_outputs(path, tensors_of(run.carried[path]))
+                run.versions.note_outputs(path, tensors_of(run.carried[path]))
+        # Compiled modules run as they are written in a run with checks.
+        eager = torch.compiler.set_stance("force_eager") if run.versions is not None else nullcontext()
         try:
-            with _watching(run.watch) if run.watch else nullcontext():
+            with eager, run.watch.watching():
                 result = self.forward(*args, **kwargs)
         except _PartEnd:
             result = None
@@ -117,16 +128,15 @@ class CutModel:
         if not run.is_complete or (run.first > 0 and not run.is_begun):
             unit = self._units[run.last if run.is_begun or run.first == 0 else run.first]
             raise self.refuse(f"has not run {unit.name} in the order of its definition{_WAY_OUT}")
-        if run.watch is not None:
-            changed = run.watch.versions.changed_buffer()
-            if changed is not None:
-                raise self.refuse(
-                    f"changes its buffer {changed} between its units, which one part alone would see; change it before "
-                    "the first unit, or inside of a unit"
-                )
-            needed = run.watch.sources_of(tensors_of((run.output, run.kept)))
-            if needed:
-                raise ValuesNeeded(outputs=needed)
+        changed = run.versions.changed_buffer() if run.versions is not None else None
+        if changed is not None:
+            raise self.refuse(
+                f"changes its buffer {changed} between its units, which one part alone would see; change it before "
+                "the first unit, or inside of a unit"
+            )
+        needed = run.watch.sources_of(tensors_of((run.output, run.kept)))
+        if needed:
+            raise ValuesNeeded(outputs=needed)
         return run.output
 
     def run_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,18 +166,21 @@ class CutModel:
                 self._complete(run, self._first_of(args, path))
             raise _PartEnd
         if place < run.first:
-            if run.watch is not None:
+            if run.versions is not None:
                 run.checkpoint = _checkpoint_around()
             if place == run.first - 1 and path == self._units[place].end:
                 run.is_begun = True
                 return run.received
             return self._placeholder(run, path)
-        if run.watch is not None:
+        if run.versions is not None:
             self._check_order(run, place, path)
             self._check_checkpoint(run, path)
         if place == run.first and not run.is_begun:
             args = self._begin(run, path, args)
-        result = self._run_module(run, place, path, partial(original, **kwargs), args)
+        # What the unit makes of values of its own rank needs no watch.
+        is_paused = run.versions is None and not run.watch.concerns(args, kwargs)
+        with run.watch.pausing() if is_paused else nullcontext():
+            result = self._run_module(run, place, path, partial(original, **kwargs), args)
         if place == run.last and path == self._units[place].end:
             self._complete(run, result)
         return result
@@ -178,10 +191,10 @@ class CutModel:
         if run.seconds is not None:
             parameters = list(self._model.get_submodule(path).parameters())
             run.seconds[place] = run.seconds.get(place, 0.0) + measure(original, args, parameters)
-        before = {} if run.watch is None else run.watch.versions.outputs()
+        before = {} if run.versions is None else run.versions.outputs()
         result = original(*args)
-        if run.watch is not None:
-            changed = run.watch.versions.changed_since(before)
+        if run.versions is not None:
+            changed = run.versions.changed_since(before)
             if changed is not None:
                 raise self.refuse(
                     f"changes the output of {changed} in place inside of {path}, and a later part needs that output; "
@@ -201,12 +214,12 @@ class CutModel:
     def _take(self, run: PartRun, path: str, output: Any) -> Any:
         """Returns a module's output for later parts. These run the code between the units too, so they need the output
         as it is now, before that code changes it in place."""
-        if run.watch is not None:
-            run.watch.versions.note_outputs(path, tensors_of(output))
-        return _copy(output) if run.copies_outputs or run.watch is not None else output
+        if run.versions is not None:
+            run.versions.note_outputs(path, tensors_of(output))
+        return _copy(output) if run.copies_outputs or run.versions is not None else output
 
     def _before_call(self, path: str, args: tuple[Any, ...]) -> None:
-        """Refuses recomputations that cannot be right. Notes buffers in a run with a watch."""
+        """Refuses recomputations that cannot be right. Notes buffers in a run with checks."""
         if self._run is None:
             if not self._is_whole and _was_replaced(args):
                 raise self.refuse(
@@ -219,8 +232,8 @@ class CutModel:
                 "have; pass use_reentrant=False to torch.utils.checkpoint, or leave it out and set "
                 "parallelism.activation_checkpointing: blocks"
             )
-        elif self._run.watch is not None:
-            self._run.watch.versions.note_buffers(self.own_buffers)
+        elif self._run.versions is not None:
+            self._run.versions.note_buffers(self.own_buffers)
 
     def _begin(self, run: PartRun, path: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Puts the received value in the place of the first unit's input, where the part before has the modules before
@@ -248,17 +261,11 @@ class CutModel:
                 f"calls {path}, which it has left out or called later when the first batch of this shape was checked; "
                 f"run all units in the order of their definition{_WAY_OUT}"
             )
-        if run.watch is None:
-            return described.fill([self._placeholder_of(shape) for shape in described.shapes])
-        tensors = [_make_placeholder(shape, self._device) for shape in described.shapes]
+        with run.watch.pausing():
+            tensors = [_make_placeholder(shape, self._device) for shape in described.shapes]
         for tensor in tensors:
             run.watch.add(tensor, path)
         return described.fill(tensors)
-
-    def _placeholder_of(self, shape: TensorShape) -> torch.Tensor:
-        if shape not in self._placeholders:
-            self._placeholders[shape] = _make_placeholder(shape, self._device)
-        return self._placeholders[shape].detach()
 
     def _check_order(self, run: PartRun, place: int, path: str) -> None:
         if place < run.newest_unit or path in run.described:
@@ -273,22 +280,36 @@ class CutModel:
                 "each unit a checkpoint of its own, or choose other beginnings with parallelism.split"
             )
 
+    def names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
+        """Returns the names of parameters. Raises GanglineError for tensors that are none of the model."""
+        name_by_id = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        if any(id(parameter) not in name_by_id for parameter in parameters):
+            raise self.refuse(
+                "uses a value of another part that is no parameter of the model; compute it in the forward of the unit"
+            )
+        return [name_by_id[id(parameter)] for parameter in parameters]
+
+    def _refuse_later(self, need: ValuesNeeded) -> GanglineError:
+        if need.parameters:
+            names = ", ".join(self.names_of(need.parameters))
+            return self.refuse(
+                f"uses {names} outside of its module, and did not in the first batch of this shape; use it in every "
+                "batch, or inside of its unit"
+            )
+        return self.refuse(
+            f"needs the output of {' and '.join(need.outputs)} in a later part, and did not in the first batch of this "
+            f"shape; set parallelism.carry: [{', '.join(need.outputs)}], so that it goes along in every batch"
+        )
+
     def refuse(self, text: str) -> GanglineError:
         """Returns the error about a model that is no chain. text: what its forward does, and the way out."""
         return invalid("parallelism.model", f"pipeline cannot cut {class_name(self._model)}, whose forward {text}")
 
 
-@contextmanager
-def _watching(watch: ValueWatch) -> Iterator[None]:
-    # Compiled modules run as they are written meanwhile.
-    with torch.compiler.set_stance("force_eager"), watch, ReadWatch(watch):
-        yield
-
-
 def _make_placeholder(shape: TensorShape, device: torch.device) -> torch.Tensor:
-    """Returns a tensor that no result depends on. It is not a number, so that a wrong use would be noticed."""
-    placeholder = shape.make(device)
-    return placeholder.fill_(torch.nan) if placeholder.is_floating_point() else placeholder
+    """Returns a tensor that no result depends on. It is not a number, and all of its elements are one in memory."""
+    value = torch.nan if shape.dtype.is_floating_point or shape.dtype.is_complex else 0
+    return torch.full((), value, dtype=shape.dtype, device=device).expand(shape.shape)
 
 
 def _copy(value: Any) -> Any:

@@ -27,7 +27,7 @@ from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.layout import Described, decode, describe, encode, signature_of, tensors_of
 from gangline.pytorch.parallel.staged.timing import ROUNDS
 from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch
+from gangline.pytorch.parallel.staged.watch import ValuesNeeded, Versions
 
 # Name of a part's output among its modules' descriptions. No module has an empty name.
 _OUTPUT = ""
@@ -51,7 +51,8 @@ class Layout:
 
 class Parts:
     """The parts of one model. counts: number of units of each part. schedule: its name decides which rank has which
-    parts. borrow: gives all ranks of the replica the value of a parameter, by name; these ranks call it in step."""
+    parts. borrow: gives all ranks of the replica the value of a parameter, by name; these ranks call it in step. carry:
+    paths of modules whose outputs go along to all later parts, whether these need them or not."""
 
     def __init__(
         self,
@@ -62,8 +63,10 @@ class Parts:
         replicas: Replicas,
         schedule: str,
         borrow: Callable[[str], None],
+        carry: Sequence[str] = (),
     ) -> None:
         self._borrow = borrow
+        self._carry = carry
         self._model = model
         self._units = units
         self._replicas = replicas
@@ -209,6 +212,8 @@ class Parts:
         """Runs all parts with checks. Returns the layout, and the model's output on the rank of the last part. Begins
         again where a part needs outputs of earlier modules, which then go along."""
         needs: list[set[str]] = [set() for _ in range(self.count)]
+        # The last part has all of them behind itself but its own.
+        needs[-1] |= set(self._carry)
         while True:
             layout = Layout(carried=self._carried_for(needs))
             value: Any = None
@@ -276,28 +281,20 @@ class Parts:
         run = self._make_run(
             part, tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), crossing), layout
         )
-        watch = run.watch = ValueWatch()
+        versions = run.versions = Versions()
         try:
             with self._unchanged(part), torch.enable_grad():
                 output = self._run_part(part, run, layout, *inputs)
         except ValuesNeeded as need:
-            return crossing, {}, {"parameters": self._names_of(need), "outputs": need.outputs}
+            return crossing, {}, {"parameters": self.cut.names_of(need.parameters), "outputs": need.outputs}
         finally:
             self.beat.stay(EXCHANGE)
-        if watch.versions.changes_inputs:
+        if versions.changes_inputs:
             self._changes_inputs.add(part)
-        if watch.versions.changes_outputs:
+        if versions.changes_outputs:
             self._changes_outputs.add(part)
         described = {**run.described, _OUTPUT: describe(output, self.name_of(part))}
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described, {}
-
-    def _names_of(self, need: ValuesNeeded) -> list[str]:
-        name_by_id = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        if any(id(parameter) not in name_by_id for parameter in need.parameters):
-            raise self.cut.refuse(
-                "uses a value of another part that is no parameter of the model; compute it in the forward of the unit"
-            )
-        return [name_by_id[id(parameter)] for parameter in need.parameters]
 
     @contextmanager
     def _unchanged(self, part: int) -> Iterator[None]:

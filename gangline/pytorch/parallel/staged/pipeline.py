@@ -48,7 +48,7 @@ from gangline.pytorch.parallel.staged.partition import partition
 from gangline.pytorch.parallel.staged.redivision import agree_on_times, move_values
 from gangline.pytorch.parallel.staged.report import log_parts
 from gangline.pytorch.parallel.staged.schedule import PartModule, PartSchedule, ScheduleThread
-from gangline.pytorch.parallel.staged.unit import divide_units, find_units
+from gangline.pytorch.parallel.staged.unit import check_carried, divide_units, find_units
 
 _log = logging.getLogger("gangline")
 
@@ -60,7 +60,8 @@ _RANDOM = "stage_random"
 
 class PipelineStrategy(Strategy):
     """Trains one model as a pipeline. size: ranks of the trial. stages: ranks of a replica; None for all. microbatches:
-    of a replica's batch; None chooses. split: `parameters`, `time`, or the modules with which later parts begin."""
+    of a replica's batch; None chooses. split: `parameters`, `time`, or the modules with which later parts begin. carry:
+    modules whose outputs go along to all later parts."""
 
     name = "pipeline"
     runs_batch: ClassVar[bool] = True
@@ -76,6 +77,7 @@ class PipelineStrategy(Strategy):
         microbatches: int | None = None,
         schedule: str | None = None,
         split: str | Sequence[str] | None = None,
+        carry: Sequence[str] | None = None,
         replicas: str | None = None,
         timeout: timedelta | None = None,
     ) -> None:
@@ -86,6 +88,7 @@ class PipelineStrategy(Strategy):
         self._usual_records = 0
         self._schedule = schedule or DEFAULT_SCHEDULE
         self._split = None if split is None or isinstance(split, str) else list(split)
+        self._carry = list(carry or ())
         # Whether units are to be measured in the next batch.
         self._is_untimed = split == "time"
         self._divides = replicas == "zero2"
@@ -120,8 +123,17 @@ class PipelineStrategy(Strategy):
         broadcast_tensors((*model.parameters(), *model.buffers()))
         self._units = units = find_units(model)
         counts = divide_units(model, units, self._stages, self._split, self._schedule)
+        check_carried(units, self._carry)
         self._replicas = Replicas(self._stages, self._device, self._timeout)
-        self._parts = Parts(model, units, counts, replicas=self._replicas, schedule=self._schedule, borrow=self._borrow)
+        self._parts = Parts(
+            model,
+            units,
+            counts,
+            replicas=self._replicas,
+            schedule=self._schedule,
+            borrow=self._borrow,
+            carry=self._carry,
+        )
         self._compiler = UnitCompiler(wrapped, units, self._parts.cut, self._schedule)
         self._wrapped = wrapped
         self._holding = Holding(wrapped, units, self._parts.places_of_units(), self._stages)

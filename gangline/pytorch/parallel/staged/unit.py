@@ -91,18 +91,30 @@ def divide_units(
     return partition([unit.numel for unit in units], stages * SCHEDULES[schedule].parts)
 
 
+def check_carried(units: Sequence[Unit], names: Sequence[str]) -> None:
+    """Raises GanglineError `parallelism.carry` where a name is no module whose output can go along to later parts."""
+    paths = [path for unit in units for path in unit.paths]
+    for name in names:
+        if name not in paths:
+            raise invalid("parallelism.carry", f"parallelism.carry: {_no_unit(name, paths, units)}")
+
+
 def _by_hand(units: Sequence[Unit], split: Sequence[str]) -> list[int]:
     first_paths = {path: place for place, unit in enumerate(units) for path in (unit.paths[0], unit.end or "")}
     starts = [0]
     for name in split:
         if name not in first_paths or not name:
-            nearest = difflib.get_close_matches(name, [path for path in first_paths if path], n=2)
-            advice = f"did you mean {' or '.join(nearest)}? " if nearest else ""
-            raise _bad_split(f"there is no unit {name!r}; {advice}the units are {_names(units)}")
+            raise _bad_split(_no_unit(name, [path for path in first_paths if path], units))
         if first_paths[name] <= starts[-1]:
             raise _bad_split(f"{name} is not after the beginning of the part before it; give the model's order")
         starts.append(first_paths[name])
     return [end - start for start, end in zip(starts, [*starts[1:], len(units)], strict=True)]
+
+
+def _no_unit(name: str, possible: Sequence[str], units: Sequence[Unit]) -> str:
+    nearest = difflib.get_close_matches(name, possible, n=2)
+    advice = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    return f"there is no unit {name!r}; {advice}the units are {_names(units)}"
 
 
 def _bad_split(text: str) -> GanglineError:
