@@ -70,8 +70,7 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
         request["machine_link_gb"] * 1e9,
     )
     first = measured[0]
-    again = first.calls_model_again
-    work = work_of(section, config.optimizations, batch, first.num_models, calls_model_again=again)
+    work = work_of(section, config.optimizations, batch, first.num_models, refused=first.refused)
     plan = make_plan(measured, work, place, section)
     if any(not isinstance(value, Const) for _, value in ranges_of(config.hyperparameters)):
         plan["notes"].append("the configuration is a search; this plan is for one draw of its hyperparameters")

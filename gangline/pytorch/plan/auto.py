@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class _Measurement:
     sizes: tuple[ModelSize, ...] = ()
     num_models: int = 0
     notes: tuple[str, ...] = ()
-    calls_model_again: bool = False
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 class AutomaticChoice:
@@ -102,7 +102,7 @@ class AutomaticChoice:
                 batch,
                 self._measured.num_models,
                 self._rounds,
-                calls_model_again=self._measured.calls_model_again,
+                refused=self._measured.refused,
             )
             decision = decide(self._measured.sizes, work, place, _earlier_choice(core))
             record = record_of(decision, place, self._measured.notes)
@@ -199,4 +199,4 @@ def _measure_all(
     )
     first = measured[0]
     sizes = tuple(each.size for each in measured)
-    return _Measurement("", None, sizes, first.num_models, first.notes, first.calls_model_again)
+    return _Measurement("", None, sizes, first.num_models, first.notes, first.refused)

@@ -48,17 +48,17 @@ def work_of(
     num_models: int,
     rounds: int = 1,
     *,
-    calls_model_again: bool = False,
+    refused: Mapping[str, str] | None = None,
 ) -> Work:
     """Returns what the trial does in a step. batch: the hyperparameter global_batch_size. rounds: batches that each
-    slot trains one after another, because the attempt has fewer slots than slots_per_trial. Options of a pipeline
-    restrict the candidates only where `auto` chooses."""
+    slot trains one after another, because the attempt has fewer slots than slots_per_trial. refused: as in Work.
+    Options of a pipeline restrict the candidates only where `auto` chooses."""
     records = batch // rounds if isinstance(batch, int) and not isinstance(batch, bool) else None
     work = Work(
         records,
         num_models > 1,
         optimizations.gradient_compression.hook is not None,
-        calls_model_again=calls_model_again,
+        refused=refused or {},
     )
     if section.strategy != "auto":
         return work

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from gangline.pytorch.parallel.staged.unit import Unit, find_units
 from gangline.pytorch.plan.memory import ModelSize, Moment, UnitSize
 from gangline.pytorch.plan.optimizer_probe import UpdateSize, probe
 from gangline.pytorch.plan.planning_context import PlanningContext, Reached
+from gangline.pytorch.plan.refusal import Subject, refusals_of
 from gangline.pytorch.plan.step_peak import FusedAttention, StepPeak, operation_counter
 
 _ADAM_BYTES = 8.0
@@ -36,8 +37,8 @@ _ADAM_BYTES = 8.0
 @dataclass(frozen=True, slots=True)
 class Measured:
     """model: the wrapped model, on the meta device or the CPU. cut_refusal: why a pipeline cannot cut it; empty for a
-    model that it can. notes: lines about what could not be measured. calls_model_again: whether train_batch called the
-    first model more than once before its first backward pass."""
+    model that it can. notes: lines about what could not be measured. refused: the reason of each
+    strategy that refuses the trial's code, as far as it was seen."""
 
     model: nn.Module
     name: str
@@ -47,7 +48,7 @@ class Measured:
     num_models: int
     cut_refusal: str
     notes: tuple[str, ...]
-    calls_model_again: bool = False
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def measure_kinds(
@@ -61,12 +62,22 @@ def measure_kinds(
     is_gpu: bool = True,
 ) -> list[Measured]:
     """Measures the trial once for each kind of recomputation, otherwise as measure_trial. The first kind must be
-    possible; a later one is left out for a model without the parts that it needs."""
+    possible; a later one is left out for a model without the parts that it needs. The first one alone has all
+    refusals."""
     measured: list[Measured] = []
     for kind in kinds:
         try:
             measured.append(
-                measure_trial(make_trial, hparams, config, slots, blocks, is_gpu=is_gpu, recomputation=kind)
+                measure_trial(
+                    make_trial,
+                    hparams,
+                    config,
+                    slots,
+                    blocks,
+                    is_gpu=is_gpu,
+                    recomputation=kind,
+                    looks_on=not measured,
+                )
             )
         except GanglineError as error:
             if not measured or error.code != "parallelism.activation_checkpointing":
@@ -83,19 +94,21 @@ def measure_trial(
     *,
     is_gpu: bool = True,
     recomputation: str = "none",
+    looks_on: bool = True,
 ) -> Measured:
     """Builds the trial and measures it. blocks: the option of that name. is_gpu: whether the slots are GPUs, where
     torch's optimizers step all parameters at once. recomputation: which parts of the model run
-    again in the backward pass. Raises GanglineError `plan.build` for a trial that wraps no model, and
+    again in the backward pass. looks_on: whether train_batch goes on after its first backward pass, to see
+    what strategies refuse. Raises GanglineError `plan.build` for a trial that wraps no model, and
     `parallelism.activation_checkpointing` for a model without the parts that recomputation needs."""
     again = (recomputation, blocks)
     meta, cpu = torch.device("meta"), torch.device("cpu")
-    first = _Attempt(make_trial, hparams, config, slots, device=meta, recomputation=again)
+    first = _Attempt(make_trial, hparams, config, slots, device=meta, recomputation=again, looks_on=looks_on)
     if first.problem is None:
         return first.result(blocks, is_gpu)
     if first.context.models and _bytes_of(first.context.models) > _physical_bytes() / 4:
         return first.result(blocks, is_gpu)
-    second = _Attempt(make_trial, hparams, config, slots, device=cpu, recomputation=again)
+    second = _Attempt(make_trial, hparams, config, slots, device=cpu, recomputation=again, looks_on=looks_on)
     return second.result(blocks, is_gpu)
 
 
@@ -111,11 +124,13 @@ class _Attempt:
         *,
         device: torch.device,
         recomputation: tuple[str, Sequence[str] | None],
+        looks_on: bool,
     ) -> None:
-        self.problem: Exception | None = None
+        self.problem: BaseException | None = None
         self.is_built = False
         self._forward: _Forward | None = None
-        self.context = PlanningContext(hparams, config, slots, device)
+        self._parallelism = config.get("parallelism")
+        self.context = PlanningContext(hparams, config, slots, device, looks_on=looks_on)
         self.context.recomputation = recomputation
         seed.seed_build(self.context.get_trial_seed())
         try:
@@ -127,7 +142,7 @@ class _Attempt:
             self.is_built = True
             if self.context.models:
                 self._forward = _run_forward(trial, self.context, self._units()[0])
-        except Exception as error:  # noqa: BLE001 - a user's code may raise anything; the plan says what is missing
+        except (Exception, Reached) as error:  # noqa: BLE001 - a user's code may raise anything; the plan says what is missing
             self.problem = error
 
     def result(self, blocks: Sequence[str] | None, is_gpu: bool) -> Measured:
@@ -164,7 +179,7 @@ class _Attempt:
             len(models),
             refusal,
             tuple(notes),
-            self.context.num_calls > 1,
+            refusals_of(Subject(models, self.context.optimizers, self.context.look, self._parallelism, blocks, is_gpu)),
         )
 
     def _units(self) -> tuple[list[Unit], str]:
@@ -200,10 +215,12 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit]) ->
     # Storages are kept, so that no later one gets the address of one of these.
     seen: dict[int, torch.UntypedStorage] = {}
     counter = operation_counter()
-    current, counted = 0, 0
+    current, counted, is_measured = 0, 0, False
 
     def enter(place: int, inputs: Any = ()) -> None:
         nonlocal current, counted
+        if is_measured:
+            return
         total = counter.get_total_flops()
         found.flops[current] += total - counted
         current, counted = place, total
@@ -214,25 +231,32 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit]) ->
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in known and storage._cdata not in seen:
+        if not is_measured and storage._cdata not in known and storage._cdata not in seen:
             seen[storage._cdata] = storage
             found.activation_bytes[current] += min(storage.nbytes(), tensor.numel() * tensor.element_size())
         return tensor
 
     def leave(place: int, output: Any) -> None:
-        found.output_bytes[place] = float(sum(value.nbytes for value in tensors_of(output)))
+        if not is_measured:
+            found.output_bytes[place] = float(sum(value.nbytes for value in tensors_of(output)))
 
     def go_back(loss: torch.Tensor) -> None:
+        nonlocal is_measured
         enter(current)
         seen.clear()
-        if not loss.requires_grad:
-            return
         try:
+            if not loss.requires_grad:
+                return
             peak.backward(loss)
         except Exception:  # noqa: BLE001 - an operation without a backward pass here; the forward pass is counted
             return
+        finally:
+            is_measured = True
         found.moments = peak.moments(found.records)
         found.peak_bytes = _peaks_of_units(model, units, peak, found.activation_bytes)
+        context.look.unused = [
+            [name for name, value in each.named_parameters() if id(value) in peak.unreached] for each in context.models
+        ]
 
     for each in context.models:
         each.train()
@@ -248,10 +272,19 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit]) ->
         FusedAttention(),
         peak.counting(),
         counter,
-        suppress(Reached),
     ):
-        trial.train_batch(batch, 0, 0)
+        _train(trial, batch, context)
     return found
+
+
+def _train(trial: Any, batch: Any, context: PlanningContext) -> None:
+    """Runs train_batch. An exception after its first backward pass, as for reading a value on the meta device, ends the
+    look and is no problem."""
+    try:
+        trial.train_batch(batch, 0, 0)
+    except (Exception, SystemExit, Reached) as error:
+        if not isinstance(error, Reached) and not context.look.num_backwards:
+            raise
 
 
 def _peaks_of_units(
@@ -361,6 +394,6 @@ def _physical_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _line(error: Exception | None) -> str:
+def _line(error: BaseException | None) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,21 +15,35 @@ from gangline.config.batch import BatchSplit, split_batch
 from gangline.core.context import alone
 from gangline.errors import invalid
 from gangline.pytorch.parallel import choose_strategy, recompute
+from gangline.pytorch.plan.refusal import Look
 from gangline.pytorch.setup import make_setting
 from gangline.pytorch.trial.context import PyTorchTrialContext
 
+# Calls of the model, of backward and of step_optimizer after the first backward pass. A loop that waits for a change of
+# the parameters would never end here, where no step changes them.
+_MOST_CALLS = 6
 
-class Reached(Exception):
-    """A trial has come to its first backward pass or step, where a measurement ends."""
+
+class Reached(BaseException):
+    """Ends the run of train_batch. No Exception, so that handlers of the trial let it pass."""
 
 
 class PlanningContext(PyTorchTrialContext):
     """Context of one process that stands for one of several slots. slots: of the trial; each of them has its part of
     the global batch. device: where the model is built, the meta device or the CPU; the meta device is left as soon as
     a model is wrapped. recomputation: as recompute takes
-    it. on_backward: called with the loss of the first backward pass. num_calls: of the first model, so far."""
+    it. on_backward: called with the loss of the first backward pass. looks_on: whether train_batch goes on after that
+    pass, for `look`, which notes what strategies may refuse. No later call does any work."""
 
-    def __init__(self, hparams: Mapping[str, Any], config: Mapping[str, Any], slots: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        hparams: Mapping[str, Any],
+        config: Mapping[str, Any],
+        slots: int,
+        device: torch.device,
+        *,
+        looks_on: bool = False,
+    ) -> None:
         setting = make_setting(None, hparams, {**config, "parallelism": "none"}, aggregation_frequency=1)
         strategy = choose_strategy("none", 1, torch.device("cpu"), setting.optimizations)
         super().__init__(alone(), setting, strategy, torch.device("cpu"), writes_tensorboard=False)
@@ -35,15 +51,19 @@ class PlanningContext(PyTorchTrialContext):
         self.build_device = device
         self.recomputation: tuple[str, Sequence[str] | None] = ("none", None)
         self.on_backward: Callable[[torch.Tensor], None] = lambda loss: None
-        self.num_calls = 0
+        self.looks_on = looks_on
+        self.look = Look()
+        self._num_later = 0
 
     def note_call(self) -> None:
         """Called before each call of the first model in train_batch."""
-        self.num_calls += 1
+        self._note_later()
+        self.look.num_calls += 1
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         torch.set_default_device(None)
         recompute(model, *self.recomputation)
+        model.__dict__["__deepcopy__"] = partial(_copy_noted, model, self.look)
         self.models.append(model)
         return model
 
@@ -51,12 +71,46 @@ class PlanningContext(PyTorchTrialContext):
         self.optimizers.append(optimizer)
         return optimizer
 
-    def backward(self, loss: torch.Tensor, *_arguments: Any, **_options: Any) -> NoReturn:
-        self.on_backward(loss)
-        raise Reached
+    def backward(
+        self, loss: torch.Tensor, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False
+    ) -> None:
+        self._note_later()
+        self.look.num_backwards += 1
+        self.look.has_arguments |= gradient is not None or retain_graph
+        if self.look.num_backwards == 1:
+            self.on_backward(loss)
+            if not self.looks_on:
+                raise Reached
 
-    def step_optimizer(self, optimizer: Optimizer, *_arguments: Any, **_options: Any) -> NoReturn:
-        raise Reached
+    def step_optimizer(
+        self,
+        optimizer: Optimizer,
+        clip_grads: Any = None,
+        auto_zero_grads: bool = True,
+        scaler: Any = None,
+        closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Steps nothing. A closure that makes the first backward pass is called once for it."""
+        self._note_later()
+        if closure is not None:
+            self.look.closed_over.append(optimizer)
+        if not self.look.num_backwards:
+            if closure is None:
+                raise Reached
+            closure()
+
+    def get_tensorboard_writer(self) -> Any:
+        """Returns the writer while the trial is built, and writes no scalars of a batch that is not trained."""
+        if self.look.num_backwards:
+            raise Reached
+        return super().get_tensorboard_writer()
+
+    def _note_later(self) -> None:
+        if not self.look.num_backwards:
+            return
+        self._num_later += 1
+        if self._num_later > _MOST_CALLS:
+            raise Reached
 
     def to_device(self, data: Any, warned_types: Any = None) -> Any:
         return data
@@ -69,3 +123,13 @@ class PlanningContext(PyTorchTrialContext):
             )
         # Fewer records than slots still have a plan, which refuses the strategies that need a record for each slot.
         return split_batch(size, min(self.slots, size))
+
+
+def _copy_noted(model: nn.Module, look: Look, memo: Any) -> nn.Module:
+    """Copies a wrapped model as without this hook, which the copy does not have."""
+    look.is_copied = True
+    hook = model.__dict__.pop("__deepcopy__")
+    try:
+        return copy.deepcopy(model, memo)
+    finally:
+        model.__dict__["__deepcopy__"] = hook

@@ -15,7 +15,7 @@ from gangline.pytorch.parallel.staged.unit import divide_units
 from gangline.pytorch.plan.decision import bytes_by_purpose, decide, explain_failure, row_of
 from gangline.pytorch.plan.measure import Measured
 from gangline.pytorch.plan.memory import stage_memory
-from gangline.pytorch.plan.rule import SEVERAL_CALLS, SEVERAL_MODELS, Candidate, Place, Work, stage_seconds
+from gangline.pytorch.plan.rule import SEVERAL_MODELS, Candidate, Place, Work, stage_seconds
 
 # Sizes of a model that the plan does not show.
 _LONG = ("units", "moments", "tensors")
@@ -55,10 +55,10 @@ def _pipeline(
     schedule = section.schedule or DEFAULT_SCHEDULE
     if place.slots < 2:
         return {"refusal": "a pipeline needs at least 2 slots; see --slots"}
-    if work.calls_model_again:
-        return {"refusal": f"a pipeline {SEVERAL_CALLS}"}
     if measured.num_models > 1 or measured.cut_refusal:
         return {"refusal": measured.cut_refusal or f"pipeline {SEVERAL_MODELS}"}
+    if "pipeline" in work.refused:
+        return {"refusal": work.refused["pipeline"]}
     stages = section.stages or (place.slots if is_configured else _stages(measured, place, chosen))
     if stages is None or place.slots % stages:
         conflict = slots_conflict("pipeline", place.slots, "the slots of this plan are", section.stages)

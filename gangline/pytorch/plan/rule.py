@@ -6,8 +6,8 @@ strategies is chosen, the simplest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gangline.config.elastic import slots_conflict
 from gangline.config.parallelism import STRATEGIES, recomputation_conflict
@@ -37,7 +37,6 @@ _PASSES, _PASSES_WITH_RECOMPUTATION = 3.0, 4.0
 
 # Why a trial gets no pipeline; after the word.
 SEVERAL_MODELS = "cuts one model, and the trial wraps several"
-SEVERAL_CALLS = "trains a batch with one call of the model, and train_batch calls it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Work:
     several_models: whether the trial wraps more than one model. compresses: whether gradients are compressed.
 
     stages, microbatches, schedule, replicas: of pipelines, as the configuration sets them for `auto`; None leaves them
-    open. calls_model_again: whether a batch calls the model more than once before its first backward pass."""
+    open. refused: the reason of each strategy that refuses the trial's code."""
 
     records: int | None = None
     several_models: bool = False
@@ -86,7 +85,7 @@ class Work:
     microbatches: int | None = None
     schedule: str = DEFAULT_SCHEDULE
     replicas: str | None = None
-    calls_model_again: bool = False
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +200,7 @@ def _whole(name: str, model: ModelSize, work: Work, place: Place) -> Candidate:
     records = _records(work, slots)
     if refusal is None and work.records is not None and records < 1:
         refusal = f"a batch of {work.records} records is smaller than {slots} slots"
+    refusal = refusal or work.refused.get(name)
     if refusal is not None:
         return Candidate(name, refusal=refusal)
     shards = place.slots_per_machine if name == "hsdp" else slots
@@ -273,12 +273,12 @@ def _pipelines(model: ModelSize, work: Work, place: Place) -> list[Candidate]:
         refusal = "needs at least 2 slots"
     elif work.several_models:
         refusal = SEVERAL_MODELS
-    elif work.calls_model_again:
-        refusal = SEVERAL_CALLS
     elif not model.units:
         refusal = "cannot cut the model: it has no list of at least two modules"
     elif work.compresses:
         refusal = "cannot compress gradients (optimizations.gradient_compression)"
+    else:
+        refusal = work.refused.get("pipeline", "")
     if refusal:
         return [Candidate("pipeline", refusal=refusal)]
     if recomputation_conflict(model.recomputation, "pipeline", work.schedule) is not None:

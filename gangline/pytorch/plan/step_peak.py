@@ -31,13 +31,15 @@ class _Point:
 
 class StepPeak:
     """Counts the bytes of live tensors in the passes that run inside of `counting`, without those of the models.
-    Gradients of parameters are apart from the others, because strategies keep them in different ways."""
+    Gradients of parameters are apart from the others, because strategies keep them in different ways. unreached: ids of
+    trained parameters without a gradient, once a backward pass has ended."""
 
     def __init__(self, models: Sequence[nn.Module], batch: Any, device: torch.device) -> None:
         self._ledger = Ledger(device.type)
         self._models = models
         self._gradient_bytes = 0
         self._points: list[_Point] = []
+        self.unreached: frozenset[int] = frozenset()
         self._ledger.add(tree_leaves(batch))
         for model in models:
             self._ledger.ignore(model.parameters())
@@ -57,6 +59,7 @@ class StepPeak:
         try:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             self._note(None)
+            self.unreached = frozenset(key for key, value in parameters.items() if value.grad is None)
         finally:
             for handle in handles:
                 handle.remove()

@@ -108,8 +108,8 @@ def test_mistakes_show_when_things_are_wrapped(tmp_path: Path) -> None:
         "parameter without dimension": (
             "zero3 cannot divide Linear.scale, which has no dimension; give it the shape (1,), or use ddp or zero1"
         ),
-        "LBFGS with zero1": ("zero1 divides an optimizer's state by parameter, which LBFGS does not keep so; use ddp"),
-        "LBFGS with zero2": ("LBFGS joins all parameters in one row, which zero2 has divided over ranks; use ddp"),
+        "LBFGS with zero1": ("LBFGS joins all parameters in one row, which zero1 divides over ranks; use ddp"),
+        "LBFGS with zero2": ("LBFGS joins all parameters in one row, which zero2 divides over ranks; use ddp"),
         "closure with zero1": (
             "zero1 cannot step SGD with a closure, which would see a part of the parameters; call step_optimizer "
             "without a closure, or use ddp"

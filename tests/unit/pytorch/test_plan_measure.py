@@ -115,7 +115,7 @@ def test_a_trial_is_measured_on_the_meta_device() -> None:
     assert [unit.activation_bytes for unit in size.units] == [64, 64, 64, 128]
     assert [unit.output_bytes for unit in size.units] == [64] * 4
     assert [unit.tensors for unit in size.units] == [(256, 16)] * 4
-    assert not found.calls_model_again
+    assert found.refused == {}
     assert torch.get_default_device() == torch.device("cpu")
 
 
@@ -164,7 +164,7 @@ def test_recomputed_blocks_keep_their_inputs_alone() -> None:
 
 
 def test_a_second_call_of_the_model_is_noticed() -> None:
-    assert _measure(_Twice).calls_model_again
+    assert list(_measure(_Twice).refused) == ["pipeline"]
 
 
 def test_each_kind_of_recomputation_is_measured_if_the_model_has_the_parts() -> None:

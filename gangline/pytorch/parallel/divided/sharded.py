@@ -93,7 +93,7 @@ class ShardedStrategy(Strategy):
             # A copy of a wrapped model is divided already.
             self._drop_copies(model)
             return self._take_over(model, model)
-        _check_shardable(self.name, model)
+        check_shardable(self.name, model)
         prepare_batch_norm(model)
         # Ranks may have built different models where the trial draws its own random numbers. DDP broadcasts as well.
         broadcast_tensors(
@@ -111,11 +111,6 @@ class ShardedStrategy(Strategy):
         self._models.check(optimizer)
         self._models.watch(optimizer)
         optimizer.register_step_pre_hook(lambda *_: self._give_up_whole())
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise invalid(
-                "parallelism.optimizer",
-                f"LBFGS joins all parameters in one row, which {self.name} has divided over ranks; use ddp",
-            )
         if self._announcements is not None:
             optimizer.register_step_pre_hook(lambda stepped, *_: self._origins.check(stepped))
         if check_reach(self.name, optimizer) is Reach.TENSOR:
@@ -390,7 +385,8 @@ def _forget_passes(module: FSDPModule) -> None:
         group._post_forward_indices.clear()
 
 
-def _check_shardable(name: str, model: nn.Module) -> None:
+def check_shardable(name: str, model: nn.Module) -> None:
+    """Raises GanglineError `parallelism.model` for parameters that cannot be divided."""
     sparse = sparse_module(model)
     if sparse is not None:
         raise invalid(

@@ -56,11 +56,7 @@ class DividedStep(ABC):
 
     def _before(self, optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if any(callable(value) for value in (*arguments[1:], *options.values())):
-            raise invalid(
-                "parallelism.optimizer",
-                f"{self._strategy} cannot step {type(optimizer).__name__} with a closure, which would see a part of "
-                "the parameters; call step_optimizer without a closure, or use ddp",
-            )
+            raise invalid("parallelism.optimizer", closure_conflict(self._strategy, optimizer))
         self._assign(optimizer)
         self.groups = list(optimizer.param_groups)
         self._all_of_group = [group["params"] for group in self.groups]
@@ -73,3 +69,11 @@ class DividedStep(ABC):
             group["params"] = parameters
         optimizer.param_groups = self.groups
         self.spread(optimizer)
+
+
+def closure_conflict(strategy: str, optimizer: Optimizer) -> str:
+    """Returns why a divided step takes no closure."""
+    return (
+        f"{strategy} cannot step {type(optimizer).__name__} with a closure, which would see a part of the parameters; "
+        "call step_optimizer without a closure, or use ddp"
+    )

@@ -18,7 +18,7 @@ import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
-from gangline.errors import GanglineError, invalid
+from gangline.errors import invalid
 
 _BY_ELEMENT = (
     optim.SGD,
@@ -49,38 +49,50 @@ _PLAIN = (str, int, float, complex, bool, bytes, type(None), torch.dtype, torch.
 
 
 class Reach(StrEnum):
-    """Names what an update depends on beside the number that it changes."""
+    """Names what an update depends on beside the number that it changes. JOINED: all parameters in one tensor of the
+    optimizer's. UNKNOWN, FAILED: not found out, see reach_of."""
 
     ELEMENT = "element"
     TENSOR = "tensor"
     OPTIMIZER = "optimizer"
+    JOINED = "joined"
     UNKNOWN = "unknown"
+    FAILED = "failed"
 
 
 def check_reach(strategy: str, optimizer: Optimizer) -> Reach:
     """Returns ELEMENT or TENSOR. Raises GanglineError `parallelism.optimizer` where ranks that each step a part of the
     parameters would get other numbers than one process. All ranks call it in step."""
-    reach, reason = _reach_of(optimizer)
-    name = type(optimizer).__name__
-    if reach is Reach.OPTIMIZER:
-        raise _refuse(
-            f"{name} updates a parameter differently when it holds other parameters too, but with {strategy} each rank "
-            "steps a part of the parameters; use ddp"
-        )
-    if reach is Reach.UNKNOWN:
-        raise _refuse(
-            f"{strategy} divides an optimizer's work over ranks and could not find out whether {name} updates each "
-            f"parameter by itself ({reason}); use ddp"
-        )
+    reach, reason = reach_of(optimizer, optimizer.param_groups[0]["params"][0].device)
+    conflict = reach_conflict(strategy, optimizer, reach, reason)
+    if conflict is not None:
+        raise invalid("parallelism.optimizer", conflict)
     return reach
 
 
-def _refuse(text: str) -> GanglineError:
-    return invalid("parallelism.optimizer", text)
+def reach_conflict(strategy: str, optimizer: Optimizer, reach: Reach, reason: str) -> str | None:
+    """Returns why a strategy cannot divide the optimizer's work; None where it can. reach, reason: from reach_of."""
+    name = type(optimizer).__name__
+    if reach is Reach.JOINED:
+        return f"{name} joins all parameters in one row, which {strategy} divides over ranks; use ddp"
+    if reach is Reach.OPTIMIZER:
+        return (
+            f"{name} updates a parameter differently when it holds other parameters too, but with {strategy} each rank "
+            "steps a part of the parameters; use ddp"
+        )
+    if reach in (Reach.UNKNOWN, Reach.FAILED):
+        return (
+            f"{strategy} divides an optimizer's work over ranks and could not find out whether {name} updates each "
+            f"parameter by itself ({reason}); use ddp"
+        )
+    return None
 
 
-def _reach_of(optimizer: Optimizer) -> tuple[Reach, str]:
-    """Returns the reach, and the reason where it is unknown."""
+def reach_of(optimizer: Optimizer, device: torch.device) -> tuple[Reach, str]:
+    """Returns the reach, and the reason where it is UNKNOWN or FAILED: the twin cannot be made, or its trial steps
+    fail on this device."""
+    if isinstance(optimizer, optim.LBFGS):
+        return Reach.JOINED, ""
     if type(optimizer) in _BY_ELEMENT:
         return Reach.ELEMENT, ""
     if type(optimizer) in _BY_TENSOR:
@@ -88,13 +100,12 @@ def _reach_of(optimizer: Optimizer) -> tuple[Reach, str]:
     odd = _odd_attribute(optimizer)
     if odd is not None:
         return Reach.UNKNOWN, f"its attribute {odd} may hold parameters"
-    device = optimizer.param_groups[0]["params"][0].device
     devices = [] if device.type == "cpu" else [device]
     try:
         with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
             return _try_out(optimizer, device)
     except Exception as error:  # noqa: BLE001  the step is a user's code, which may raise anything
-        return Reach.UNKNOWN, f"its step failed on small tensors: {type(error).__name__}: {error}"
+        return Reach.FAILED, f"its step failed on small tensors: {type(error).__name__}: {error}"
 
 
 def _try_out(optimizer: Optimizer, device: torch.device) -> tuple[Reach, str]:
@@ -102,7 +113,7 @@ def _try_out(optimizer: Optimizer, device: torch.device) -> tuple[Reach, str]:
     count = len(samples)
     together = _changes(optimizer, samples, range(count))
     if not any(bool(change.any()) for change in together):
-        return Reach.UNKNOWN, f"it changed nothing in {_STEPS} steps on small tensors"
+        return Reach.FAILED, f"it changed nothing in {_STEPS} steps on small tensors"
     for chosen in {0, count - 1} if count > 1 else ():
         (alone,) = _changes(optimizer, samples, [chosen])
         if not _is_alike(alone, together[chosen]):

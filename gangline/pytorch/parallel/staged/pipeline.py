@@ -155,11 +155,6 @@ class PipelineStrategy(Strategy):
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         self._models.check(optimizer)
         self._models.watch(optimizer)
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise invalid(
-                "parallelism.optimizer",
-                "LBFGS joins all parameters in one row, which pipeline divides over ranks; use ddp",
-            )
         check_reach(self.name, optimizer)
         self._optimizers.append(optimizer)
         optimizer.register_step_pre_hook(lambda stepped, *_: self._before_any_step(stepped))

@@ -58,13 +58,9 @@ class DdpStrategy(Strategy):
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         check_initialised(model)
-        sparse = sparse_module(model) if self._device_ids is not None else None
-        if sparse is not None:
-            raise invalid(
-                "parallelism.model",
-                f"{self.name} cannot exchange the sparse gradients of {sparse} between GPUs, as NCCL carries no sparse "
-                "tensors; make it with sparse=False",
-            )
+        conflict = sparse_conflict(self.name, model) if self._device_ids is not None else None
+        if conflict is not None:
+            raise invalid("parallelism.model", conflict)
         prepare_batch_norm(model)
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
         if not is_trained:
@@ -374,3 +370,14 @@ class _Bare(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
+
+
+def sparse_conflict(name: str, model: nn.Module) -> str | None:
+    """Returns why the gradients of a model cannot be exchanged between GPUs; None where they can."""
+    sparse = sparse_module(model)
+    if sparse is None:
+        return None
+    return (
+        f"{name} cannot exchange the sparse gradients of {sparse} between GPUs, as NCCL carries no sparse tensors; "
+        "make it with sparse=False"
+    )

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from gangline.errors import invalid
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.divided_step import DividedStep
 from gangline.pytorch.parallel.shared.reach import check_reach
@@ -55,11 +54,6 @@ class WholeParameterStep(DividedStep):
     """
 
     def __init__(self, optimizer: Optimizer, timer: CollectiveTimer) -> None:
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise invalid(
-                "parallelism.optimizer",
-                "zero1 divides an optimizer's state by parameter, which LBFGS does not keep so; use ddp",
-            )
         check_reach("zero1", optimizer)
         self._timer = timer
         super().__init__(optimizer, "zero1")

@@ -1,0 +1,145 @@
+"""Finds out which strategies refuse a trial's code, as far as a plan sees it: the wrapped models, the optimizers, and
+one run of train_batch. Called by gangline.pytorch.plan.measure.
+
+A strategy refuses by the same checks that its ranks make. What shows itself in training only, as a second backward
+pass that begins in a later batch, is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gangline.config.parallelism import STRATEGIES
+from gangline.config.pipeline import DEFAULT_SCHEDULE
+from gangline.errors import GanglineError
+from gangline.pytorch.data.torch_error import unused_parameters
+from gangline.pytorch.parallel.divided.block import find_blocks
+from gangline.pytorch.parallel.divided.number_type import single_type_parts
+from gangline.pytorch.parallel.divided.sharded import check_shardable
+from gangline.pytorch.parallel.shared.divided_step import closure_conflict
+from gangline.pytorch.parallel.shared.ownership import class_name
+from gangline.pytorch.parallel.shared.reach import Reach, reach_conflict, reach_of
+from gangline.pytorch.parallel.staged.fitness import check_model
+from gangline.pytorch.parallel.whole.ddp import sparse_conflict
+
+# Why a pipeline does not run a trial's train_batch; after the word.
+SEVERAL_CALLS = "trains a batch with one call of the model, and train_batch calls it again"
+_SEVERAL_BACKWARDS = "trains a batch with one context.backward, and train_batch calls it again; add the losses up"
+_ARGUMENTS = "calls context.backward for each microbatch, and cannot pass gradient or retain_graph"
+_CLOSURE = "steps once all microbatches are trained, and step_optimizer has a closure, which would train them again"
+_COPIED = "has a part of the model on each slot, and the trial copies the wrapped model; copy it before wrap_model"
+
+
+@dataclass(slots=True)
+class Look:
+    """Notes of one run of train_batch. num_calls: of the first model. num_backwards: calls of context.backward.
+    has_arguments: whether one of them had a gradient or retain_graph. closed_over: optimizers whose step had a closure.
+    is_copied: whether a wrapped model was copied. unused: for each model, the names of trained parameters that the
+    first backward pass left without a gradient; empty where that pass did not end."""
+
+    num_calls: int = 0
+    num_backwards: int = 0
+    has_arguments: bool = False
+    closed_over: list[Optimizer] = field(default_factory=list)
+    is_copied: bool = False
+    unused: list[list[str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The trial that is judged. parallelism: the section as the configuration has it. is_gpu: whether the slots are
+    GPUs."""
+
+    models: Sequence[nn.Module]
+    optimizers: Sequence[Optimizer]
+    look: Look
+    parallelism: Any
+    blocks: Sequence[str] | None
+    is_gpu: bool
+
+
+def refusals_of(subject: Subject) -> dict[str, str]:
+    """Returns the reason of each strategy that refuses the trial."""
+    makers: Mapping[str, Callable[[str, Subject], Iterator[str]]] = {
+        "replicated": _replicated,
+        "sharded": _sharded,
+        "staged": _staged,
+    }
+    # A trial step of an optimizer takes some milliseconds, so it is made once for all strategies.
+    reaches = [_reach(optimizer) for optimizer in subject.optimizers]
+    found: dict[str, str] = {}
+    for name, row in STRATEGIES.items():
+        if row.family not in makers:
+            continue
+        reasons = [*makers[row.family](name, subject)]
+        if name != "ddp":
+            reasons += _of_optimizers(name, subject, reaches)
+        if reasons:
+            found[name] = reasons[0]
+    return found
+
+
+def _replicated(name: str, subject: Subject) -> Iterator[str]:
+    look, section = subject.look, subject.parallelism if isinstance(subject.parallelism, Mapping) else {}
+    for model in subject.models:
+        conflict = sparse_conflict(name, model) if subject.is_gpu else None
+        if conflict is not None:
+            yield conflict
+    if section.get("find_unused_parameters") or section.get("static_graph"):
+        return
+    for model, names in zip(subject.models, look.unused, strict=False):
+        # A model that the pass has not reached at all waits for a pass of its own.
+        if names and len(names) < sum(1 for parameter in model.parameters() if parameter.requires_grad):
+            yield unused_parameters(class_name(model), names, name).message
+
+
+def _sharded(name: str, subject: Subject) -> Iterator[str]:
+    for model in subject.models:
+        try:
+            check_shardable(name, model)
+            single_type_parts(name, model, find_blocks(model, subject.blocks))
+        except GanglineError as error:
+            yield error.message
+
+
+def _staged(name: str, subject: Subject) -> Iterator[str]:
+    look = subject.look
+    try:
+        check_model(subject.models[0], None, DEFAULT_SCHEDULE)
+    except GanglineError as error:
+        yield error.message
+    if look.is_copied:
+        yield _COPIED
+    if look.num_calls > 1:
+        yield SEVERAL_CALLS
+    if look.num_backwards > 1:
+        yield _SEVERAL_BACKWARDS
+    if look.has_arguments:
+        yield _ARGUMENTS
+    if look.closed_over:
+        yield _CLOSURE
+
+
+def _reach(optimizer: Optimizer) -> tuple[Reach, str]:
+    found = Reach.FAILED, ""
+    with suppress(Exception):
+        found = reach_of(optimizer, torch.device("cpu"))
+    return found
+
+
+def _of_optimizers(name: str, subject: Subject, reaches: Sequence[tuple[Reach, str]]) -> Iterator[str]:
+    for optimizer, (reach, reason) in zip(subject.optimizers, reaches, strict=True):
+        # An optimizer whose trial step fails here may do it on the slots, as one that is made for GPUs.
+        conflict = None if reach is Reach.FAILED else reach_conflict(name, optimizer, reach, reason)
+        if conflict is not None:
+            yield conflict
+        divides = name == "zero1" or (STRATEGIES[name].family == "sharded" and reach is Reach.TENSOR)
+        if divides and any(each is optimizer for each in subject.look.closed_over):
+            yield closure_conflict(name, optimizer)
