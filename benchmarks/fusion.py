@@ -13,10 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,10 +24,8 @@ from typing import Any
 import torch
 
 from benchmarks.machine import describe_machine
-from benchmarks.wire import Host, Link, can_emulate, two_hosts
+from benchmarks.wire import Link, can_emulate, run_ranks
 
-WORKLOAD = Path(__file__).parent / "workload"
-ROOT = Path(__file__).parents[1]
 # Real-time priority of the ranks, below that of the wire.
 _PRIORITY = "5"
 
@@ -164,52 +159,12 @@ def _measure_difference() -> tuple[float, int]:
 
 
 def _run_ranks(link: Link, program: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Runs a program of workload/ on both hosts; returns the last line that rank 0 printed."""
-    with two_hosts(link) as hosts, tempfile.TemporaryDirectory(prefix="gl-fusion-") as memory:
-        port = _free_port()
-        ranks = [
-            subprocess.Popen(
-                [*host.command, "chrt", "-r", _PRIORITY, sys.executable, str(WORKLOAD / program), *arguments],
-                env=_environment(rank, hosts, port, memory, is_one_host=not link.mbit),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank, host in enumerate(hosts)
-        ]
-        try:
-            outputs = [rank.communicate() for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-    for rank, (_, errors) in zip(ranks, outputs, strict=True):
-        if rank.returncode:
-            raise SystemExit(f"{program} {' '.join(arguments)} over {link.name} failed:\n{errors}")
-    printed: dict[str, Any] = json.loads(outputs[0][0].splitlines()[-1])
+    """Runs a program of workload/ on both hosts; returns what rank 0 printed last."""
+    with tempfile.TemporaryDirectory(prefix="gl-fusion-") as memory:
+        environment = {"GANGLINE_FUSION_DIR": memory}
+        line = run_ranks(link, program, arguments, environment, prefix=("chrt", "-r", _PRIORITY))
+    printed: dict[str, Any] = json.loads(line)
     return printed
-
-
-def _environment(rank: int, hosts: Sequence[Host], port: int, memory: str, is_one_host: bool) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": str(rank) if is_one_host else "0",
-        "LOCAL_WORLD_SIZE": "2" if is_one_host else "1",
-        "MASTER_ADDR": hosts[0].address,
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": hosts[rank].interface,
-        "GANGLINE_FUSION_DIR": memory,
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _print_cell(result: Result) -> None:

@@ -1,4 +1,5 @@
-"""Emulates a slow link between two hosts on one machine: two network namespaces with workload/wire.c between them.
+"""Emulates a slow link between two hosts on one machine: two network namespaces with workload/wire.c between them. Runs
+one rank of a training program on each host.
 
 Needs root, a C compiler and /dev/net/tun. The wire runs at a real-time priority, and so should the programs that are
 measured over it: on a machine with few cores a short sleep otherwise takes several times as long.
@@ -8,14 +9,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCE = Path(__file__).parent / "workload" / "wire.c"
+WORKLOAD = Path(__file__).parent / "workload"
+SOURCE = WORKLOAD / "wire.c"
+ROOT = Path(__file__).parents[1]
 INTERFACE = "wire0"
 # Above the priority of the measured programs.
 _WIRE_PRIORITY = 10
@@ -97,3 +102,58 @@ def _set_up(space: str, address: str) -> Host:
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def run_ranks(
+    link: Link,
+    program: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    prefix: Sequence[str] = (),
+) -> str:
+    """Runs a program of workload/ on both hosts, one thread each. Returns the last line that rank 0 printed.
+    environment: variables beside those of the ranks. prefix: words to put before each rank's command. Ends the
+    benchmark with the output of a rank that fails."""
+    with two_hosts(link) as hosts:
+        port = _free_port()
+        ranks = [
+            subprocess.Popen(
+                [*host.command, *prefix, sys.executable, str(WORKLOAD / program), *arguments],
+                env={**_environment(rank, hosts, port, is_one_host=not link.mbit), **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, host in enumerate(hosts)
+        ]
+        try:
+            outputs = [rank.communicate() for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+    for rank, (_, errors) in zip(ranks, outputs, strict=True):
+        if rank.returncode:
+            raise SystemExit(f"{program} {' '.join(arguments)} over {link.name} failed:\n{errors}")
+    return outputs[0][0].splitlines()[-1]
+
+
+def _environment(rank: int, hosts: Sequence[Host], port: int, is_one_host: bool) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": str(rank) if is_one_host else "0",
+        "LOCAL_WORLD_SIZE": "2" if is_one_host else "1",
+        "MASTER_ADDR": hosts[0].address,
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": hosts[rank].interface,
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
