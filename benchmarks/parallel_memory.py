@@ -2,7 +2,7 @@
 
 Kept: the bytes of parameters, gradients and optimizer state of each rank after a step, each storage once, beside the
 formulas of gangline/pytorch/plan/memory.py, with AdamW and SGD, fp32 and bf16. Peak: the most bytes of a later step,
-beside the plan's prediction, for three models. On the CPU live tensors are counted as operations return them, without
+beside the plan's prediction, for five models. On the CPU live tensors are counted as operations return them, without
 the working memory inside of kernels; with --device cuda torch's allocator counts, and each rank needs a GPU. The peer
 of a prediction is the sum that is usual on paper: 16 bytes for each parameter, divided as the strategy divides, and
 the tensors that the forward pass keeps. Byte figures do not depend on the machine's load. Run it with `python -m
@@ -31,7 +31,7 @@ from gangline.pytorch.plan.rule import Candidate, Place, Work, list_candidates
 WORKLOAD = Path(__file__).parent / "sized.py"
 # Bars: differences of a prediction from what was counted.
 KEPT_BAR, PEAK_BAR = 0.05, 0.15
-MODELS, OPTIMIZERS = ("gpt", "cnn", "recommender"), ("adamw", "momentum", "sgd")
+MODELS, OPTIMIZERS = ("gpt", "cnn", "recommender", "encoder", "recurrent"), ("adamw", "momentum", "sgd")
 BATCH = 64
 # Names of candidates, without the number of microbatches, by the number of ranks.
 STRATEGIES: dict[int, dict[str, Any]] = {

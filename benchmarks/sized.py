@@ -1,6 +1,6 @@
 """Small trainings for benchmarks/parallel_memory.py, run by torchrun on every rank, which count their own memory.
 
-Each trains one of three models on random records, through the trainer, in one strategy after another. Arguments: a
+Each trains one of some models on random records, through the trainer, in one strategy after another. Arguments: a
 folder, a device (cpu or cuda), and a JSON list of cases. The results of all ranks go to the folder as found.json.
 """
 
@@ -81,11 +81,50 @@ class Layer(nn.Module):
         return out
 
 
+class Encoder(nn.Module):
+    """torch's own encoder with dropout, which classifies a text by the mean of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, 128)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(128, 4, 512, dropout=0.1, activation="gelu", batch_first=True) for _ in range(5)
+        )
+        self.head = nn.Linear(128, CLASSES)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        x = self.words(text)
+        for layer in self.layers:
+            x = layer(x)
+        out: torch.Tensor = self.head(x.mean(1))
+        return out
+
+
+class Recurrent(nn.Module):
+    """Layers of LSTM, whose last output classifies a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, 128)
+        self.layers = nn.ModuleList(nn.LSTM(128, 128, batch_first=True) for _ in range(4))
+        self.head = nn.Linear(128, CLASSES)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        x = self.words(text)
+        for layer in self.layers:
+            x, _ = layer(x)
+        out: torch.Tensor = self.head(x[:, -1])
+        return out
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt": partial(Transformer, words=VOCABULARY, length=LENGTH, width=192, heads=4, blocks=6),
     "cnn": Cnn,
     "recommender": Recommender,
+    "encoder": Encoder,
+    "recurrent": Recurrent,
 }
+TEXTS = ("gpt", "encoder", "recurrent")
 
 
 class Records(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -99,10 +138,12 @@ class Records(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(index)
-        if self.model == "gpt":
-            text = torch.randint(0, VOCABULARY, (LENGTH + 1,), generator=generator)
+        text = torch.randint(0, VOCABULARY, (LENGTH + 1,), generator=generator) if self.model in TEXTS else None
+        if text is not None and self.model == "gpt":
             return text[:-1].clone(), text[1:].clone()
         label = torch.randint(0, CLASSES, (), generator=generator)
+        if text is not None:
+            return text, label
         if self.model == "cnn":
             return torch.randn(3, PIXELS, PIXELS, generator=generator).to(self.dtype), label
         return torch.randint(0, ROWS, (FIELDS,), generator=generator), label

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from gangline.pytorch.parallel.staged.unit import Unit, find_units
 from gangline.pytorch.plan.memory import ModelSize, Moment, UnitSize
 from gangline.pytorch.plan.optimizer_probe import UpdateSize, probe
 from gangline.pytorch.plan.planning_context import PlanningContext, Reached
+from gangline.pytorch.plan.recurrent import LstmOfCpu
 from gangline.pytorch.plan.refusal import Subject, refusals_of
 from gangline.pytorch.plan.step_peak import FusedAttention, StepPeak, operation_counter
 
@@ -103,13 +104,17 @@ def measure_trial(
     `parallelism.activation_checkpointing` for a model without the parts that recomputation needs."""
     again = (recomputation, blocks)
     meta, cpu = torch.device("meta"), torch.device("cpu")
-    first = _Attempt(make_trial, hparams, config, slots, device=meta, recomputation=again, looks_on=looks_on)
+    first = _Attempt(
+        make_trial, hparams, config, slots, device=meta, recomputation=again, is_gpu=is_gpu, looks_on=looks_on
+    )
     if first.problem is None:
-        return first.result(blocks, is_gpu)
+        return first.result(blocks)
     if first.context.models and _bytes_of(first.context.models) > _physical_bytes() / 4:
-        return first.result(blocks, is_gpu)
-    second = _Attempt(make_trial, hparams, config, slots, device=cpu, recomputation=again, looks_on=looks_on)
-    return second.result(blocks, is_gpu)
+        return first.result(blocks)
+    second = _Attempt(
+        make_trial, hparams, config, slots, device=cpu, recomputation=again, is_gpu=is_gpu, looks_on=looks_on
+    )
+    return second.result(blocks)
 
 
 class _Attempt:
@@ -124,8 +129,10 @@ class _Attempt:
         *,
         device: torch.device,
         recomputation: tuple[str, Sequence[str] | None],
+        is_gpu: bool,
         looks_on: bool,
     ) -> None:
+        self._is_gpu = is_gpu
         self.problem: BaseException | None = None
         self.is_built = False
         self._forward: _Forward | None = None
@@ -141,11 +148,11 @@ class _Attempt:
                 torch.set_default_device(None)
             self.is_built = True
             if self.context.models:
-                self._forward = _run_forward(trial, self.context, self._units()[0])
+                self._forward = _run_forward(trial, self.context, self._units()[0], is_gpu=is_gpu)
         except (Exception, Reached) as error:  # noqa: BLE001 - a user's code may raise anything; the plan says what is missing
             self.problem = error
 
-    def result(self, blocks: Sequence[str] | None, is_gpu: bool) -> Measured:
+    def result(self, blocks: Sequence[str] | None) -> Measured:
         models = self.context.models
         if not models:
             if isinstance(self.problem, GanglineError):
@@ -165,7 +172,7 @@ class _Attempt:
                 f"activations and operations are not counted, because {what} failed here: {_line(self.problem)}"
             )
         units, refusal = self._units()
-        size = _size_of(models, self.context.optimizers, units, self._forward, blocks, is_gpu=is_gpu)
+        size = _size_of(models, self.context.optimizers, units, self._forward, blocks, is_gpu=self._is_gpu)
         size = replace(size, recomputation=self.context.recomputation[0])
         if not self.context.optimizers:
             notes.append("no optimizer was wrapped; counted 8 bytes for each parameter, as for AdamW")
@@ -179,7 +186,9 @@ class _Attempt:
             len(models),
             refusal,
             tuple(notes),
-            refusals_of(Subject(models, self.context.optimizers, self.context.look, self._parallelism, blocks, is_gpu)),
+            refusals_of(
+                Subject(models, self.context.optimizers, self.context.look, self._parallelism, blocks, self._is_gpu)
+            ),
         )
 
     def _units(self) -> tuple[list[Unit], str]:
@@ -203,7 +212,7 @@ class _Forward:
     peak_bytes: list[float] = field(default_factory=list)
 
 
-def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit]) -> _Forward:
+def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *, is_gpu: bool) -> _Forward:
     model = context.models[0]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     batch = _first_batch(trial.build_training_data_loader(), context.get_trial_seed())
@@ -270,6 +279,7 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit]) ->
         _watch(model, units, enter, leave),
         saved,
         FusedAttention(),
+        nullcontext() if is_gpu else LstmOfCpu(),
         peak.counting(),
         counter,
     ):

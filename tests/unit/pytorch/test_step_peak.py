@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,8 @@ from torch.nn import functional
 
 from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
 from gangline.pytorch.plan.optimizer_probe import probe
-from gangline.pytorch.plan.step_peak import FusedAttention, StepPeak, outermost
+from gangline.pytorch.plan.recurrent import LstmOfCpu
+from gangline.pytorch.plan.step_peak import FusedAttention, StepPeak, operation_counter, outermost
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -54,6 +57,37 @@ def test_fused_attention_keeps_no_square_matrix() -> None:
     with FusedAttention(), LiveBytes(ledger):
         functional.scaled_dot_product_attention(query, query, query, is_causal=True)
     assert ledger.peak < 512 * 512 * 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_layers": 3, "dropout": 0.1}, {"bidirectional": True, "batch_first": True}],
+    ids=["one layer", "three layers", "both directions"],
+)
+def test_an_lstm_keeps_as_much_as_on_a_cpu(options: dict[str, Any]) -> None:
+    kept, peaks = {}, {}
+    for device in ("cpu", "meta"):
+        ledger = Ledger(device)
+        lstm = nn.LSTM(64, 96, device=device, **options)
+        ledger.ignore(lstm.parameters())
+        inputs = torch.zeros(20, 16, 64, device=device, requires_grad=True)
+        with LstmOfCpu(), LiveBytes(ledger):
+            output, _ = lstm(inputs)
+            kept[device] = ledger.live
+            output.sum().backward()
+        peaks[device] = ledger.peak
+    assert kept["meta"] == pytest.approx(kept["cpu"], rel=0.08)
+    # oneDNN frees the workspaces of later layers before the gradients of earlier ones.
+    assert peaks["cpu"] * 0.98 < peaks["meta"] < peaks["cpu"] * 1.15
+
+
+def test_an_lstm_has_its_operations() -> None:
+    with torch.device("meta"):
+        lstm, inputs = nn.LSTM(8, 8, bias=False), torch.zeros(3, 2, 8)
+    with operation_counter() as counter, LstmOfCpu():
+        lstm(inputs)
+    # Two products of matrices for each step and record, into four gates, two operations for each product of numbers.
+    assert counter.get_total_flops() == 3 * 2 * 2 * (8 * 4 * 8) * 2
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
