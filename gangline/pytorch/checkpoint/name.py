@@ -1,7 +1,8 @@
 """Names of a trial's tensors in a checkpoint. They are the same for every strategy.
 
 A model's tensor is models_state_dict.<model>.<its name in the model>. A tensor of an optimizer's state is
-optimizers_state_dict.<optimizer>.state.<model>.<parameter>.<its name in the state>.
+optimizers_state_dict.<optimizer>.state.<model>.<parameter>.<its name in the state>. Names are those of the model before
+torch.compile, so a checkpoint fits the model with and without it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
+
+from gangline.pytorch.parallel.shared.ownership import plain_name
 
 MODELS = "models_state_dict"
 OPTIMIZERS = "optimizers_state_dict"
@@ -39,7 +42,7 @@ def name_parameters(models: Sequence[nn.Module], optimizers: Iterable[Optimizer]
     """Returns id of each parameter -> its name. Parameters of no wrapped model are named by their place in the
     optimizer."""
     names = {
-        id(parameter): f"{index}.{name}"
+        id(parameter): f"{index}.{plain_name(name)}"
         for index, model in reversed(list(enumerate(models)))
         for name, parameter in model.named_parameters()
     }

@@ -30,7 +30,7 @@ from gangline.pytorch.checkpoint.name import (
 from gangline.pytorch.checkpoint.plain import CALLBACKS
 from gangline.pytorch.checkpoint.source import Described, Source
 from gangline.pytorch.data import seed
-from gangline.pytorch.parallel.shared.ownership import class_name
+from gangline.pytorch.parallel.shared.ownership import class_name, plain_name
 from gangline.pytorch.trial.callback import PyTorchCallback
 from gangline.pytorch.trial.context import PyTorchTrialContext
 
@@ -43,7 +43,7 @@ def restore(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallbac
     trainer = source.trainer
     _check_counts(context, trainer)
     for index, model in enumerate(context.models):
-        source.align(index, set(context.strategy.model_state(model)))
+        source.align(index, set(map(plain_name, context.strategy.model_state(model))))
         _check_model(context, index, model, source)
     names = name_parameters(context.models, context.optimizers)
     keys: list[list[str]] = []
@@ -78,12 +78,12 @@ def _own_part(context: PyTorchTrialContext, source: Source) -> dict[str, Any]:
 
 
 def _check_model(context: PyTorchTrialContext, index: int, model: nn.Module, source: Source) -> None:
-    state = context.strategy.model_state(model)
+    state = {plain_name(name): value for name, value in context.strategy.model_state(model).items()}
     values = source.trainer[MODEL_VALUES][index]
     prefix = join((MODELS, index, ""))
     saved = {path.removeprefix(prefix) for path in source.tensors if path.startswith(prefix)} | set(values)
     differences = [f"it has no {name}" for name in state if name not in saved]
-    known = set(state) | context.strategy.absent_names(model)
+    known = set(state) | set(map(plain_name, context.strategy.absent_names(model)))
     differences += [f"it holds {name} besides" for name in sorted(saved - known)]
     for name, tensor in _tensors_of(state).items():
         described = source.tensors.get(prefix + name)
@@ -96,9 +96,11 @@ def _check_model(context: PyTorchTrialContext, index: int, model: nn.Module, sou
 
 def _load_model(context: PyTorchTrialContext, index: int, model: nn.Module, source: Source) -> None:
     tensors, values = _tensors_of(context.strategy.model_state(model)), source.trainer[MODEL_VALUES][index]
-    source.load({join(model_path(index, name)): tensor for name, tensor in tensors.items()})
+    source.load({join(model_path(index, plain_name(name))): tensor for name, tensor in tensors.items()})
+    own_names = {plain_name(name): name for name in model.state_dict()}
+    others = {own_names.get(name, name): value for name, value in values.items()}
     try:
-        context.strategy.load_model_state(model, {**tensors, **values})
+        context.strategy.load_model_state(model, {**tensors, **others})
     except RuntimeError as error:
         raise _other_model(model, [line.strip() for line in str(error).splitlines()[1:]]) from error
 

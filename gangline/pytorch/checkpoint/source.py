@@ -33,6 +33,7 @@ from gangline.pytorch.checkpoint.capture import (
 )
 from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, model_path, state_path
 from gangline.pytorch.checkpoint.writer import TENSORS_FOLDER
+from gangline.pytorch.parallel.shared.ownership import plain_name
 
 STATE_FORMAT = 2
 
@@ -115,15 +116,28 @@ class _DividedSource(Source):
         self.trainer = _load(directory / TRAINER_FILE)
         count = sum(1 for _ in directory.glob(rank_file(-1).replace("-1", "*")))
         self.ranks = [_load(directory / rank_file(rank)) for rank in range(count)]
+        entries = metadata.read_metadata(self._folder).state_dict_metadata
+        # Earlier versions kept the names of compiled models.
+        self._saved_paths = {plain_name(path): path for path in entries}
         self.tensors = {
-            path: Described(entry.size, entry.properties.dtype)
-            for path, entry in metadata.read_metadata(self._folder).state_dict_metadata.items()
+            plain_name(path): Described(entry.size, entry.properties.dtype)
+            for path, entry in entries.items()
             if isinstance(entry, TensorStorageMetadata)
         }
+        self._rename_values()
+
+    def _rename_values(self) -> None:
+        self.trainer[MODEL_VALUES] = [_renamed(values) for values in self.trainer[MODEL_VALUES]]
+        for optimizer in self.trainer[OPTIMIZERS]:
+            for group in optimizer["param_groups"]:
+                group["params"] = [plain_name(name) for name in group["params"]]
+        for rank in self.ranks:
+            values = rank.get(OPTIMIZER_VALUES, {})
+            rank[OPTIMIZER_VALUES] = {number: _renamed(entries) for number, entries in values.items()}
 
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
         load(
-            dict(targets),
+            {self._saved_paths[path]: target for path, target in targets.items()},
             storage_reader=metadata.TensorReader(self._folder),
             planner=DefaultLoadPlanner(flatten_state_dict=False),
             no_dist=True,
@@ -136,7 +150,9 @@ class _WholeSource(Source):
     def __init__(self, state: dict[str, Any]) -> None:
         models, optimizers = state.pop(MODELS), state.pop(OPTIMIZERS)
         everything = {
-            model_path(index, name): value for index, model in enumerate(models) for name, value in model.items()
+            model_path(index, plain_name(name)): value
+            for index, model in enumerate(models)
+            for name, value in model.items()
         }
         values: OptimizerValues = {}
         for number, optimizer in enumerate(optimizers):
@@ -156,7 +172,7 @@ class _WholeSource(Source):
             **state,
             "num_models": len(models),
             MODEL_VALUES: [
-                {name: value for name, value in model.items() if not isinstance(value, torch.Tensor)}
+                _renamed({name: value for name, value in model.items() if not isinstance(value, torch.Tensor)})
                 for model in models
             ],
             OPTIMIZERS: [{key: value for key, value in optimizer.items() if key != STATE} for optimizer in optimizers],
@@ -196,6 +212,10 @@ class _DeterminedSource(_WholeSource):
         self.trainer[MODEL_VALUES][index] = {
             name.removeprefix(prefix): value for name, value in self.trainer[MODEL_VALUES][index].items()
         }
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {plain_name(name): value for name, value in values.items()}
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -23,6 +23,9 @@ from gangline.domain.manifest import StoredFile, files_of, write_document
 from gangline.domain.state import ExitKind
 from gangline.errors import GanglineError
 from gangline.launch.failure import describe
+from gangline.pytorch.checkpoint import capture
+from gangline.pytorch.checkpoint import name as checkpoint_name
+from gangline.pytorch.checkpoint.metadata import read_metadata
 from tests.support.strategy_work import Net, PointsTrial, Recorder, fit, make_optimizer
 
 
@@ -58,6 +61,38 @@ def test_state_fits_bare_modules() -> None:
     optimizer.load_state_dict(state["optimizers_state_dict"][0])
     assert all(entries["step"] == 3 for entries in optimizer.state.values())
     assert state["callbacks"] == {"recorder": {"seen": 3}}
+
+
+class _Compiled(PointsTrial):
+    """Whose model is compiled as a whole, and has a compiled module inside."""
+
+    def make_model(self) -> nn.Module:
+        model: Any = super().make_model()
+        model.stem = torch.compile(model.stem, backend="eager")
+        whole: nn.Module = torch.compile(model, backend="eager")  # type: ignore[assignment]  # torch types it as a function
+        return whole
+
+
+@pytest.mark.parametrize("is_earlier", [False, True], ids=["this version", "an earlier version"])
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by"), [(_Compiled, PointsTrial), (_Compiled, _Compiled), (PointsTrial, _Compiled)]
+)
+def test_a_checkpoint_does_not_depend_on_compilation(
+    is_earlier: bool, saved_by: type[PointsTrial], resumed_by: type[PointsTrial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = fit("none", 6).losses[3:]
+    with monkeypatch.context() as patch:
+        if is_earlier:
+            for module in (capture, checkpoint_name):
+                patch.setattr(module, "plain_name", lambda path: path)
+        folder = _saved(kind=saved_by)
+    names = read_metadata(folder / "tensors").state_dict_metadata
+    assert any("_orig_mod" in path for path in names) == (is_earlier and saved_by is _Compiled)
+    assert _resume(folder, kind=resumed_by).losses == wanted
+    state = pytorch.load_checkpoint(folder)
+    net = Net()
+    net.load_state_dict(state["models_state_dict"][0])
+    make_optimizer(net, "adamw").load_state_dict(state["optimizers_state_dict"][0])
 
 
 def _flip(path: Path) -> None:

@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 
 from gangline.errors import invalid
 
+# The module into which torch.compile puts a model, in the names of its tensors.
+_COMPILED = "_orig_mod"
+
 
 class WrappedModels:
     """Keeps the parameters of wrapped models. replaces: whether wrapping gave the models new parameters."""
@@ -142,9 +145,15 @@ def _count(optimizer: Optimizer) -> int:
 
 def inner_of(model: nn.Module) -> nn.Module:
     """Returns the model that torch.compile got, which puts it into a module of its own; any other model as it is."""
-    while (inner := getattr(model, "_orig_mod", None)) is not None:
+    while (inner := getattr(model, _COMPILED, None)) is not None:
         model = inner
     return model
+
+
+def plain_name(name: str) -> str:
+    """Returns the name of a tensor in a model, or a path that ends with one, without the modules that torch.compile puts
+    around others."""
+    return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
 
 
 def class_name(model: nn.Module) -> str:
