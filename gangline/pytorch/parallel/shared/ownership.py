@@ -151,8 +151,8 @@ def inner_of(model: nn.Module) -> nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """Returns the name of a tensor in a model, or a path that ends with one, without the modules that torch.compile puts
-    around others."""
+    """Returns a tensor's name in a model, or a path with one, without the modules that torch.compile puts around
+    others."""
     return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
 
 
