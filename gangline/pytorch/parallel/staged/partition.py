@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 
 def partition(costs: Sequence[float], parts: int) -> list[int]:
-    """Returns the number of units of each part, all at least 1. Takes O(units^2 x parts) steps. costs: of the units, 0
-    or more; there are at least as many as parts."""
+    """Returns the number of units of each part, all at least 1. Takes O(units^2 x parts) steps, once for the same
+    arguments. costs: of the units, 0 or more; there are at least as many as parts."""
     assert 1 <= parts <= len(costs), (parts, len(costs))
+    return list(_partition(tuple(costs), parts))
+
+
+# A search for the number of slots that would do divides the same units into each number of parts again and again.
+@lru_cache(maxsize=1024)
+def _partition(costs: tuple[float, ...], parts: int) -> tuple[int, ...]:
     sums = [0.0, *accumulate(costs)]
     largest, _ = _best(sums, parts, lambda cost: cost, max)
     _, counts = _best(sums, parts, lambda cost: cost * cost if cost <= largest * (1 + 1e-12) else math.inf, _add)
-    return counts
+    return tuple(counts)
 
 
 def imbalance_ratio(costs: Sequence[float], counts: Sequence[int]) -> float:
@@ -47,8 +54,14 @@ def _best(
     for part in range(1, parts + 1):
         joined, chosen = [math.inf] * (units + 1), [0] * (units + 1)
         for end in range(part, units - parts + part + 1):
-            options = ((join(best[start], price(sums[end] - sums[start])), start) for start in range(part - 1, end))
-            joined[end], chosen[end] = min(options)
+            # A part that begins earlier costs more, and joined prices are no less than that of the last part.
+            for start in range(end - 1, part - 2, -1):
+                own = price(sums[end] - sums[start])
+                if own > joined[end]:
+                    break
+                total = join(best[start], own)
+                if total <= joined[end]:
+                    joined[end], chosen[end] = total, start
         starts.append(chosen)
         best = joined
     ends = [units]
