@@ -48,7 +48,8 @@ class StrategyChoice:
 
     slot_flops: operations a second of the slowest slot. inside_rate, across_rate: bytes a second between slots of one
     machine, and between machines. message_seconds: of a message beside the time for its bytes. None where there
-    is no such link, and in records of earlier versions.
+    is no such link, and in records of earlier versions. kernel_seconds: of issuing an operation. memory_rate,
+    copy_rate: bytes a second of a slot's memory, and into new memory.
     """
 
     choice: str
@@ -61,6 +62,9 @@ class StrategyChoice:
     inside_rate: float | None = None
     across_rate: float | None = None
     message_seconds: float | None = None
+    kernel_seconds: float | None = None
+    memory_rate: float | None = None
+    copy_rate: float | None = None
 
     @property
     def chosen(self) -> CandidateRow:
@@ -136,6 +140,8 @@ def _speeds(record: StrategyChoice) -> list[str]:
             words.append(f"{rate / 1e9:.3g} GB a second {where}")
     if record.message_seconds is not None:
         words.append(f"{record.message_seconds * 1e3:.3g} ms a message")
+    if record.kernel_seconds is not None:
+        words.append(f"{record.kernel_seconds * 1e6:.3g} us an operation")
     return [", ".join(words)]
 
 

@@ -133,6 +133,9 @@ def record_of(decision: Decision, place: Place, notes: Sequence[str]) -> Strateg
         place.inside_rate if place.slots_per_machine > 1 else None,
         place.across_rate if place.machines > 1 else None,
         place.message_seconds if place.slots > 1 else None,
+        place.kernel_seconds,
+        place.memory_rate,
+        place.copy_rate,
     )
 
 

@@ -74,11 +74,13 @@ class Ledger:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counts the tensors that operations of the entering thread return into a ledger."""
+    """Counts the tensors that operations of the entering thread return into a ledger. num_kernels: operations so
+    far."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.ledger = ledger
+        self.num_kernels = 0
         self._resize: Any = None
 
     def __enter__(self) -> LiveBytes:
@@ -101,5 +103,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.num_kernels += 1
         self.ledger.add(tree_leaves(result))
         return result

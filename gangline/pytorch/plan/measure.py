@@ -202,7 +202,7 @@ class _Attempt:
 class _Forward:
     """What one forward pass keeps and computes, for each unit; without units in one entry. records: of its batch.
     moments: those of the passes that need most memory; empty where the backward pass failed. peak_bytes: of a unit's
-    own passes, 0 where they are not known."""
+    own passes, 0 where they are not known. kernels: operations that were issued."""
 
     records: int
     activation_bytes: list[float]
@@ -210,6 +210,7 @@ class _Forward:
     flops: list[float]
     moments: tuple[Moment, ...] = ()
     peak_bytes: list[float] = field(default_factory=list)
+    kernels: int = 0
 
 
 def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *, is_gpu: bool) -> _Forward:
@@ -252,6 +253,8 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *,
     def go_back(loss: torch.Tensor) -> None:
         nonlocal is_measured
         enter(current)
+        if not is_measured:
+            found.kernels = counting.num_kernels
         seen.clear()
         try:
             if not loss.requires_grad:
@@ -280,7 +283,7 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *,
         saved,
         FusedAttention(),
         nullcontext() if is_gpu else LstmOfCpu(),
-        peak.counting(),
+        peak.counting() as counting,
         counter,
     ):
         _train(trial, batch, context)
@@ -381,14 +384,21 @@ def _size_of(
         update.temporary_bytes / max(1, total),
         update.largest_temporary_bytes,
         tensors=tuple(parameter.numel() for parameter in trained),
+        forward_kernels=float(forward.kernels) if forward else 0.0,
+        num_groups=sum(len(_groups(model, blocks)) for model in models),
     )
 
 
 def _largest_group(model: nn.Module, blocks: Sequence[str] | None) -> int:
-    """Returns the parameters of the largest group that zero3 gathers: a block, or all that is outside of blocks."""
+    """Returns the parameters of the largest group that zero3 gathers."""
+    return max(_groups(model, blocks), default=0)
+
+
+def _groups(model: nn.Module, blocks: Sequence[str] | None) -> list[int]:
+    """Returns the parameters of each group that is gathered at once: a block, or all that is outside of blocks."""
     found = [sum(parameter.numel() for parameter in _unique([block])) for block in find_blocks(model, blocks)]
     rest = sum(parameter.numel() for parameter in _unique([model])) - sum(found)
-    return max([*found, rest])
+    return [*found, rest] if rest else found
 
 
 def _unique(models: Sequence[nn.Module]) -> list[nn.Parameter]:

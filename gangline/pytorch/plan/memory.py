@@ -53,7 +53,8 @@ class ModelSize:
     optimizer's step, for each parameter that is stepped; step_tensor_bytes: for the largest parameter tensor, where the
     optimizer steps one after the other. recomputation: what was computed again in the backward pass, as in
     gangline.config.parallelism; all sizes were measured so. tensors: numbers of elements of the trained parameter
-    tensors; empty if not measured.
+    tensors; empty if not measured. forward_kernels: operations that the forward pass issues, whatever the number of
+    records. num_groups: groups that are gathered at once: the blocks, and all that is outside of them.
     """
 
     parameters: int
@@ -70,6 +71,8 @@ class ModelSize:
     step_tensor_bytes: float = 0.0
     recomputation: str = "none"
     tensors: tuple[int, ...] = ()
+    forward_kernels: float = 0.0
+    num_groups: int = 1
 
     @property
     def kept(self) -> float:

@@ -8,25 +8,46 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gangline.core import DistributedContext
-from gangline.pytorch.fusion.probe import measure_link_quickly
+from gangline.pytorch.fusion.agreement import agree_on_longest
+from gangline.pytorch.fusion.probe import measure_link_steadily
 from gangline.pytorch.plan.decision import groups_by_machine, rate_of, round_rate, slot_share
-from gangline.pytorch.plan.rule import Place
+from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.plan.rule import PASSES, Place
 
+# Beyond the sizes for which an allocator keeps memory that is free.
+_COPIED_BYTES = 40 << 20
+# Side of the product before a message.
+_SHORT_SIDE = 256
+_MESSAGES = 12
+# Features and layers of a model of small tensors.
+_SMALL = 8
 _SIDE = {"cpu": 512, "cuda": 4096}
-_REPETITIONS = 3
+# Repetitions of a measured computation, and the seconds that they last at least: other work on the machine interrupts
+# some of them.
+_REPETITIONS, _LEAST_SECONDS = 3, 0.05
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def measure_place(distributed: DistributedContext, device: torch.device, dtype: torch.dtype) -> Place:
     """Returns the slots, the same on all ranks. dtype: in which the trial multiplies matrices."""
-    own = [distributed.cross_rank, distributed.local_size, memory_limits(device), _measure_flops(device, dtype)]
+    own = [
+        distributed.cross_rank,
+        distributed.local_size,
+        memory_limits(device),
+        _measure_flops(device, dtype),
+        _measure_kernel(device),
+        *_measure_copies(device),
+    ]
     facts = distributed.allgather(own)
     machines = [fact[0] for fact in facts]
     place = Place(
@@ -35,6 +56,9 @@ def measure_place(distributed: DistributedContext, device: torch.device, dtype: 
         slot_share([(fact[0], fact[2]) for fact in facts]),
         round_rate(min(fact[3] for fact in facts)),
         reduces_whole=device.type != "cuda",
+        kernel_seconds=round_rate(max(fact[4] for fact in facts)),
+        memory_rate=round_rate(min(fact[5] for fact in facts)),
+        copy_rate=round_rate(min(fact[6] for fact in facts)),
     )
     if distributed.size == 1:
         return place
@@ -82,14 +106,40 @@ def _measure_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Returns the operations a second of this slot, while all slots compute."""
     side = _SIDE.get(device.type, 512)
     matrix = torch.ones(side, side, device=device, dtype=dtype)
-    times = []
-    for _ in range(1 + _REPETITIONS):
+    return 2.0 * side**3 / _fastest_seconds(device, lambda: torch.mm(matrix, matrix))
+
+
+def _measure_kernel(device: torch.device) -> float:
+    """Returns the seconds for one operation of a forward or backward pass, in a model whose tensors are so small that
+    nothing else takes time."""
+    layers = [(nn.LayerNorm(_SMALL), nn.Linear(_SMALL, _SMALL), nn.ReLU()) for _ in range(_SMALL)]
+    model = nn.Sequential(*(part for layer in layers for part in layer)).to(device)
+    records = torch.ones(1, _SMALL, device=device)
+    with LiveBytes(Ledger(device.type)) as counting:
+        model(records)
+    seconds = _fastest_seconds(device, lambda: model(records).sum().backward())
+    return seconds / (PASSES * counting.num_kernels)
+
+
+def _measure_copies(device: torch.device) -> tuple[float, float]:
+    """Returns the bytes a second that are read and written, and those that are copied into new memory, as messages
+    are."""
+    message = torch.ones(_COPIED_BYTES // 4, device=device)
+    known = message.clone()
+    moved = 2 * _COPIED_BYTES / _fastest_seconds(device, lambda: known.copy_(message))
+    return moved, _COPIED_BYTES / _fastest_seconds(device, message.clone)
+
+
+def _fastest_seconds(device: torch.device, compute: Callable[[], Any]) -> float:
+    """Returns the seconds of the fastest repetition. The first one does not count."""
+    times: list[float] = []
+    while len(times) <= _REPETITIONS or sum(times) < _LEAST_SECONDS:
         _wait_for(device)
         began = time.perf_counter()
-        torch.mm(matrix, matrix)
+        compute()
         _wait_for(device)
         times.append(time.perf_counter() - began)
-    return 2.0 * side**3 / max(1e-9, min(times[1:]))
+    return max(1e-9, min(times[1:]))
 
 
 def _measure_links(
@@ -98,19 +148,35 @@ def _measure_links(
     """Returns the bytes a second inside a machine and between machines, and the seconds of a message among all slots
     beside those for its bytes. Without several slots on a machine, or without several machines, the other rate stands
     for the one that no link has."""
-    cost = measure_link_quickly(distributed, device)
+    cost = measure_link_steadily(distributed, device)
     whole = rate_of(cost.bytes_per_second if cost else 0.0, distributed.size, place.inside_rate)
-    message = round_rate(cost.alpha_seconds) if cost and cost.alpha_seconds > 0 else place.message_seconds
+    message = round_rate(max(cost.alpha_seconds if cost else 0.0, _measure_message(distributed, device)))
     groups = groups_by_machine(machines)
     if len(groups) == 1 or max(map(len, groups)) == 1:
         return whole, whole, message
     # Every rank takes part in the making of every group.
     made = [dist.new_group(ranks) for ranks in groups]
     own = next(group for group, ranks in zip(made, groups, strict=True) if distributed.rank in ranks)
-    inside = measure_link_quickly(distributed, device, own)
+    inside = measure_link_steadily(distributed, device, own)
     dist.destroy_process_group(own)
     ranks = max(map(len, groups))
     return rate_of(inside.bytes_per_second if inside else 0.0, ranks, place.inside_rate), whole, message
+
+
+def _measure_message(distributed: DistributedContext, device: torch.device) -> float:
+    """Returns the seconds of an exchange of few bytes among slots that compute meanwhile. On CPUs the threads that
+    exchange wait for a core then."""
+    matrix, numbers = torch.ones(_SHORT_SIDE, _SHORT_SIDE, device=device), torch.ones(1, device=device)
+    least = _fastest_seconds(device, lambda: torch.mm(matrix, matrix))
+    own = []
+    for _ in range(_MESSAGES):
+        _wait_for(device)
+        began = time.perf_counter()
+        torch.mm(matrix, matrix)
+        dist.all_reduce(numbers)
+        _wait_for(device)
+        own.append(max(1e-9, time.perf_counter() - began - least))
+    return min(agree_on_longest(distributed, own))
 
 
 def _wait_for(device: torch.device) -> None:

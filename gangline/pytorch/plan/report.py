@@ -88,7 +88,7 @@ def _pipeline(
         replicas=replicas,
         is_divided=is_divided,
     )
-    seconds = stage_seconds(size, counts, stages, schedule, records=records, place=place)
+    seconds = stage_seconds(size, counts, stages, schedule, records=records, place=place, microbatches=microbatches)
     return {
         "schedule": schedule,
         "stages": stages,

@@ -32,7 +32,7 @@ _MOST_SLOTS = 4096
 # Exchanges of a step that the computation does not hide: those of the last bucket or block in each direction.
 _MESSAGES = {"ddp": 1, "zero1": 2, "zero2": 2, "zero3": 3, "hsdp": 4}
 # A backward pass computes about twice as much as the forward pass. With recomputation the forward pass runs twice.
-_PASSES, _PASSES_WITH_RECOMPUTATION = 3.0, 4.0
+PASSES, PASSES_WITH_RECOMPUTATION = 3.0, 4.0
 
 
 # Why a trial gets no pipeline; after the word.
@@ -41,10 +41,14 @@ SEVERAL_MODELS = "cuts one model, and the trial wraps several"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The slots of a trial. memory_bytes: of each slot; None where it is not known. slot_flops: operations a second of
-    one slot. inside_rate, across_rate: bytes a second between slots of one machine, and between machines.
-    message_seconds: the time that a message takes beside that for its bytes. reduces_whole: whether ranks sum whole
-    tensors where each needs a part of the sum, as gloo does; NCCL sends each part to its rank."""
+    """The slots of a trial. memory_bytes: of each slot; None where it is not known. slot_flops: operations a second
+    of one slot. inside_rate, across_rate: bytes a second between slots of one machine, and between machines.
+    message_seconds: the time that an exchange among all slots takes beside that for its bytes. reduces_whole:
+    whether ranks sum whole tensors where each needs a part of the sum, as gloo does; NCCL sends each part to its
+    rank. Ranks that do so compute on CPUs: they issue an operation, and exchange a block, only after the one
+    before. kernel_seconds: the time that a slot needs to issue an operation, however small its tensors.
+    memory_rate: bytes a second that a slot moves between its memory and its processor. copy_rate: bytes a second
+    that it copies into new memory."""
 
     slots: int
     slots_per_machine: int
@@ -54,6 +58,9 @@ class Place:
     across_rate: float = 1.25e9
     message_seconds: float = 50e-6
     reduces_whole: bool = False
+    kernel_seconds: float = 5e-6
+    memory_rate: float = 1e12
+    copy_rate: float = 1e12
 
     @property
     def machines(self) -> int:
@@ -64,6 +71,18 @@ class Place:
         if self.memory_bytes is None:
             return None
         return max(0.0, self.memory_bytes * (1 - SPARE_RATIO) - SPARE_BYTES)
+
+    @property
+    def hop_seconds(self) -> float:
+        """The time that a message to the next slot takes beside that for its bytes. An exchange among all slots makes
+        2 (n - 1) such hops, as an all-reduce in a ring does."""
+        return self.message_seconds / max(1, 2 * (self.slots - 1))
+
+    def compute_seconds(self, flops: float, kernels: float, moved: float) -> float:
+        """Returns the time of so many floating-point operations, issued as so many kernels that move so many bytes of
+        parameters and gradients. A GPU does these at the same time."""
+        parts = flops / self.slot_flops, kernels * self.kernel_seconds, moved / self.memory_rate
+        return sum(parts) if self.reduces_whole else max(parts)
 
     def rate(self, ranks: int) -> float:
         """Bytes a second among so many ranks that follow one another."""
@@ -205,7 +224,10 @@ def _whole(name: str, model: ModelSize, work: Work, place: Place) -> Candidate:
         return Candidate(name, refusal=refusal)
     shards = place.slots_per_machine if name == "hsdp" else slots
     memory = slot_memory(model, name, slots, records, shards)
-    compute = _passes(model) * model.forward_flops * records / place.slot_flops
+    passes = _passes(model)
+    compute = place.compute_seconds(
+        passes * model.forward_flops * records, passes * model.forward_kernels, moved_bytes(model, model.parameters, 1)
+    )
     return Candidate(name, (), memory, compute + _traffic_seconds(name, model, place))
 
 
@@ -213,7 +235,20 @@ def _traffic_seconds(name: str, model: ModelSize, place: Place) -> float:
     """Returns the seconds of a step's exchanges."""
     if place.slots == 1:
         return 0.0
-    return _MESSAGES[name] * place.message_seconds + _bytes_seconds(name, model, place)
+    copied = copied_bytes(name, model, place.slots) / place.copy_rate
+    return messages(name, model, place) * place.message_seconds + _bytes_seconds(name, model, place) + copied
+
+
+def messages(name: str, model: ModelSize, place: Place) -> int:
+    """Returns the exchanges of a step that the computation does not hide. name: of a strategy that does not cut the
+    model. On CPUs a divided model waits for each group: it is gathered in one or two passes and its gradients are
+    summed once, each time after the ranks have compared which group it is. So the backward pass ends, too. Modules
+    outside of blocks stay gathered."""
+    if not place.reduces_whole or STRATEGIES[name].family != "sharded":
+        return _MESSAGES[name]
+    gathered = model.num_groups if name == "zero2" else 2 * model.num_groups - 1
+    across = model.num_groups if name == "hsdp" else 0
+    return 2 * (gathered + model.num_groups) + 1 + across
 
 
 def _bytes_seconds(name: str, model: ModelSize, place: Place) -> float:
@@ -224,7 +259,28 @@ def _bytes_seconds(name: str, model: ModelSize, place: Place) -> float:
         gradients = model.gradient * model.parameters / own
         inside = sent_bytes("zero3", model, own, reduces_whole=place.reduces_whole) / place.inside_rate
         return inside + 2 * _ring(copies) * gradients / place.across_rate
-    return sent_bytes(name, model, slots, reduces_whole=place.reduces_whole) / place.rate(slots)
+    sent = sent_bytes(name, model, slots, reduces_whole=place.reduces_whole) + waited_bytes(name, model, slots)
+    return sent / place.rate(slots)
+
+
+def copied_bytes(name: str, model: ModelSize, slots: int) -> float:
+    """Returns the bytes that a slot copies for the exchanges of a step. A gathering copies the slot's part into a
+    message, receives all parts in one tensor, and copies them out of it. A sum of gradients copies them into a message
+    and receives the slot's part."""
+    part = 1 / slots
+    gathering, summing = model.computed * (2 + part), model.gradient * (1 + part)
+    per_parameter = {
+        "zero2": gathering + summing,
+        "zero3": 2 * gathering + summing,
+        "hsdp": 2 * gathering + summing,
+    }
+    return model.parameters * per_parameter.get(name, 0.0)
+
+
+def waited_bytes(name: str, model: ModelSize, slots: int) -> float:
+    """Returns the bytes beside its own for whose time a slot waits, because slots send one after the other: with zero1
+    the owners of parameters do so. All parameters pass the link then, whatever the number of slots."""
+    return model.gradient * model.parameters * (1 - _ring(slots)) if name == "zero1" else 0.0
 
 
 def sent_bytes(name: str, model: ModelSize, slots: int, *, reduces_whole: bool) -> float:
@@ -255,8 +311,16 @@ def joined_bytes(gradients: float, replicas: int, *, is_divided: bool, reduces_w
     return _ring(replicas) * gradients * (to_owner + 1)
 
 
+def moved_bytes(model: ModelSize, parameters: float, calls: int) -> float:
+    """Returns the bytes of so many parameters, and of their gradients, that a step moves between memory and processor.
+    calls: of the model. Each forward and backward pass reads the parameters, and the backward pass writes gradients.
+    Those of a later call are added to the earlier ones: two are read, one is written."""
+    each = (_passes(model) - 1) * model.computed + model.gradient
+    return parameters * (calls * each + (calls - 1) * 3 * model.gradient)
+
+
 def _passes(model: ModelSize) -> float:
-    return _PASSES if model.recomputation == "none" else _PASSES_WITH_RECOMPUTATION
+    return PASSES if model.recomputation == "none" else PASSES_WITH_RECOMPUTATION
 
 
 def _ring(ranks: int) -> float:
@@ -338,16 +402,17 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, kind: str
     )
     bubble = bubble_ratio(stages, microbatches, schedule)
     imbalance = imbalance_ratio(costs, counts)
-    slowest = max(stage_seconds(model, counts, stages, schedule, records=records, place=place))
+    slowest = max(
+        stage_seconds(model, counts, stages, schedule, records=records, place=place, microbatches=microbatches)
+    )
     compute = slowest / (1 - bubble)
     # Outputs go to the next stage and their gradients come back.
     border = max(unit.output_bytes for unit in model.units)
     sent = 2 * border * records * SCHEDULES[schedule].parts / place.rate(stages)
     # Each microbatch on its way through the stages, there and back.
-    messages = 2 * (microbatches + stages - 1) * SCHEDULES[schedule].parts
+    sent += 2 * (microbatches + stages - 1) * SCHEDULES[schedule].parts * place.hop_seconds
     # One message joins gradients; owners send one for each replica and direction.
-    messages += 0 if replicas == 1 else 2 * replicas if is_divided else 1
-    sent += messages * place.message_seconds
+    sent += (0 if replicas == 1 else 2 * replicas if is_divided else 1) * place.message_seconds
     largest = max(sum(unit.parameters for unit in own) for own in stage_units(model, counts, stages, schedule))
     joined = joined_bytes(
         model.gradient * largest, replicas, is_divided=is_divided, reduces_whole=place.reduces_whole
@@ -363,14 +428,25 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, kind: str
 
 
 def stage_seconds(
-    model: ModelSize, counts: Sequence[int], stages: int, schedule: str, *, records: float, place: Place
+    model: ModelSize,
+    counts: Sequence[int],
+    stages: int,
+    schedule: str,
+    *,
+    records: float,
+    place: Place,
+    microbatches: int,
 ) -> list[float]:
     """Returns the seconds in which each slot of a replica computes in a step, without waiting. records: of the
-    replica's batch. Unknown operations of units are spread as their parameters."""
+    replica's batch. Unknown operations of units are spread as their parameters. Each microbatch issues the kernels of a
+    whole batch; units have equal numbers of them."""
     known = sum(unit.forward_flops for unit in model.units)
     found = []
     for own in stage_units(model, counts, stages, schedule):
         share = sum(unit.parameters for unit in own) / max(1, sum(unit.parameters for unit in model.units))
         flops = sum(unit.forward_flops for unit in own) if known else model.forward_flops * share
-        found.append(_passes(model) * flops * records / place.slot_flops)
+        kernels = model.forward_kernels * len(own) / max(1, len(model.units))
+        passes = _passes(model)
+        moved = moved_bytes(model, sum(unit.parameters for unit in own), microbatches)
+        found.append(place.compute_seconds(passes * flops * records, passes * kernels * microbatches, moved))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks.sized import SizedTrial
 from gangline.pytorch.plan.measure import measure_trial
-from gangline.pytorch.plan.rule import Candidate, Place, Work, list_candidates
+from gangline.pytorch.plan.rule import Candidate, Place, Work, list_candidates, waited_bytes
 from tests.support.gang import run_gang
 from tests.support.sent_work import HPARAMS, Sent, train_all
 
@@ -41,8 +42,13 @@ def _rows(size: int, *, reduces_whole: bool) -> dict[str, Candidate]:
         across_rate=1,
         message_seconds=0,
         reduces_whole=reduces_whole,
+        kernel_seconds=0,
+        memory_rate=math.inf,
+        copy_rate=math.inf,
     )
     rows = list_candidates(measured.size, Work(HPARAMS["global_batch_size"]), place)
+    waited = waited_bytes("zero1", measured.size, size)
+    rows = [replace(row, seconds=row.seconds - waited) if row.strategy == "zero1" else row for row in rows]
     return {_short_name(row): row for row in rows if row.memory is not None}
 
 

@@ -33,7 +33,8 @@ from gangline.pytorch.plan.rule import GIB, Candidate, Place, Work
 
 _MODEL = ModelSize(round(0.35e9), 0, activation_bytes=2e9)
 # Slots that exchange over gloo, where zero1 sends no more bytes than zero2.
-_PLACE = Place(4, 4, 16 * GIB, reduces_whole=True)
+# CPUs, which copy more slowly than they are linked here.
+_PLACE = Place(4, 4, 16 * GIB, reduces_whole=True, copy_rate=2e9)
 _WORK = Work()
 
 

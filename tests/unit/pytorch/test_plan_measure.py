@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,7 +123,10 @@ def test_a_trial_is_measured_on_the_meta_device() -> None:
 def test_a_trial_that_reads_values_is_measured_on_the_cpu() -> None:
     found = _measure(_ReadsValues)
     assert not any(parameter.is_meta for parameter in found.model.parameters())
-    assert found.size == _measure(_Trial).size
+    # Reading values is an operation as well.
+    plain = _measure(_Trial).size
+    assert found.size.forward_kernels > plain.forward_kernels > 0
+    assert replace(found.size, forward_kernels=plain.forward_kernels) == plain
 
 
 def test_a_large_model_that_reads_values_is_not_built_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

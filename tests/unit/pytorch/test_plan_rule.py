@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -48,14 +49,75 @@ def test_worked_examples(parameters: float, slots: int, machines: int, pick: str
     assert _pick(_model(parameters), slots, machines) == pick
 
 
-def test_zero1_is_chosen_where_partial_sums_cost_as_much_as_whole_ones() -> None:
-    """Over gloo zero2 sends as much as zero1, which comes first in the table."""
-    rows = list_candidates(_model(1.0), _SAME_BATCH, Place(4, 4, 16 * GIB, reduces_whole=True))
-    seconds = {row.strategy: row.seconds for row in rows}
-    assert seconds["zero1"] == seconds["zero2"] < seconds["zero3"]
-    chosen = choose(rows)
-    assert chosen is not None
-    assert chosen.strategy == "zero1"
+_CPUS = Place(
+    4,
+    4,
+    16 * GIB,
+    slot_flops=1e11,
+    inside_rate=2e9,
+    message_seconds=1e-3,
+    reduces_whole=True,
+    kernel_seconds=0,
+    memory_rate=math.inf,
+    copy_rate=2e9,
+)
+
+
+def _seconds(model: ModelSize, place: Place, records: int = 4) -> dict[str, float]:
+    rows = list_candidates(model, Work(records=records), place)
+    return {row.name: row.seconds for row in rows if row.memory is not None}
+
+
+def test_zero1_is_chosen_on_cpus_because_zero2_copies_and_waits_for_each_group() -> None:
+    """10^9 parameters in 10 groups. zero1 sends 2 g (n - 1) / n and then passes all parameters on, 4 bytes for each.
+    zero2 sends 3 (n - 1) / n, with 41 messages, and copies 4 (2 + 1 / n) + 4 (1 + 1 / n) bytes."""
+    model = replace(_model(1.0), num_groups=10, activation_bytes=0.0)
+    seconds = _seconds(model, _CPUS)
+    assert seconds["zero1"] - seconds["ddp"] == pytest.approx(4e9 / 2e9 + 1e-3)
+    assert seconds["zero2"] == pytest.approx(3 * 4e9 * 0.75 / 2e9 + 41e-3 + 4e9 * 3.5 / 2e9)
+    assert seconds["zero3"] - seconds["zero2"] == pytest.approx(4e9 * 0.75 / 2e9 + 18e-3 + 4e9 * 2.25 / 2e9)
+    assert seconds["ddp"] < seconds["zero1"] < seconds["zero2"]
+    # Without copies the owners of zero1, which send one after the other, are slower.
+    fast = _seconds(model, replace(_CPUS, copy_rate=math.inf))
+    assert fast["zero2"] < fast["zero1"]
+
+
+def test_a_gpu_hides_all_groups_but_the_last() -> None:
+    one, many = (_seconds(replace(_model(1.0), num_groups=groups), Place(4, 4, 80 * GIB)) for groups in (1, 100))
+    assert one == many
+
+
+def test_each_microbatch_of_a_pipeline_issues_the_kernels_and_moves_the_parameters_again() -> None:
+    """8 units in 2 stages and 8 microbatches, of which 9 take turns. A stage has half of 100 kernels and of 8000
+    parameters: 3 passes of 50 kernels; 12 bytes for a parameter, and 12 more from the second call on."""
+    units = tuple(UnitSize(str(number), 1000) for number in range(8))
+    model = ModelSize(8000, 1000, units=units, forward_kernels=100.0)
+    place = replace(_CPUS, slots=2, slots_per_machine=2, inside_rate=math.inf, message_seconds=0.0)
+    name = "pipeline (stages 2 microbatches 8)"
+    issued = _seconds(model, replace(place, kernel_seconds=1e-5), 64)
+    assert issued["ddp"] == pytest.approx(300e-5)
+    assert issued[name] == pytest.approx(9 * 150e-5)
+    moved = _seconds(model, replace(place, memory_rate=1e6), 64)
+    assert moved["ddp"] == pytest.approx(8000 * 12 / 1e6)
+    assert moved[name] == pytest.approx(4000 * (8 * 12 + 7 * 12) / 1e6 * 9 / 8)
+
+
+def test_a_gpu_computes_while_it_issues_and_moves() -> None:
+    model = replace(_model(1.0), forward_flops=1e12, forward_kernels=1000.0)
+    one = Place(1, 1, 80 * GIB, slot_flops=1e12)
+    alone = _seconds(model, one, 1)["none"]
+    assert alone == pytest.approx(3.0)
+    assert _seconds(model, replace(one, kernel_seconds=1e-3, memory_rate=4e9), 1)["none"] == pytest.approx(3.0)
+    assert _seconds(model, replace(one, kernel_seconds=2e-3), 1)["none"] == pytest.approx(6.0)
+    assert _seconds(model, replace(one, memory_rate=3e9), 1)["none"] == pytest.approx(4.0)
+
+
+def test_a_microbatch_hops_from_stage_to_stage() -> None:
+    """8 microbatches and 2 stages: 18 hops, each half of an exchange among both slots."""
+    units = tuple(UnitSize(str(number), 1000) for number in range(8))
+    place = replace(_CPUS, slots=2, slots_per_machine=2, inside_rate=math.inf, message_seconds=2e-3)
+    seconds = _seconds(ModelSize(8000, 1000, units=units), place, 64)
+    assert seconds["pipeline (stages 2 microbatches 8)"] == pytest.approx(18e-3)
 
 
 def test_one_slot_trains_alone() -> None:
