@@ -1,18 +1,21 @@
 """PURE: the record of how `parallelism: auto` chose the strategy of a trial.
 
 The chief makes it, and sends it as JSON to the scheduler, which keeps it with the trial. The next attempt gets it back,
-so that a candidate that ran out of memory is not chosen again. It lies in checkpoints as well.
+so that a candidate that ran out of memory, or a strategy that refused the trial's code, is not chosen again. It lies in
+checkpoints as well.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from gangline.config.parallelism import STRATEGIES
 from gangline.errors import GanglineError, invalid
 
 # Where the record lies in the metadata of a checkpoint.
@@ -22,6 +25,18 @@ METADATA_KEY = "strategy_choice"
 MOST_BYTES = 64 * 1024
 # Rows of a record; numbers of slots with many divisors have more candidates.
 MOST_ROWS = 96
+# Characters of a refusal in a record.
+MOST_OF_LINE = 400
+# Errors of the choice itself, for which no strategy is to blame.
+_OF_AUTO = {"parallelism.auto", "parallelism.record", "parallelism.trial_class"}
+# Errors of torch that depend on the strategy: see gangline.pytorch.data.torch_error.
+_OF_TORCH = {
+    "pytorch.parameters_gone",
+    "pytorch.shard_used",
+    "pytorch.sparse_gradient",
+    "pytorch.two_backwards",
+    "pytorch.unused_parameters",
+}
 _MIB = 1024.0**2
 
 
@@ -44,7 +59,8 @@ class CandidateRow:
 class StrategyChoice:
     """choice: the name of the chosen row; empty in a table that is only printed, because no row fits. slots: of the
     attempt. memory_bytes: of a slot; None where it is not known. out_of_memory: names of candidates that ran out of
-    memory in earlier attempts, oldest first. notes: lines about what could not be measured.
+    memory in earlier attempts, oldest first. notes: lines about what could not be measured. refused: for each strategy
+    that refused the trial's code in an earlier attempt, its line.
 
     slot_flops: operations a second of the slowest slot. inside_rate, across_rate: bytes a second between slots of one
     machine, and between machines. message_seconds: of a message beside the time for its bytes. None where there
@@ -65,10 +81,27 @@ class StrategyChoice:
     kernel_seconds: float | None = None
     memory_rate: float | None = None
     copy_rate: float | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def chosen(self) -> CandidateRow:
         return next(row for row in self.rows if row.name == self.choice)
+
+    def without_chosen(self, line: str, code: str) -> StrategyChoice | None:
+        """Returns the record after the chosen strategy has refused the trial; None where no other strategy is left.
+        line, code: of the refusal. A strategy that is on record already would be refused for ever, so it ends the
+        trial."""
+        if self.chosen.strategy in self.refused:
+            return None
+        refusing = dict.fromkeys(_alike(self.chosen.strategy, code), line[:MOST_OF_LINE])
+        left = replace(self, refused={**refusing, **self.refused})
+        return left if left.fastest_left() is not None else None
+
+    def fastest_left(self, but: Collection[str] = ()) -> CandidateRow | None:
+        """Returns the fastest candidate that fits, of a strategy that has not refused the trial; None for none. but:
+        strategies that are left out."""
+        left = (row for row in self.rows if not row.refusal and row.strategy not in (*self.refused, *but))
+        return min(left, key=lambda row: math.inf if row.step_seconds is None else row.step_seconds, default=None)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -86,6 +119,35 @@ def parse_choice(text: str) -> StrategyChoice:
         problem = " ".join(str(error).split())
         raise invalid("parallelism.record", f"the record of the chosen strategy cannot be read: {problem}") from error
     return record
+
+
+def is_refusal(code: str) -> bool:
+    """Whether an error of this code is that of one strategy, which another one may not have."""
+    return code in _OF_TORCH or (code.startswith("parallelism.") and code not in _OF_AUTO)
+
+
+def _alike(strategy: str, code: str) -> tuple[str, ...]:
+    """Returns the strategies that refuse alike. An error of torch is one of all that spread a trial in the same way."""
+    row = STRATEGIES.get(strategy)
+    if row is None or code not in _OF_TORCH:
+        return (strategy,)
+    return tuple(each.name for each in STRATEGIES.values() if each.family == row.family)
+
+
+def way_out(record: StrategyChoice, code: str) -> str:
+    """Returns the section that names the fastest strategy beside those that refuse the trial as the chosen one, for a
+    person to write; empty where none is left. code: of the refusal."""
+    row = record.fastest_left(_alike(record.chosen.strategy, code))
+    if row is None:
+        return ""
+    words = {key: row.options[key] for key in ("stages", "replicas") if key in row.options}
+    if row.activation_checkpointing != "none":
+        words["activation_checkpointing"] = row.activation_checkpointing
+    if not words:
+        return f"parallelism: {row.strategy}"
+    return (
+        f"parallelism: {{{', '.join(f'{key}: {value}' for key, value in {'strategy': row.strategy, **words}.items())}}}"
+    )
 
 
 def choice_in(metadata: Mapping[str, Any]) -> StrategyChoice | None:

@@ -118,12 +118,12 @@ class Link(Protocol):
         """Reports that this rank obeys a preemption: it ends after a checkpoint. Only the first call has an effect."""
         ...
 
-    def send_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
+    def send_failure(self, kind: ExitKind | None, message: str, traceback: str, error_code: str = "") -> None:
         """Reports the exception that ends this rank. kind: None lets the runner classify the failure from its other
-        evidence."""
+        evidence. error_code: of a GanglineError."""
         ...
 
-    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
+    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str, error_code: str = "") -> None:
         """Reports the failure of a process that the rank has started. It counts where the rank then fails without a
         cause of its own."""
         ...
@@ -193,10 +193,10 @@ class LocalLink:
     def send_stopping(self) -> None:
         pass
 
-    def send_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
+    def send_failure(self, kind: ExitKind | None, message: str, traceback: str, error_code: str = "") -> None:
         pass
 
-    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
+    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str, error_code: str = "") -> None:
         pass
 
     def send_finished(self) -> None:
@@ -331,11 +331,11 @@ class RunnerLink:
             self._is_stopping = True
             self._send(stopping=rank_pb2.RankStopping())
 
-    def send_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
-        self._send(failure=_failure(kind, message, traceback))
+    def send_failure(self, kind: ExitKind | None, message: str, traceback: str, error_code: str = "") -> None:
+        self._send(failure=_failure(kind, message, traceback, error_code))
 
-    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
-        self._send(worker_failure=_failure(kind, message, traceback))
+    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str, error_code: str = "") -> None:
+        self._send(worker_failure=_failure(kind, message, traceback, error_code))
 
     def send_finished(self) -> None:
         self._send(finished=rank_pb2.RankFinished(batches_completed=self.batches_completed))
@@ -443,12 +443,13 @@ class RunnerLink:
             _log.warning("the ordered trace is refused: training is over")
 
 
-def _failure(kind: ExitKind | None, message: str, traceback: str) -> rank_pb2.RankFailure:
+def _failure(kind: ExitKind | None, message: str, traceback: str, error_code: str) -> rank_pb2.RankFailure:
     return rank_pb2.RankFailure(
         kind=enum_number(kind) if kind else None,  # type: ignore[arg-type]  # the enum is an int at run time
         message=message,
         traceback=traceback,
         failed_at=time.time(),
+        error_code=error_code,
     )
 
 

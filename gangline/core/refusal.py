@@ -30,7 +30,7 @@ class RefusalHook:
 
     def __call__(self, error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         failure = describe(error)
-        self._link.send_worker_failure(failure.kind, failure.message, failure.traceback)
+        self._link.send_worker_failure(failure.kind, failure.message, failure.traceback, failure.error_code)
         self._link.flush()
         if not isinstance(error, GanglineError):
             self._before(error_type, error, trace)

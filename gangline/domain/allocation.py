@@ -51,6 +51,7 @@ class ExitReport:
     signature: str = ""
     log_hits: tuple[LogHit, ...] = ()
     is_agent_at_fault: bool = False
+    error_code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

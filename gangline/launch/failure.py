@@ -30,17 +30,19 @@ class Failure:
     kind: None when only the rank's output can tell.
     message: one line.
     traceback: for the log; also one line when the user's code is not in it.
+    error_code: of a GanglineError; empty for other exceptions.
     """
 
     kind: ExitKind | None
     message: str
     traceback: str
+    error_code: str = ""
 
 
 def describe(error: BaseException) -> Failure:
     """Describes an exception that left the user's code."""
     if isinstance(error, GanglineError):
-        return Failure(_kind_of_own(error), error.message, _text_of(error))
+        return Failure(_kind_of_own(error), error.message, _text_of(error), error.code)
     words = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
     return Failure(_kind_of(error), message + _stage_of(error), _text_of(error))

@@ -17,7 +17,7 @@ from gangline.core import DistributedContext
 from gangline.core.beat import BUILD, GROUP, open_beat
 from gangline.domain.failure import hang_rule_of
 from gangline.domain.manifest import find_unwritable
-from gangline.errors import invalid
+from gangline.errors import GanglineError, invalid
 from gangline.pytorch import group
 from gangline.pytorch.data import seed
 from gangline.pytorch.parallel import check_choice, choose_strategy
@@ -83,6 +83,10 @@ def init(
         context.strategy_choice = choice
         try:
             yield context
+        except GanglineError as error:
+            if choice is None or automatic is None or cluster is not None:
+                raise
+            raise automatic.with_way_out(error, choice) from error.__cause__
         finally:
             context.close_writer()
 

@@ -160,7 +160,7 @@ def _fail(failure: Failure, link: Link, code: int = EXIT_FAILED) -> int:
     sys.stdout.flush()
     sys.stderr.write(failure.traceback)
     sys.stderr.flush()
-    link.send_failure(failure.kind, failure.message, failure.traceback)
+    link.send_failure(failure.kind, failure.message, failure.traceback, failure.error_code)
     # The kernel keeps the low byte of an exit code. A failure whose low byte is 0 would read as success.
     return code & 0xFF or EXIT_FAILED
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from gangline.v1 import types_pb2 as gangline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gangline/v1/rank.proto\x12\x0bgangline.v1\x1a\x17gangline/v1/types.proto\"\xc8\x05\n\x0bRankMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.gangline.v1.RankHelloH\x00\x12+\n\x07metrics\x18\x02 \x01(\x0b\x32\x18.gangline.v1.RankMetricsH\x00\x12-\n\x08progress\x18\x03 \x01(\x0b\x32\x19.gangline.v1.RankProgressH\x00\x12-\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x17.gangline.v1.CheckpointH\x00\x12+\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x18.gangline.v1.RankFailureH\x00\x12\x30\n\nfirst_step\x18\x06 \x01(\x0b\x32\x1a.gangline.v1.RankFirstStepH\x00\x12-\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x19.gangline.v1.RankFinishedH\x00\x12\x34\n\x0c\x66usion_query\x18\x08 \x01(\x0b\x32\x1c.gangline.v1.RankFusionQueryH\x00\x12\x32\n\rfusion_record\x18\t \x01(\x0b\x32\x19.gangline.v1.FusionRecordH\x00\x12\x36\n\rfusion_forget\x18\n \x01(\x0b\x32\x1d.gangline.v1.RankFusionForgetH\x00\x12-\n\x08stopping\x18\x0b \x01(\x0b\x32\x19.gangline.v1.RankStoppingH\x00\x12\x32\n\x0eworker_failure\x18\x0c \x01(\x0b\x32\x18.gangline.v1.RankFailureH\x00\x12\x18\n\x0etrial_metadata\x18\r \x01(\tH\x00\x12\x32\n\x0btrial_query\x18\x0e \x01(\x0b\x32\x1b.gangline.v1.RankTrialQueryH\x00\x12\x19\n\x0fstrategy_choice\x18\x0f \x01(\tH\x00\x42\t\n\x07message\"\xd6\x01\n\rRunnerMessage\x12+\n\x07preempt\x18\x01 \x01(\x0b\x32\x18.gangline.v1.PreemptRankH\x00\x12\x32\n\rfusion_answer\x18\x02 \x01(\x0b\x32\x19.gangline.v1.FusionAnswerH\x00\x12\'\n\x05trace\x18\x03 \x01(\x0b\x32\x16.gangline.v1.TraceRankH\x00\x12\x30\n\x0ctrial_answer\x18\x04 \x01(\x0b\x32\x18.gangline.v1.TrialAnswerH\x00\x42\t\n\x07message\"&\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\"\xd2\x01\n\x0bRankMetrics\x12\r\n\x05group\x18\x01 \x01(\t\x12\x19\n\x11\x62\x61tches_completed\x18\x02 \x01(\x03\x12\x36\n\x07metrics\x18\x03 \x03(\x0b\x32%.gangline.v1.RankMetrics.MetricsEntry\x12\x12\n\x05units\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bvalues_json\x18\x05 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_units\"\x8d\x01\n\x0cRankProgress\x12\x19\n\x11\x62\x61tches_completed\x18\x01 \x01(\x03\x12\x15\n\rbatches_total\x18\x02 \x01(\x03\x12\x1a\n\x12samples_per_second\x18\x03 \x01(\x01\x12\x19\n\x11seconds_per_batch\x18\x04 \x01(\x01\x12\x14\n\x0ctakes_traces\x18\x05 \x01(\x08\"i\n\x0bRankFailure\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.gangline.v1.ExitKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\x11\n\tfailed_at\x18\x04 \x01(\x01\"\x1b\n\rRankFirstStep\x12\n\n\x02\x61t\x18\x01 \x01(\x01\"\x0e\n\x0cRankStopping\"C\n\x0cRankFinished\x12\x18\n\x0cis_preempted\x18\x01 \x01(\x08\x42\x02\x18\x01\x12\x19\n\x11\x62\x61tches_completed\x18\x02 \x01(\x03\"!\n\x0fRankFusionQuery\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\"\x1f\n\x10RankFusionForget\x12\x0b\n\x03key\x18\x01 \x01(\t\"J\n\x0c\x46usionAnswer\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12*\n\x07records\x18\x02 \x03(\x0b\x32\x19.gangline.v1.FusionRecord\" \n\x0eRankTrialQuery\x12\x0e\n\x06number\x18\x01 \x01(\x03\"w\n\x0bTrialAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x15\n\rmetadata_json\x18\x02 \x01(\t\x12\x1c\n\x0f\x62\x65st_validation\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07problem\x18\x04 \x01(\tB\x12\n\x10_best_validation\"4\n\x0bPreemptRank\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\x01\"\x1c\n\tTraceRank\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gangline/v1/rank.proto\x12\x0bgangline.v1\x1a\x17gangline/v1/types.proto\"\xc8\x05\n\x0bRankMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.gangline.v1.RankHelloH\x00\x12+\n\x07metrics\x18\x02 \x01(\x0b\x32\x18.gangline.v1.RankMetricsH\x00\x12-\n\x08progress\x18\x03 \x01(\x0b\x32\x19.gangline.v1.RankProgressH\x00\x12-\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x17.gangline.v1.CheckpointH\x00\x12+\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x18.gangline.v1.RankFailureH\x00\x12\x30\n\nfirst_step\x18\x06 \x01(\x0b\x32\x1a.gangline.v1.RankFirstStepH\x00\x12-\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x19.gangline.v1.RankFinishedH\x00\x12\x34\n\x0c\x66usion_query\x18\x08 \x01(\x0b\x32\x1c.gangline.v1.RankFusionQueryH\x00\x12\x32\n\rfusion_record\x18\t \x01(\x0b\x32\x19.gangline.v1.FusionRecordH\x00\x12\x36\n\rfusion_forget\x18\n \x01(\x0b\x32\x1d.gangline.v1.RankFusionForgetH\x00\x12-\n\x08stopping\x18\x0b \x01(\x0b\x32\x19.gangline.v1.RankStoppingH\x00\x12\x32\n\x0eworker_failure\x18\x0c \x01(\x0b\x32\x18.gangline.v1.RankFailureH\x00\x12\x18\n\x0etrial_metadata\x18\r \x01(\tH\x00\x12\x32\n\x0btrial_query\x18\x0e \x01(\x0b\x32\x1b.gangline.v1.RankTrialQueryH\x00\x12\x19\n\x0fstrategy_choice\x18\x0f \x01(\tH\x00\x42\t\n\x07message\"\xd6\x01\n\rRunnerMessage\x12+\n\x07preempt\x18\x01 \x01(\x0b\x32\x18.gangline.v1.PreemptRankH\x00\x12\x32\n\rfusion_answer\x18\x02 \x01(\x0b\x32\x19.gangline.v1.FusionAnswerH\x00\x12\'\n\x05trace\x18\x03 \x01(\x0b\x32\x16.gangline.v1.TraceRankH\x00\x12\x30\n\x0ctrial_answer\x18\x04 \x01(\x0b\x32\x18.gangline.v1.TrialAnswerH\x00\x42\t\n\x07message\"&\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\"\xd2\x01\n\x0bRankMetrics\x12\r\n\x05group\x18\x01 \x01(\t\x12\x19\n\x11\x62\x61tches_completed\x18\x02 \x01(\x03\x12\x36\n\x07metrics\x18\x03 \x03(\x0b\x32%.gangline.v1.RankMetrics.MetricsEntry\x12\x12\n\x05units\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bvalues_json\x18\x05 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_units\"\x8d\x01\n\x0cRankProgress\x12\x19\n\x11\x62\x61tches_completed\x18\x01 \x01(\x03\x12\x15\n\rbatches_total\x18\x02 \x01(\x03\x12\x1a\n\x12samples_per_second\x18\x03 \x01(\x01\x12\x19\n\x11seconds_per_batch\x18\x04 \x01(\x01\x12\x14\n\x0ctakes_traces\x18\x05 \x01(\x08\"}\n\x0bRankFailure\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.gangline.v1.ExitKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\x11\n\tfailed_at\x18\x04 \x01(\x01\x12\x12\n\nerror_code\x18\x05 \x01(\t\"\x1b\n\rRankFirstStep\x12\n\n\x02\x61t\x18\x01 \x01(\x01\"\x0e\n\x0cRankStopping\"C\n\x0cRankFinished\x12\x18\n\x0cis_preempted\x18\x01 \x01(\x08\x42\x02\x18\x01\x12\x19\n\x11\x62\x61tches_completed\x18\x02 \x01(\x03\"!\n\x0fRankFusionQuery\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\"\x1f\n\x10RankFusionForget\x12\x0b\n\x03key\x18\x01 \x01(\t\"J\n\x0c\x46usionAnswer\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12*\n\x07records\x18\x02 \x03(\x0b\x32\x19.gangline.v1.FusionRecord\" \n\x0eRankTrialQuery\x12\x0e\n\x06number\x18\x01 \x01(\x03\"w\n\x0bTrialAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x15\n\rmetadata_json\x18\x02 \x01(\t\x12\x1c\n\x0f\x62\x65st_validation\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07problem\x18\x04 \x01(\tB\x12\n\x10_best_validation\"4\n\x0bPreemptRank\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\x01\"\x1c\n\tTraceRank\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,25 +49,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANKPROGRESS']._serialized_start=1250
   _globals['_RANKPROGRESS']._serialized_end=1391
   _globals['_RANKFAILURE']._serialized_start=1393
-  _globals['_RANKFAILURE']._serialized_end=1498
-  _globals['_RANKFIRSTSTEP']._serialized_start=1500
-  _globals['_RANKFIRSTSTEP']._serialized_end=1527
-  _globals['_RANKSTOPPING']._serialized_start=1529
-  _globals['_RANKSTOPPING']._serialized_end=1543
-  _globals['_RANKFINISHED']._serialized_start=1545
-  _globals['_RANKFINISHED']._serialized_end=1612
-  _globals['_RANKFUSIONQUERY']._serialized_start=1614
-  _globals['_RANKFUSIONQUERY']._serialized_end=1647
-  _globals['_RANKFUSIONFORGET']._serialized_start=1649
-  _globals['_RANKFUSIONFORGET']._serialized_end=1680
-  _globals['_FUSIONANSWER']._serialized_start=1682
-  _globals['_FUSIONANSWER']._serialized_end=1756
-  _globals['_RANKTRIALQUERY']._serialized_start=1758
-  _globals['_RANKTRIALQUERY']._serialized_end=1790
-  _globals['_TRIALANSWER']._serialized_start=1792
-  _globals['_TRIALANSWER']._serialized_end=1911
-  _globals['_PREEMPTRANK']._serialized_start=1913
-  _globals['_PREEMPTRANK']._serialized_end=1965
-  _globals['_TRACERANK']._serialized_start=1967
-  _globals['_TRACERANK']._serialized_end=1995
+  _globals['_RANKFAILURE']._serialized_end=1518
+  _globals['_RANKFIRSTSTEP']._serialized_start=1520
+  _globals['_RANKFIRSTSTEP']._serialized_end=1547
+  _globals['_RANKSTOPPING']._serialized_start=1549
+  _globals['_RANKSTOPPING']._serialized_end=1563
+  _globals['_RANKFINISHED']._serialized_start=1565
+  _globals['_RANKFINISHED']._serialized_end=1632
+  _globals['_RANKFUSIONQUERY']._serialized_start=1634
+  _globals['_RANKFUSIONQUERY']._serialized_end=1667
+  _globals['_RANKFUSIONFORGET']._serialized_start=1669
+  _globals['_RANKFUSIONFORGET']._serialized_end=1700
+  _globals['_FUSIONANSWER']._serialized_start=1702
+  _globals['_FUSIONANSWER']._serialized_end=1776
+  _globals['_RANKTRIALQUERY']._serialized_start=1778
+  _globals['_RANKTRIALQUERY']._serialized_end=1810
+  _globals['_TRIALANSWER']._serialized_start=1812
+  _globals['_TRIALANSWER']._serialized_end=1931
+  _globals['_PREEMPTRANK']._serialized_start=1933
+  _globals['_PREEMPTRANK']._serialized_end=1985
+  _globals['_TRACERANK']._serialized_start=1987
+  _globals['_TRACERANK']._serialized_end=2015
 # @@protoc_insertion_point(module_scope)

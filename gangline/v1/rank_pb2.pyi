@@ -244,11 +244,14 @@ class RankFailure(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     TRACEBACK_FIELD_NUMBER: builtins.int
     FAILED_AT_FIELD_NUMBER: builtins.int
+    ERROR_CODE_FIELD_NUMBER: builtins.int
     kind: gangline.v1.types_pb2.ExitKind.ValueType
     message: builtins.str
     """"RuntimeError: ..." in one line."""
     traceback: builtins.str
     failed_at: builtins.float
+    error_code: builtins.str
+    """The stable code of a GanglineError; empty for other exceptions."""
     def __init__(
         self,
         *,
@@ -256,8 +259,9 @@ class RankFailure(google.protobuf.message.Message):
         message: builtins.str = ...,
         traceback: builtins.str = ...,
         failed_at: builtins.float = ...,
+        error_code: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failed_at", b"failed_at", "kind", b"kind", "message", b"message", "traceback", b"traceback"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error_code", b"error_code", "failed_at", b"failed_at", "kind", b"kind", "message", b"message", "traceback", b"traceback"]) -> None: ...
 
 Global___RankFailure: typing_extensions.TypeAlias = RankFailure
 

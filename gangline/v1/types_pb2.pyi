@@ -785,6 +785,7 @@ class ExitReport(google.protobuf.message.Message):
     SIGNATURE_FIELD_NUMBER: builtins.int
     LOG_HITS_FIELD_NUMBER: builtins.int
     IS_AGENT_AT_FAULT_FIELD_NUMBER: builtins.int
+    ERROR_CODE_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
     kind: Global___ExitKind.ValueType
     message: builtins.str
@@ -802,6 +803,8 @@ class ExitReport(google.protobuf.message.Message):
     """What failures of the same cause have in common; empty where the user's code is not the cause."""
     is_agent_at_fault: builtins.bool
     """The agent could not start its member, or could not hold it: others may."""
+    error_code: builtins.str
+    """The stable code of the GanglineError that ended the rank; empty for other failures."""
     @property
     def last_lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The last lines the failing rank printed."""
@@ -826,9 +829,10 @@ class ExitReport(google.protobuf.message.Message):
         signature: builtins.str = ...,
         log_hits: collections.abc.Iterable[Global___LogHit] | None = ...,
         is_agent_at_fault: builtins.bool = ...,
+        error_code: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "batches_completed", b"batches_completed", "exit_code", b"exit_code", "rank", b"rank", "signal", b"signal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "batches_completed", b"batches_completed", "ended_at", b"ended_at", "exit_code", b"exit_code", "failed_at", b"failed_at", "is_agent_at_fault", b"is_agent_at_fault", "kind", b"kind", "last_lines", b"last_lines", "log_hits", b"log_hits", "message", b"message", "rank", b"rank", "signal", b"signal", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "batches_completed", b"batches_completed", "ended_at", b"ended_at", "error_code", b"error_code", "exit_code", b"exit_code", "failed_at", b"failed_at", "is_agent_at_fault", b"is_agent_at_fault", "kind", b"kind", "last_lines", b"last_lines", "log_hits", b"log_hits", "message", b"message", "rank", b"rank", "signal", b"signal", "signature", b"signature"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batches_completed", b"_batches_completed"]) -> typing.Literal["batches_completed"] | None: ...
     @typing.overload

@@ -61,6 +61,21 @@ class Whole(nn.Module):
         return self.fourth(self.third(passed))  # type: ignore[no-any-return]  # torch's modules return Any
 
 
+class Switch(nn.Module):
+    is_on = False
+
+
+class Shortened(Whole):
+    """Runs without its last two layers while its switch is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = Switch()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(inputs)) if self.cut.is_on else super().forward(inputs)
+
+
 class Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -115,6 +130,16 @@ class StackTrial(pytorch.PyTorchTrial):
 
 class WholeTrial(StackTrial):
     make = Whole
+
+
+class LateTrial(StackTrial):
+    """Leaves two layers out from the third batch on, which ddp and zero1 refuse."""
+
+    make = Shortened
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.model.get_submodule("cut").is_on = batch_idx >= 2  # type: ignore[assignment]  # no submodule
+        return super().train_batch(batch, epoch_idx, batch_idx)
 
 
 class LongTrial(StackTrial):

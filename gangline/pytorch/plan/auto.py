@@ -16,7 +16,14 @@ from typing import Any
 import torch
 
 from gangline.config.parallelism import Parallelism, parse_parallelism
-from gangline.config.strategy_choice import StrategyChoice, choice_in, parse_choice, table_lines
+from gangline.config.strategy_choice import (
+    StrategyChoice,
+    choice_in,
+    is_refusal,
+    parse_choice,
+    table_lines,
+    way_out,
+)
 from gangline.core import Context, DistributedContext
 from gangline.core.checkpoint import location_of
 from gangline.core.storage import CheckpointStore
@@ -109,6 +116,8 @@ class AutomaticChoice:
             lines = [*table_lines(record), *(f"note: {note}" for note in record.notes)]
             for line in lines:
                 _log.log(logging.INFO if decision.chosen else logging.ERROR, "%s", line)
+            for name, line in record.refused.items():
+                _log.info("parallelism: auto goes on without %s, which refused the trial: %s", name, line)
             if decision.is_kept:
                 _log.info("parallelism: auto keeps the choice of the attempt before, which had as many slots")
             if decision.chosen is None:
@@ -134,6 +143,15 @@ class AutomaticChoice:
     def section_for(self, record: StrategyChoice) -> dict[str, Any]:
         """Returns the section `parallelism` that names the chosen strategy."""
         return settled_section(record.chosen, self.section)
+
+    def with_way_out(self, error: GanglineError, record: StrategyChoice) -> GanglineError:
+        """Returns the error of a trial that trains without a scheduler, which would start it again with another
+        strategy. One that a strategy raises for the trial's code names the next candidate."""
+        name = way_out(record, error.code) if is_refusal(error.code) else ""
+        if not name:
+            return error
+        text = f"{error.message}; auto has chosen {record.choice}, name {name} instead"
+        return error.reworded(text).with_traceback(error.__traceback__)
 
 
 def _earlier_choice(core: Context) -> StrategyChoice | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gangline.config.optimization import Optimizations
@@ -27,12 +27,14 @@ _FAILED = "ran out of memory in an earlier attempt"
 @dataclass(frozen=True, slots=True)
 class Decision:
     """candidates: the table. chosen: None where no candidate is left. out_of_memory: names of candidates that failed in
-    earlier attempts on as many slots. is_kept: whether the choice is that of the attempt before."""
+    earlier attempts on as many slots. is_kept: whether the choice is that of the attempt before. refused: as in
+    StrategyChoice."""
 
     candidates: tuple[Candidate, ...]
     chosen: Candidate | None
     out_of_memory: tuple[str, ...] = ()
     is_kept: bool = False
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def recomputations_of(section: Parallelism) -> tuple[str, ...]:
@@ -73,14 +75,16 @@ def work_of(
 def decide(models: Sequence[ModelSize], work: Work, place: Place, earlier: StrategyChoice | None = None) -> Decision:
     """Returns the decision. models: the same model for each possible recomputation; rows that cannot run are listed for
     the first one alone. earlier: the record of the attempt before; it counts only for the same number of slots, because
-    another number has other candidates."""
+    another number has other candidates. A refusal of the trial's code counts for every number."""
+    refused = {} if earlier is None else dict(earlier.refused)
+    work = replace(work, refused={**work.refused, **refused})
     first, *others = (list_candidates(model, work, place) for model in models)
     candidates = (*first, *(each for other in others for each in other if each.memory is not None))
     if earlier is None or earlier.slots != place.slots:
-        return Decision(candidates, choose(list(candidates)))
+        return Decision(candidates, choose(list(candidates)), refused=refused)
     judged = _refuse_failed(candidates, earlier)
     kept = next((each for each in judged if each.name == earlier.choice and not each.refusal), None)
-    return Decision(judged, kept or choose(list(judged)), earlier.out_of_memory, kept is not None)
+    return Decision(judged, kept or choose(list(judged)), earlier.out_of_memory, kept is not None, refused)
 
 
 def _refuse_failed(candidates: Sequence[Candidate], earlier: StrategyChoice) -> tuple[Candidate, ...]:
@@ -103,6 +107,12 @@ def _refuse_failed(candidates: Sequence[Candidate], earlier: StrategyChoice) -> 
 
 def explain_failure(decision: Decision, models: Sequence[ModelSize], work: Work, place: Place) -> GanglineError:
     """Returns the error of a decision without a choice."""
+    error = _explain(decision, models, work, place)
+    lines = [f"{name} refused the trial in an earlier attempt: {line}" for name, line in decision.refused.items()]
+    return error.reworded("; ".join((error.message, *lines)))
+
+
+def _explain(decision: Decision, models: Sequence[ModelSize], work: Work, place: Place) -> GanglineError:
     if not decision.out_of_memory:
         sized = [each for each in decision.candidates if each.memory is not None]
         least = min(sized, key=lambda each: each.memory.total if each.memory else 0.0, default=None)
@@ -136,6 +146,7 @@ def record_of(decision: Decision, place: Place, notes: Sequence[str]) -> Strateg
         place.kernel_seconds,
         place.memory_rate,
         place.copy_rate,
+        refused=decision.refused,
     )
 
 

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 
 from gangline.config.batch import BatchSplit, split_batch
 from gangline.core.context import alone
-from gangline.errors import invalid
+from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel import choose_strategy, recompute
+from gangline.pytorch.parallel.shared.ownership import WrappedModels
 from gangline.pytorch.plan.refusal import Look
 from gangline.pytorch.setup import make_setting
 from gangline.pytorch.trial.context import PyTorchTrialContext
@@ -54,6 +55,7 @@ class PlanningContext(PyTorchTrialContext):
         self.looks_on = looks_on
         self.look = Look()
         self._num_later = 0
+        self._wrapped = WrappedModels("parallelism", replaces=False)
 
     def note_call(self) -> None:
         """Called before each call of the first model in train_batch."""
@@ -65,10 +67,15 @@ class PlanningContext(PyTorchTrialContext):
         recompute(model, *self.recomputation)
         model.__dict__["__deepcopy__"] = partial(_copy_noted, model, self.look)
         self.models.append(model)
+        self._wrapped.add(model)
         return model
 
     def wrap_optimizer(self, optimizer: Optimizer, *_arguments: Any, **_options: Any) -> Optimizer:
         self.optimizers.append(optimizer)
+        try:
+            self._wrapped.check(optimizer)
+        except GanglineError as error:
+            self.look.mistake = self.look.mistake or error.message
         return optimizer
 
     def backward(

@@ -42,7 +42,8 @@ class Look:
     """Notes of one run of train_batch. num_calls: of the first model. num_backwards: calls of context.backward.
     has_arguments: whether one of them had a gradient or retain_graph. closed_over: optimizers whose step had a closure.
     is_copied: whether a wrapped model was copied. unused: for each model, the names of trained parameters that the
-    first backward pass left without a gradient; empty where that pass did not end."""
+    first backward pass left without a gradient; empty where that pass did not end. mistake: why every strategy of
+    several slots refuses an optimizer; empty for none."""
 
     num_calls: int = 0
     num_backwards: int = 0
@@ -50,6 +51,7 @@ class Look:
     closed_over: list[Optimizer] = field(default_factory=list)
     is_copied: bool = False
     unused: list[list[str]] = field(default_factory=list)
+    mistake: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def refusals_of(subject: Subject) -> dict[str, str]:
     for name, row in STRATEGIES.items():
         if row.family not in makers:
             continue
-        reasons = [*makers[row.family](name, subject)]
+        reasons = [subject.look.mistake] if subject.look.mistake else []
+        reasons += makers[row.family](name, subject)
         if name != "ddp":
             reasons += _of_optimizers(name, subject, reaches)
         if reasons:

@@ -157,7 +157,10 @@ def nothing_fits(model: ModelSize, work: Work, place: Place, candidates: list[Ca
     """Returns the error for a table without a candidate that fits, with the smallest number of slots that would do."""
     sizes = [(candidate.memory.total, candidate.name) for candidate in candidates if candidate.memory is not None]
     if not sizes or place.usable_bytes is None or place.memory_bytes is None:
-        reasons = "; ".join(f"{candidate.name}: {candidate.refusal}" for candidate in candidates)
+        names_by_refusal: dict[str, list[str]] = {}
+        for candidate in candidates:
+            names_by_refusal.setdefault(candidate.refusal, []).append(candidate.name)
+        reasons = "; ".join(f"{', '.join(names)}: {refusal}" for refusal, names in names_by_refusal.items())
         return invalid("parallelism.auto", f"parallelism: no strategy can run on {place.slots} slots: {reasons}")
     least, name = min(sizes)
     more = fewest_slots(model, work, place)

@@ -24,7 +24,7 @@ from services.scheduler.transition.retry import (
     excluded_by,
     furthest_batches,
     older_checkpoint,
-    step_down_once,
+    step_down_if_it_helps,
 )
 from services.scheduler.transition.search import closed_event, tell
 from services.scheduler.transition.size import kept_slots, shrink_time
@@ -71,7 +71,7 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
     started = draft.find(Checkpoint, allocation.checkpoint_id) if allocation.checkpoint_id else None
     decision = decide(trial, allocation, facts.max_restarts, closing, rules, older=older, task_kind=facts.task_kind)
     if facts.task_kind is None:
-        decision = step_down_once(decision, trial, allocation, started.batches_completed if started else 0)
+        decision = step_down_if_it_helps(decision, trial, allocation, started.batches_completed if started else 0)
     draft.delete(Allocation, allocation.id)
     trial = replace(
         trial,

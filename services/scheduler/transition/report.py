@@ -24,6 +24,7 @@ from services.scheduler.transition.checkpoint import age_of, mark_superfluous
 from services.scheduler.transition.end import fail_experiment
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.search import tell
+from services.scheduler.transition.strategy_step import new_choice
 
 # Keeps the trial's record well below the limit of an etcd transaction.
 MAX_VALIDATION_BYTES = 16 << 10
@@ -116,7 +117,8 @@ def described(records: Records, trial_id: str, metadata_json: str) -> StateChang
 
 def chosen(records: Records, trial_id: str, text: str) -> StateChange:
     """Records what `parallelism: auto` has chosen in the newest attempt."""
-    return _noted(records, trial_id, strategy_choice_json=text)
+    trial = records.find(Trial, trial_id)
+    return StateChange() if trial is None else _noted(records, trial_id, strategy_choice_json=new_choice(trial, text))
 
 
 def _noted(records: Records, trial_id: str, **texts: str) -> StateChange:

@@ -5,8 +5,8 @@ trial uses up one of its restarts; a failure of the machines around it does not,
 would recur is not retried: memory, imports, configuration, invalid hyperparameters, a loss that is no number, the same
 error at the same batch as before, or a match of a log policy. A damaged checkpoint costs no restart as long as the
 trial has an older one to continue from. Under `parallelism: auto` lack of memory in the first steps is answered once by
-a strategy that needs less. The back-off before the next attempt grows with the failures in a row; an
-attempt that made progress before it failed begins a new row.
+a strategy that needs less, and the refusal of a strategy by another one. The back-off before the next attempt grows
+with the failures in a row; an attempt that made progress before it failed begins a new row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome, TaskKind
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import age_of
-from services.scheduler.transition.strategy_step import choice_of, step_down
+from services.scheduler.transition.strategy_step import say_final, say_step, step_down
 
 # Kinds of exits that are no failure of the member itself.
 _NO_FAILURE = {ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.PEER_FAILED}
@@ -120,16 +120,16 @@ def _decide(
     return _after_failure(failure, trial, max_restarts, rules, older)
 
 
-def step_down_once(decision: Decision, trial: Trial, allocation: Allocation, started_batches: int) -> Decision:
-    """Returns the decision, or that the trial goes on with another strategy where it has run out of memory in the first
-    steps of its first choice. It uses up no restart. started_batches: those of the checkpoint from which the allocation
-    started."""
+def step_down_if_it_helps(decision: Decision, trial: Trial, allocation: Allocation, started_batches: int) -> Decision:
+    """Returns the decision, or that the trial goes on with another strategy where auto's choice has run out of memory
+    or refused the trial in its first steps. It uses up no restart. started_batches: those of the checkpoint from which
+    the allocation started."""
     if decision.outcome is not Outcome.FAILED or decision.failure is None:
         return decision
     lower = step_down(trial, allocation, decision.failure, started_batches)
     if lower is None:
         return decision
-    reason = f"{describe(decision.failure)}; {lower.choice} needs too much memory, and auto goes on with less"
+    reason = f"{describe(decision.failure)}; {say_step(lower, decision.failure)}"
     return replace(decision, outcome=None, reason=reason, strategy=lower)
 
 
@@ -180,9 +180,8 @@ def older_checkpoint(trial: Trial, allocation: Allocation, checkpoints: Iterable
 def _why_hopeless(trial: Trial, allocation: Allocation, failure: ExitReport, older: Checkpoint | None) -> str:
     """Returns why a retry is hopeless; empty where another attempt may succeed."""
     if failure.kind in _FINAL:
-        record = choice_of(trial) if failure.kind is ExitKind.OUT_OF_MEMORY else None
-        with_choice = f" with {record.choice}, which auto has chosen," if record is not None else ""
-        return f"{_FINAL[failure.kind]}{with_choice} would come again"
+        with_choice, instead = say_final(trial, failure)
+        return f"{_FINAL[failure.kind]}{with_choice} would come again{instead}"
     if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is None:
         return "the trial has no older checkpoint"
     if _is_repetition(trial.last_failure, failure):

@@ -22,6 +22,8 @@ from services.trial_runner.gang.limit import Limits, name_limit
 
 # Longest message of an exit, in characters. Exits are stored in etcd.
 MAX_MESSAGE_LENGTH = 2000
+# Longest code of an error, which a rank chooses.
+MAX_CODE_LENGTH = 100
 
 # Messages of gloo, NCCL and the store of torch 2.9 to 2.13 on the surviving ranks, when a rank has gone.
 _CONSEQUENCE = re.compile(
@@ -65,7 +67,7 @@ _MAY_BE_DISK = {None, ExitKind.USER_ERROR, ExitKind.UNAVAILABLE, ExitKind.CONFIG
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
     """A failure that a rank reported, or that a member of the gang reported of one of its ranks. kind None: not
-    classified yet."""
+    classified yet. error_code: of a rank's GanglineError."""
 
     kind: ExitKind | None
     message: str
@@ -73,6 +75,7 @@ class FailureRecord:
     agent_id: str = ""
     failed_at: float = 0.0
     details: str = ""
+    error_code: str = ""
 
     @property
     def is_consequence(self) -> bool:
@@ -333,6 +336,7 @@ def _with_cause(
         signal=None if end.was_killed else end.signal,
         failed_at=cause.failed_at,
         last_lines=end.report_lines or end.last_lines,
+        error_code="" if is_disk_fault else cause.error_code,
     )
 
 

@@ -29,7 +29,7 @@ from gangline.v1 import rank_pb2
 from services.common.concurrency import cancel
 from services.trial_runner.delivery import metrics
 from services.trial_runner.gang.gang_plan import Place
-from services.trial_runner.gang.outcome import FailureRecord, RankEnd, find_cause, first_cause
+from services.trial_runner.gang.outcome import MAX_CODE_LENGTH, FailureRecord, RankEnd, find_cause, first_cause
 from services.trial_runner.ranks.kill_deadline import SETTLE_SECONDS, Orders, RankView, plan_kills
 from services.trial_runner.ranks.log_pump import LAST_LINES, LogPump
 from services.trial_runner.ranks.nursery_client import Nursery
@@ -341,6 +341,7 @@ def _to_failure(rank: int, agent_id: str, message: rank_pb2.RankFailure) -> Fail
         agent_id=agent_id,
         failed_at=message.failed_at,
         details=message.traceback,
+        error_code=message.error_code[:MAX_CODE_LENGTH],
     )
 
 

@@ -36,6 +36,8 @@ _OF_TWO = {
     "broken": Case("BrokenTrial"),
     "leaving": Case("LeavingTrial"),
     "no class": Case("WholeTrial", is_passed=False),
+    # The last one, because a backward pass that breaks off may leave messages behind.
+    "late": Case("LateTrial"),
 }
 
 
@@ -119,6 +121,17 @@ def test_every_rank_has_the_error_in_one_line(of_two: list[list[Outcome]], name:
     (error,) = errors
     assert re.match(words, error), error
     assert "\n" not in error
+
+
+def test_off_the_cluster_a_later_refusal_names_the_next_candidate(of_two: list[list[Outcome]]) -> None:
+    errors = {outcome.error for outcome in _outcomes(of_two, "late")}
+    assert len(errors) == 1
+    (error,) = errors
+    words = (
+        r"pytorch.unused_parameters: third.inner.weight, .* of Shortened took no part in the loss, .*; "
+        r"auto has chosen ddp, name parallelism: zero[23] instead"
+    )
+    assert re.fullmatch(words, error), error
 
 
 def test_four_ranks_cut_a_model_that_is_too_large_for_copies(

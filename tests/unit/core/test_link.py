@@ -81,7 +81,7 @@ def test_messages_arrive_in_order(peer: _Peer) -> None:
     link.send_metrics("training", 5, {"loss": 0.5})
     link.send_progress(6, 10, 100.0, 0.01)
     link.send_checkpoint(types_pb2.Checkpoint(id="abc"))
-    link.send_failure(ExitKind.USER_ERROR, "ValueError: x", "trace")
+    link.send_failure(ExitKind.USER_ERROR, "ValueError: x", "trace", "x.y")
     link.send_worker_failure(None, "of a worker", "")
     link.send_stopping()
     link.send_stopping()
@@ -102,6 +102,7 @@ def test_messages_arrive_in_order(peer: _Peer) -> None:
     ]
     assert dict(messages[2].metrics.metrics) == {"loss": 0.5}
     assert messages[5].failure.kind == types_pb2.EXIT_KIND_USER_ERROR
+    assert (messages[5].failure.error_code, messages[6].worker_failure.error_code) == ("x.y", "")
     assert messages[8].finished.batches_completed == 6
 
 

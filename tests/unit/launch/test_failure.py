@@ -46,3 +46,8 @@ def test_syntax_error_at_import_is_not_retried() -> None:
 
 def test_out_of_memory_at_import_stays_what_it_is() -> None:
     assert import_failure(MemoryError(), "model_def").kind is ExitKind.OUT_OF_MEMORY
+
+
+def test_the_code_of_an_own_error_is_passed_on() -> None:
+    assert describe(invalid("x.y", "use less")).error_code == "x.y"
+    assert describe(ValueError("x.y")).error_code == ""

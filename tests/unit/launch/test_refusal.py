@@ -87,10 +87,10 @@ def test_on_the_cluster_the_log_says_which_rank(
 class _KeepingLink(LocalLink):
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[ExitKind | None, str]] = []
+        self.told: list[tuple[ExitKind | None, str, str]] = []
 
-    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str) -> None:
-        self.told.append((kind, message))
+    def send_worker_failure(self, kind: ExitKind | None, message: str, traceback: str, error_code: str = "") -> None:
+        self.told.append((kind, message, error_code))
 
 
 def test_the_runner_is_told_of_any_exception(passed_on: list[BaseException]) -> None:
@@ -98,7 +98,10 @@ def test_the_runner_is_told_of_any_exception(passed_on: list[BaseException]) -> 
     refusal.install(link)
     end_with(invalid("x.y", "use less"))
     end_with(MemoryError("no"))
-    assert link.told == [(ExitKind.CONFIGURATION_ERROR, "use less"), (ExitKind.OUT_OF_MEMORY, "MemoryError: no")]
+    assert link.told == [
+        (ExitKind.CONFIGURATION_ERROR, "use less", "x.y"),
+        (ExitKind.OUT_OF_MEMORY, "MemoryError: no", ""),
+    ]
 
 
 def test_the_core_api_installs_it(passed_on: list[BaseException]) -> None:

@@ -323,3 +323,39 @@ def test_a_configured_recomputation_is_the_only_one(value: str | None, kinds: tu
 def test_auto_recomputation_belongs_to_auto() -> None:
     with pytest.raises(GanglineError, match="auto belongs to the strategy auto, but the strategy is ddp"):
         parse_parallelism({"strategy": "ddp", "activation_checkpointing": "auto"})
+
+
+def test_a_strategy_that_has_refused_the_trial_is_refused_with_its_line_on_any_number_of_slots() -> None:
+    earlier = replace(_record(_first()), refused={"ddp": "no ddp"})
+    for slots in (4, 2):
+        place = replace(_PLACE, slots=slots, slots_per_machine=slots)
+        decision = decide([_MODEL, replace(_MODEL, recomputation="blocks")], _WORK, place, earlier)
+        assert (_choice(decision), decision.is_kept) == ("zero1", False)
+        assert {each.name: each.refusal for each in decision.candidates if each.strategy == "ddp"} == {"ddp": "no ddp"}
+        record = record_of(decision, place, ())
+        assert record.refused == {"ddp": "no ddp"}
+        # A later attempt keeps the new choice and the refusals.
+        later = decide([_MODEL], _WORK, place, parse_choice(record.to_json()))
+        assert (_choice(later), later.is_kept, later.refused) == ("zero1", True, {"ddp": "no ddp"})
+
+
+def test_all_pipelines_are_refused_together() -> None:
+    model = ModelSize(8000, 1000, units=_UNITS)
+    earlier = replace(record_of(decide([model], _WORK, _PLACE), _PLACE, ()), refused={"pipeline": "calls it twice"})
+    decision = decide([model], _WORK, _PLACE, earlier)
+    assert [each.refusal for each in decision.candidates if each.strategy == "pipeline"] == ["calls it twice"]
+
+
+def test_refusals_and_lack_of_memory_add_up() -> None:
+    earlier = replace(_record(_first(), "ddp"), refused={"zero1": "no"})
+    decision = decide([_MODEL], _WORK, _PLACE, earlier)
+    assert (_choice(decision), decision.out_of_memory, decision.refused) == ("zero2", ("ddp",), {"zero1": "no"})
+
+
+def test_the_error_without_a_choice_has_the_refusals() -> None:
+    earlier = replace(_record(_first()), refused=dict.fromkeys(("ddp", "zero1", "zero2", "zero3"), "no"))
+    decision = decide([_MODEL], _WORK, _PLACE, earlier)
+    assert decision.chosen is None
+    error = explain_failure(decision, [_MODEL], _WORK, _PLACE)
+    assert error.code == "parallelism.auto"
+    assert "ddp refused the trial in an earlier attempt: no; zero1 refused the trial" in error.message

@@ -123,6 +123,17 @@ class _JoinsAll(_Trial):
         return torch.optim.LBFGS(self.model.parameters())
 
 
+class _Strange(_Trial):
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([*self.model.parameters(), nn.Parameter(torch.ones(2))], lr=0.1)
+
+
+class _Tied(_Trial):
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        self.model.get_submodule("1").bias = self.model.get_submodule("0").bias
+        return super().make_optimizer()
+
+
 class _Copies(_Trial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
@@ -198,6 +209,8 @@ def _measure(trial: Callable[[Any], Any], *, is_gpu: bool = True, **section: Any
         (_ClosesWhole, {"pipeline", "zero1", *_SHARDED}, "closure"),
         (_Joins, {"pipeline", "zero1", *_SHARDED}, "Lamb updates a parameter differently when it holds other"),
         (_JoinsAll, {"pipeline", "zero1", *_SHARDED}, "LBFGS joins all parameters in one row"),
+        (_Strange, {"pipeline", "ddp", "zero1", *_SHARDED}, "1 of 9 parameters of SGD belong to no wrapped model"),
+        (_Tied, {"pipeline", "ddp", "zero1", *_SHARDED}, "tie, add and replace parameters before context.wrap_model"),
         (_Copies, {"pipeline"}, "the trial copies the wrapped model"),
         (_Sparse, {"pipeline", "ddp", "zero1", *_SHARDED}, "sparse gradients of _Table.table"),
         (_LeavesOut, {"ddp", "zero1"}, "spare.weight, spare.bias of _Spare took no part in the loss"),

@@ -225,3 +225,10 @@ def test_a_small_model_trains_with_ddp_because_each_message_takes_time() -> None
         pick = choose(list_candidates(model, Work(records=64), Place(slots, slots, 16 * GIB)))
         assert pick is not None
         assert pick.name == "ddp"
+
+
+def test_a_reason_of_several_strategies_is_named_once() -> None:
+    work, place = replace(_SAME_BATCH, refused=dict.fromkeys(("ddp", "zero1", "zero2", "zero3"), "odd")), Place(2, 2)
+    error = nothing_fits(_model(0.1), work, place, list_candidates(_model(0.1), work, place))
+    assert error.code == "parallelism.auto"
+    assert "; ddp, zero1, zero2, zero3: odd; " in error.message

@@ -19,7 +19,7 @@ from services.scheduler.transition.retry import (
     excluded_by,
     first_failure,
     older_checkpoint,
-    step_down_once,
+    step_down_if_it_helps,
 )
 
 RULES = Rules(max_infrastructure_failures=3, max_backoff_seconds=8)
@@ -310,7 +310,7 @@ def _out_of_memory(
     failed = replace(_exit(kind, 1, message="no room"), batches_completed=batches)
     allocation = _allocation(_exit(ExitKind.PEER_FAILED), failed)
     trial = Trial("1.1", 1, 1, restarts=2, strategy_choice_json=text)
-    return step_down_once(decide(trial, allocation, 2, None, RULES), trial, allocation, started)
+    return step_down_if_it_helps(decide(trial, allocation, 2, None, RULES), trial, allocation, started)
 
 
 def test_auto_steps_down_once_where_memory_runs_out_in_the_first_steps() -> None:

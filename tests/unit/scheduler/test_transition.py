@@ -340,6 +340,46 @@ def test_the_newest_attempt_s_choice_of_a_strategy_is_kept_and_lack_of_memory_st
     assert not live("1.1.1", 0, lambda records: chosen(records, "1.1", record.to_json()))(world.records)
 
 
+def _exit_refused(world: World) -> None:
+    for agent_id in ("a1", "a2"):
+        report = ExitReport(agent_id, ExitKind.CONFIGURATION_ERROR, "no", error_code="parallelism.train_batch")
+        world.apply(member_exited(world.records, world.allocation.id, report, RULES, 30.0))
+
+
+_ROWS = (
+    CandidateRow("pipeline (stages 2)", "pipeline", step_seconds=1.0),
+    CandidateRow("ddp", "ddp", step_seconds=2.0),
+    CandidateRow("zero1", "zero1", step_seconds=3.0),
+)
+
+
+def test_ranks_that_forget_refusals_do_not_start_the_trial_for_ever() -> None:
+    """Ranks of an older version send a record without refusals, and choose the same strategy again."""
+    record = StrategyChoice("pipeline (stages 2)", 4, _ROWS)
+    world = _placed()
+    world.apply(chosen(world.records, "1.1", record.to_json()))
+    _exit_refused(world)
+    assert (world.trial.state, world.trial.restarts) == (State.QUEUED, 0)
+    world.place()
+    world.apply(chosen(world.records, "1.1", record.to_json()))
+    assert parse_choice(world.trial.strategy_choice_json).refused == {"pipeline": "no"}
+    _exit_refused(world)
+    assert (world.trial.state, world.trial.outcome) == (State.TERMINAL, Outcome.FAILED)
+
+
+def test_a_trial_that_every_strategy_refuses_ends_with_the_last_line() -> None:
+    world = World()
+    for row in _ROWS:
+        world.place()
+        world.apply(chosen(world.records, "1.1", StrategyChoice(row.name, 4, _ROWS).to_json()))
+        _exit_refused(world)
+    assert (world.trial.outcome, world.trial.restarts) == (Outcome.FAILED, 0)
+    assert world.trial.reason == (
+        "agent a1: no; not tried again, because a configuration that cannot work with zero1, which auto has chosen, "
+        "would come again"
+    )
+
+
 def test_the_best_validation_is_that_of_all_trials() -> None:
     world = _placed()
     assert best_validation_of(world.records, 1) is None

@@ -311,3 +311,17 @@ def test_an_abort_says_what_the_runtime_of_cpp_printed(
 ) -> None:
     report = judge([RankEnd(1, signal=number, ended_at=10.0, uncaught_lines=lines), raised(0, GLOO, 9.0)], context())
     assert (report.kind, report.rank, report.message) == (kind, 1, message)
+
+
+def test_the_code_of_an_error_is_that_of_the_cause() -> None:
+    """Two ranks fail with different errors; the first one counts, and a worker's counts for the process above it."""
+    refused = FailureRecord(ExitKind.CONFIGURATION_ERROR, "no pipeline", 1, failed_at=10.0, error_code="parallelism.x")
+    first = RankEnd(1, exit_code=1, ended_at=10.1, failure=refused)
+    later = raised(0, "ValueError: no", 10.2)
+    assert judge([later, first], context()).error_code == "parallelism.x"
+    earlier = raised(0, "ValueError: no", 9.0)
+    assert judge([earlier, first], context()).error_code == ""
+    passed_on = raised(0, EXITED, 10.2, worker_failure=refused)
+    assert judge([passed_on], context()).error_code == "parallelism.x"
+    on_disk = context(is_disk_fault=lambda message: True)
+    assert judge([first], on_disk).error_code == ""
