@@ -29,7 +29,7 @@ from gangline.pytorch.plan.memory import ModelSize, Moment, UnitSize
 from gangline.pytorch.plan.optimizer_probe import UpdateSize, probe
 from gangline.pytorch.plan.planning_context import PlanningContext, Reached
 from gangline.pytorch.plan.recurrent import LstmOfCpu
-from gangline.pytorch.plan.refusal import Subject, refusals_of
+from gangline.pytorch.plan.refusal import Subject, left_out, refusals_of
 from gangline.pytorch.plan.step_peak import FusedAttention, StepPeak, operation_counter
 
 _ADAM_BYTES = 8.0
@@ -266,9 +266,7 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *,
             is_measured = True
         found.moments = peak.moments(found.records)
         found.peak_bytes = _peaks_of_units(model, units, peak, found.activation_bytes)
-        context.look.unused = [
-            [name for name, value in each.named_parameters() if id(value) in peak.unreached] for each in context.models
-        ]
+        context.look.unused = [left_out(each, peak.unreached) for each in context.models]
 
     for each in context.models:
         each.train()

@@ -7,7 +7,7 @@ pass that begins in a later batch, is not here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,8 +41,8 @@ _COPIED = "has a part of the model on each slot, and the trial copies the wrappe
 class Look:
     """Notes of one run of train_batch. num_calls: of the first model. num_backwards: calls of context.backward.
     has_arguments: whether one of them had a gradient or retain_graph. closed_over: optimizers whose step had a closure.
-    is_copied: whether a wrapped model was copied. unused: for each model, the names of trained parameters that the
-    first backward pass left without a gradient; empty where that pass did not end. mistake: why every strategy of
+    is_copied: whether a wrapped model was copied. unused: for each model, what left_out returns; empty where the first
+    backward pass did not end. mistake: why every strategy of
     several slots refuses an optimizer; empty for none."""
 
     num_calls: int = 0
@@ -65,6 +65,15 @@ class Subject:
     parallelism: Any
     blocks: Sequence[str] | None
     is_gpu: bool
+
+
+def left_out(model: nn.Module, unreached: Collection[int]) -> list[str]:
+    """Returns the names of trained parameters that a backward pass has left without a gradient. Empty for a model that
+    the pass has not reached at all: it waits for a pass of its own. unreached: ids of parameters. Called right after
+    the pass, as a trial may freeze and unfreeze parameters later."""
+    trained = {name: id(value) for name, value in model.named_parameters() if value.requires_grad}
+    names = [name for name, value in trained.items() if value in unreached]
+    return names if len(names) < len(trained) else []
 
 
 def refusals_of(subject: Subject) -> dict[str, str]:
@@ -98,8 +107,7 @@ def _replicated(name: str, subject: Subject) -> Iterator[str]:
     if section.get("find_unused_parameters") or section.get("static_graph"):
         return
     for model, names in zip(subject.models, look.unused, strict=False):
-        # A model that the pass has not reached at all waits for a pass of its own.
-        if names and len(names) < sum(1 for parameter in model.parameters() if parameter.requires_grad):
+        if names:
             yield unused_parameters(class_name(model), names, name).message
 
 

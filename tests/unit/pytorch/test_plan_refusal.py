@@ -186,6 +186,17 @@ class _Second(_Trial):
         self.other = context.wrap_model(_Spare())
 
 
+class _Unfreezes(_Second):
+    """The other model is half frozen until its own pass comes."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.other.get_submodule("layers").requires_grad_(False)
+
+    def go_on(self, batch: Any) -> None:
+        self.other.requires_grad_(True)
+
+
 class _Mixed(_Trial):
     def make_model(self) -> nn.Module:
         model = nn.Sequential(nn.Linear(_WIDTH, _WIDTH))
@@ -223,7 +234,7 @@ def test_what_strategies_refuse_is_seen(trial: Any, refusing: set[str], words: s
     assert all(words in reason for reason in refused.values())
 
 
-@pytest.mark.parametrize("trial", [_Trial, _ReadsValues, _Leaves, _Second])
+@pytest.mark.parametrize("trial", [_Trial, _ReadsValues, _Leaves, _Second, _Unfreezes])
 def test_no_strategy_is_refused_for_what_it_can_train_or_for_what_is_not_seen(trial: Any) -> None:
     assert _measure(trial).refused == {}
 
