@@ -141,8 +141,15 @@ def _pipeline_lines(pipeline: Mapping[str, Any]) -> list[str]:
         f"{pipeline['largest_to_mean']:.2f}"
     )
     parts, slots = pipeline["parts"], pipeline["slots"]
-    rows = [(number, _span(part["modules"]), f"{part['parameters']:,}") for number, part in enumerate(parts, 1)]
-    lines = [heading, *table_lines((Column("PART"), Column("MODULES", 1, least=16), Column("PARAMETERS")), rows)]
+    carries = any(part["carried_bytes"] for part in parts)
+    rows = [
+        (number, _span(part["modules"]), f"{part['parameters']:,}", *([_mib(part["carried_bytes"])] * carries))
+        for number, part in enumerate(parts, 1)
+    ]
+    columns = [Column("PART"), Column("MODULES", 1, least=16), Column("PARAMETERS")]
+    # Outputs of units that go on to the next part besides that of its last unit.
+    columns += [Column("MIB A RECORD CARRIED ON")] * carries
+    lines = [heading, *table_lines(columns, rows)]
     sizes = [(number, _mib(slot["bytes"]["total"]), _ms(slot["step_seconds"])) for number, slot in enumerate(slots, 1)]
     return [*lines, *table_lines((Column("STAGE"), Column("MIB A SLOT"), Column("MS A STEP")), sizes)]
 

@@ -25,7 +25,8 @@ from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.shared.ownership import check_initialised, class_name
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.unit import Unit, find_units
-from gangline.pytorch.plan.memory import ModelSize, Moment, UnitSize
+from gangline.pytorch.plan.connections import ConnectionWatch
+from gangline.pytorch.plan.memory import Connection, ModelSize, Moment, UnitSize
 from gangline.pytorch.plan.optimizer_probe import UpdateSize, probe
 from gangline.pytorch.plan.planning_context import PlanningContext, Reached
 from gangline.pytorch.plan.recurrent import LstmOfCpu
@@ -202,7 +203,8 @@ class _Attempt:
 class _Forward:
     """What one forward pass keeps and computes, for each unit; without units in one entry. records: of its batch.
     moments: those of the passes that need most memory; empty where the backward pass failed. peak_bytes: of a unit's
-    own passes, 0 where they are not known. kernels: operations that were issued."""
+    own passes, 0 where they are not known. kernels: operations that were issued. connections: outputs of units that later
+    units need besides."""
 
     records: int
     activation_bytes: list[float]
@@ -211,6 +213,7 @@ class _Forward:
     moments: tuple[Moment, ...] = ()
     peak_bytes: list[float] = field(default_factory=list)
     kernels: int = 0
+    connections: tuple[Connection, ...] = ()
 
 
 def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *, is_gpu: bool) -> _Forward:
@@ -223,7 +226,9 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *,
         tensor.untyped_storage()._cdata for each in context.models for tensor in (*each.parameters(), *each.buffers())
     }
     # Storages are kept, so that no later one gets the address of one of these.
-    seen: dict[int, torch.UntypedStorage] = {}
+    # With the unit that keeps each.
+    seen: dict[int, tuple[torch.UntypedStorage, int]] = {}
+    connections = ConnectionWatch(model, units)
     counter = operation_counter()
     current, counted, is_measured = 0, 0, False
 
@@ -242,7 +247,7 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *,
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if not is_measured and storage._cdata not in known and storage._cdata not in seen:
-            seen[storage._cdata] = storage
+            seen[storage._cdata] = storage, current
             found.activation_bytes[current] += min(storage.nbytes(), tensor.numel() * tensor.element_size())
         return tensor
 
@@ -255,6 +260,7 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *,
         enter(current)
         if not is_measured:
             found.kernels = counting.num_kernels
+        found.connections = connections.found(found.records, {key: place for key, (_, place) in seen.items()})
         seen.clear()
         try:
             if not loss.requires_grad:
@@ -278,6 +284,7 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *,
     with (
         called,
         _watch(model, units, enter, leave),
+        connections.watching(),
         saved,
         FusedAttention(),
         nullcontext() if is_gpu else LstmOfCpu(),
@@ -314,8 +321,8 @@ def _peaks_of_units(
 def _watch(
     model: nn.Module, units: Sequence[Unit], enter: Callable[[int, Any], None], leave: Callable[[int, Any], None]
 ) -> Iterator[None]:
-    """Calls `enter` before each module of a unit and `leave` after the last one, with the unit's
-    place; `enter` also gets the inputs."""
+    """Calls `enter` before each module of a unit, with the unit's place and the inputs, and `leave` once with the unit's
+    output."""
     handles = []
     for place, unit in enumerate(units):
         for path in unit.paths:
@@ -323,6 +330,13 @@ def _watch(
                 lambda _module, inputs, place=place: enter(place, inputs)
             )
             handles.append(before)
+        if unit.end is None and place + 1 < len(units):
+            # The input of the next unit is the output of the modules before the first list.
+            following = model.get_submodule(units[place + 1].paths[0])
+            handles.append(
+                following.register_forward_pre_hook(lambda *values, place=place: leave(place, values[1][:1]))
+            )
+            continue
         last = model.get_submodule(unit.end or unit.paths[-1])
         handles.append(last.register_forward_hook(lambda *values, place=place: leave(place, values[-1])))
     try:
@@ -384,6 +398,7 @@ def _size_of(
         tensors=tuple(parameter.numel() for parameter in trained),
         forward_kernels=float(forward.kernels) if forward else 0.0,
         num_groups=sum(len(_groups(model, blocks)) for model in models),
+        connections=forward.connections if forward else (),
     )
 
 

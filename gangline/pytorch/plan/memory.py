@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from gangline.config.parallelism import STRATEGIES
 from gangline.config.pipeline import SCHEDULES, slot_of_part
@@ -34,6 +35,25 @@ class UnitSize:
 
 
 @dataclass(frozen=True, slots=True)
+class Connection:
+    """An output of a unit's module that a later unit needs besides the output of the unit before it, as a skip
+    connection does. bytes: for one record. maker: the place of the unit that makes it. first, last: a pipeline carries
+    it over the borders behind the units from `first` to the one before `last`. keeper: the unit whose passes keep it
+    anyway, and whose activation_bytes have it; None if none does."""
+
+    path: str
+    bytes: float
+    maker: int
+    first: int
+    last: int
+    keeper: int | None = None
+
+    def crosses(self, unit: int) -> bool:
+        """Returns whether a border behind this unit is crossed."""
+        return self.first <= unit < self.last
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """A moment of the forward or backward pass. working_bytes: of all tensors beside parameters and their gradients,
     for one record. gradient_ratio: the part of the gradients that are there."""
@@ -54,7 +74,8 @@ class ModelSize:
     optimizer steps one after the other. recomputation: what was computed again in the backward pass, as in
     gangline.config.parallelism; all sizes were measured so. tensors: numbers of elements of the trained parameter
     tensors; empty if not measured. forward_kernels: operations that the forward pass issues, whatever the number of
-    records. num_groups: groups that are gathered at once: the blocks, and all that is outside of them.
+    records. num_groups: groups that are gathered at once: the blocks, and all that is outside of them. connections:
+    outputs of units that are carried over borders of a pipeline.
     """
 
     parameters: int
@@ -73,6 +94,7 @@ class ModelSize:
     tensors: tuple[int, ...] = ()
     forward_kernels: float = 0.0
     num_groups: int = 1
+    connections: tuple[Connection, ...] = ()
 
     @property
     def kept(self) -> float:
@@ -158,11 +180,12 @@ def stage_memory(
     gradient and its state (`replicas: zero2`); the bytes are those of the replica that owns most then."""
     found = []
     received = _received_bytes(model, counts, stages, schedule)
+    carried = _held_bytes(model, counts, stages, schedule)
     for slot, own in enumerate(stage_units(model, counts, stages, schedule)):
         numel = float(sum(unit.parameters for unit in own))
         saved = sum(unit.activation_bytes for unit in own)
         flying = in_flight(slot, stages, schedule, microbatches)
-        activations = (saved * (flying - 1) + _pass_bytes(own)) * records / microbatches
+        activations = ((saved * (flying - 1) + _pass_bytes(own)) + carried[slot] * flying) * records / microbatches
         kept = _largest_share(own, replicas) if is_divided else numel
         # Gradients are whole until the replicas join them; the buffers stay from step to step.
         buffers, late = received[slot] * records, model.gradient * (numel - kept)
@@ -196,14 +219,44 @@ def _pass_bytes(units: Sequence[UnitSize]) -> float:
 
 def _received_bytes(model: ModelSize, counts: Sequence[int], stages: int, schedule: str) -> list[float]:
     """Returns, for one record, the bytes of the buffers for what each slot receives: outputs of the part before it and
-    gradients from the part after it. torch keeps one for each microbatch of a batch."""
+    gradients from the part after it, with all that is carried along. torch keeps one for each microbatch of a batch."""
     found = [0.0] * stages
-    for border in range(1, len(counts)):
-        sent = model.units[sum(counts[:border]) - 1].output_bytes
+    for border, sent in enumerate(border_bytes(model, counts), 1):
         sender, receiver = (slot_of_part(part, stages, schedule) for part in (border - 1, border))
         if sender != receiver:
             found[sender] += sent
             found[receiver] += sent
+    return found
+
+
+def carried_bytes(model: ModelSize, counts: Sequence[int]) -> list[float]:
+    """Returns, for one record, the bytes that go over each border besides the output of the unit before it. counts:
+    the units of each part."""
+    return [
+        sum((each.bytes for each in model.connections if each.crosses(end - 1)), 0.0) for end in accumulate(counts[:-1])
+    ]
+
+
+def border_bytes(model: ModelSize, counts: Sequence[int]) -> list[float]:
+    """Returns, for one record, all bytes that go over each border in one direction."""
+    ends = accumulate(counts[:-1])
+    return [
+        model.units[end - 1].output_bytes + more for end, more in zip(ends, carried_bytes(model, counts), strict=True)
+    ]
+
+
+def _held_bytes(model: ModelSize, counts: Sequence[int], stages: int, schedule: str) -> list[float]:
+    """Returns, for one record, the bytes that each slot keeps until the backward pass of what its parts give to later
+    ones besides: copies of what they have received and pass on, and outputs of their own that no unit of theirs keeps
+    anyway."""
+    found, first = [0.0] * stages, 0
+    for part, count in enumerate(counts[:-1]):
+        last = first + count - 1
+        for each in model.connections:
+            is_kept = first <= each.maker and each.keeper is not None and each.keeper <= last
+            if each.crosses(last) and not is_kept:
+                found[slot_of_part(part, stages, schedule)] += each.bytes
+        first += count
     return found
 
 

@@ -14,11 +14,11 @@ from gangline.pytorch.parallel.staged.partition import imbalance_ratio
 from gangline.pytorch.parallel.staged.unit import divide_units
 from gangline.pytorch.plan.decision import bytes_by_purpose, decide, explain_failure, row_of
 from gangline.pytorch.plan.measure import Measured
-from gangline.pytorch.plan.memory import stage_memory
+from gangline.pytorch.plan.memory import carried_bytes, stage_memory
 from gangline.pytorch.plan.rule import SEVERAL_MODELS, Candidate, Place, Work, stage_seconds
 
 # Sizes of a model that the plan does not show.
-_LONG = ("units", "moments", "tensors")
+_LONG = ("units", "moments", "tensors", "connections")
 
 
 def make_plan(measured: Sequence[Measured], work: Work, place: Place, section: Parallelism) -> dict[str, Any]:
@@ -113,14 +113,18 @@ def _stages(measured: Measured, place: Place, chosen: Candidate | None) -> int |
 
 
 def _parts(measured: Measured, counts: Sequence[int]) -> list[dict[str, Any]]:
+    """Returns the parts. carried_bytes: of a record, over the border behind the part, besides the output of its last
+    unit."""
     found, first = [], 0
-    for count in counts:
+    # Nothing goes on from the last part.
+    for count, carried in zip(counts, [*carried_bytes(measured.size, counts), 0.0], strict=True):
         units = measured.units[first : first + count]
         first += count
         found.append(
             {
                 "modules": [path for unit in units for path in unit.paths],
                 "parameters": sum(unit.numel for unit in units),
+                "carried_bytes": carried,
             }
         )
     return found

@@ -21,7 +21,7 @@ from gangline.config.pipeline import (
 )
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.staged.partition import imbalance_ratio, partition
-from gangline.pytorch.plan.memory import Memory, ModelSize, slot_memory, stage_memory, stage_units
+from gangline.pytorch.plan.memory import Memory, ModelSize, border_bytes, slot_memory, stage_memory, stage_units
 
 GIB = 1024.0**3
 # Part of a slot's memory, and bytes, that stay free: for the device's context, libraries and fragmentation.
@@ -410,7 +410,7 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, kind: str
     )
     compute = slowest / (1 - bubble)
     # Outputs go to the next stage and their gradients come back.
-    border = max(unit.output_bytes for unit in model.units)
+    border = max(border_bytes(model, counts))
     sent = 2 * border * records * SCHEDULES[schedule].parts / place.rate(stages)
     # Each microbatch on its way through the stages, there and back.
     sent += 2 * (microbatches + stages - 1) * SCHEDULES[schedule].parts * place.hop_seconds

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.pytorch.plan.memory import ModelSize, UnitSize, in_flight, slot_memory, stage_memory, stage_units
+from gangline.pytorch.plan.memory import (
+    Connection,
+    ModelSize,
+    UnitSize,
+    border_bytes,
+    carried_bytes,
+    in_flight,
+    slot_memory,
+    stage_memory,
+    stage_units,
+)
 
 _E9 = 1e9
 
@@ -107,3 +117,47 @@ def test_microbatches_in_flight() -> None:
     assert [in_flight(slot, 4, "1F1B", 8) for slot in range(4)] == [4, 3, 2, 1]
     assert in_flight(0, 4, "1F1B", 2) == 2
     assert in_flight(3, 4, "GPipe", 8) == 8
+
+
+def _skipping(*connections: Connection) -> ModelSize:
+    """Six units without parameters that give each other 10 bytes a record."""
+    return ModelSize(0, 0, units=tuple(UnitSize(str(place), 0, 0, 10) for place in range(6)), connections=connections)
+
+
+def test_bytes_carried_over_borders() -> None:
+    """Unit 0 reaches unit 5 and unit 1 reaches unit 3."""
+    model = _skipping(Connection("a", 100, 0, 1, 5), Connection("b", 7, 1, 2, 3))
+    assert carried_bytes(model, [2, 2, 2]) == [100, 100]
+    assert carried_bytes(model, [3, 3]) == [107]
+    # The output of unit 0 crosses the border behind it as the part's output.
+    assert carried_bytes(model, [1, 4, 1]) == [0, 100]
+    assert carried_bytes(model, [6]) == []
+    assert carried_bytes(_skipping(), [2, 2, 2]) == [0, 0]
+    assert border_bytes(model, [2, 2, 2]) == [110, 110]
+
+
+def test_slots_keep_what_they_receive_pass_on_and_make() -> None:
+    """Three stages of 1F1B with 6 microbatches of 2 records."""
+    plain, skipping = (
+        stage_memory(model, [2, 2, 2], 3, "1F1B", microbatches=6, records=12)
+        for model in (_skipping(), _skipping(Connection("a", 100, 0, 1, 5)))
+    )
+    # Buffers for all records: of gradients, of both, of outputs.
+    assert [more.transient - less.transient for more, less in zip(skipping, plain, strict=True)] == [1200, 2400, 1200]
+    # The first stage keeps its output for 3 microbatches in flight, and the second one the copies that it passes on.
+    assert [memory.activations for memory in skipping] == [3 * 200, 2 * 200, 0]
+    # An output that the first stage's units keep anyway is no more; one that a later stage keeps is.
+    for keeper, first in ((1, 0), (3, 600)):
+        kept = stage_memory(
+            _skipping(Connection("a", 100, 0, 1, 5, keeper)), [2, 2, 2], 3, "1F1B", microbatches=6, records=12
+        )
+        assert [memory.activations for memory in kept] == [first, 400, 0]
+
+
+def test_parts_of_one_slot_need_no_buffers_between_them() -> None:
+    """ZBVZeroBubble: parts 1 and 2 are on the second slot."""
+    model = _skipping(Connection("a", 100, 2, 3, 4))
+    memories = stage_memory(model, [1, 3, 1, 1], 2, "ZBVZeroBubble", microbatches=4, records=4)
+    plain = stage_memory(_skipping(), [1, 3, 1, 1], 2, "ZBVZeroBubble", microbatches=4, records=4)
+    assert [memory.transient for memory in memories] == [memory.transient for memory in plain]
+    assert [memory.activations for memory in memories] == [0, 400]

@@ -12,7 +12,7 @@ from gangline.config.parallelism import parse_parallelism
 from gangline.pytorch.parallel.staged.unit import find_units
 from gangline.pytorch.plan.decision import decide, recomputations_of, record_of, work_of
 from gangline.pytorch.plan.measure import Measured
-from gangline.pytorch.plan.memory import ModelSize, UnitSize
+from gangline.pytorch.plan.memory import Connection, ModelSize, UnitSize
 from gangline.pytorch.plan.report import make_plan
 from gangline.pytorch.plan.rule import GIB, Place
 
@@ -80,3 +80,12 @@ def test_stages_of_a_configured_pipeline_are_its_own() -> None:
         plan = make_plan([_measured("none")], work, Place(4, 4, 40 * GIB), section)["pipeline"]
         found[replicas] = [slot["bytes"]["optimizer"] for slot in plan["slots"]]
     assert found == {"ddp": [8 * 2 * 10**8] * 2, "zero2": [8 * 10**8] * 2}
+
+
+def test_parts_show_what_they_carry_on() -> None:
+    size = replace(_SIZE, connections=(Connection("0", 1e6, 0, 1, 3),))
+    section = parse_parallelism({"strategy": "pipeline", "stages": 2})
+    work = work_of(section, Optimizations(), 64, 1)
+    plan = make_plan([replace(_measured("none"), size=size)], work, Place(2, 2, 40 * GIB), section)
+    assert [part["carried_bytes"] for part in plan["pipeline"]["parts"]] == [1e6, 0]
+    assert "connections" not in plan["size"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangline.pytorch.plan.memory import ModelSize, UnitSize
+from gangline.pytorch.plan.memory import Connection, ModelSize, UnitSize
 from gangline.pytorch.plan.rule import (
     GIB,
     Place,
@@ -232,3 +232,13 @@ def test_a_reason_of_several_strategies_is_named_once() -> None:
     error = nothing_fits(_model(0.1), work, place, list_candidates(_model(0.1), work, place))
     assert error.code == "parallelism.auto"
     assert "; ddp, zero1, zero2, zero3: odd; " in error.message
+
+
+def test_a_pipeline_sends_what_its_own_borders_carry() -> None:
+    """A byte takes a second, and everything else no time. The largest output is inside of the first part."""
+    units = tuple(UnitSize(str(place), 10, 0, size) for place, size in enumerate((500, 20, 30, 40)))
+    place = Place(2, 2, slot_flops=float("inf"), inside_rate=1, message_seconds=0)
+    for connections, border in (((), 20), ((Connection("0", 500, 0, 1, 3),), 520)):
+        model = ModelSize(40, 10, units=units, connections=connections)
+        [row] = [each for each in list_candidates(model, Work(8), place) if each.strategy == "pipeline"]
+        assert row.seconds == 2 * border * 8

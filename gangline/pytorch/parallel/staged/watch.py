@@ -117,7 +117,7 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
             self._marks.add(args[0], sources)
             return args[0]
         result = func(*args, **(kwargs or {}))
-        if not _is_value_free(func):
+        if not is_value_free(func):
             for tensor in tensors_of(result):
                 self._marks.add(tensor, sources)
         return result
@@ -132,14 +132,15 @@ class _ReadWatch(TorchFunctionMode):
         self._marks = marks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS:
+        if func in READS:
             sources = self._marks.sources_of(tensors_of(args))
             if sources:
                 raise ValuesNeeded(outputs=sources)
         return func(*args, **(kwargs or {}))
 
 
-_READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+# Functions that read values without an operation.
+READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 
 
 class Versions:
@@ -226,7 +227,12 @@ def _changes_first(func: Any) -> bool:
     return alias is not None and alias.is_write and str(schema.arguments[0].type) == "Tensor"
 
 
-def _is_value_free(func: Any) -> bool:
+def depends_on_values(func: Any) -> bool:
+    """Returns whether an operation gives Python a value of its input, or a shape that comes of such values."""
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def is_value_free(func: Any) -> bool:
     """Returns whether an operation reads only the shape, the type and the device of its input, as zeros_like."""
     name = str(func._schema.name).partition("::")[2]
     return name.endswith("_like") or name.startswith("new_")

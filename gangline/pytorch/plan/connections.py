@@ -1,0 +1,175 @@
+"""Finds the outputs of earlier units that later units need besides the output of the unit before them: those that a
+pipeline carries over the borders of its parts.
+
+Follows values through the code between units, as gangline.pytorch.parallel.staged.watch does in a part. There the real
+outputs of earlier units are missing; here all of them exist, and nothing is refused. Works on the meta device and on
+the CPU. Keeps no tensor alive, so that the bytes that are measured meanwhile stay the same.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gangline.pytorch.parallel.staged.layout import tensors_of
+from gangline.pytorch.parallel.staged.unit import Unit
+from gangline.pytorch.parallel.staged.watch import READS, depends_on_values, is_value_free
+from gangline.pytorch.plan.memory import Connection
+
+_NONE: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class _Output:
+    """The output of a unit's module. last: the last unit that needs it."""
+
+    nbytes: int
+    storages: list[weakref.ref[torch.UntypedStorage]]
+    last: int
+
+
+class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Follows the outputs of units through the first call of the model.
+
+    A storage has the paths of the modules from whose outputs its values come. The output of a unit's module has its own
+    path alone. A module that returns the storage of its input takes it over. What happens inside of units is not
+    followed."""
+
+    def __init__(self, model: nn.Module, units: Sequence[Unit]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._model = model
+        self._units = units
+        self._sources: weakref.WeakKeyDictionary[torch.UntypedStorage, frozenset[str]] = weakref.WeakKeyDictionary()
+        self._outputs: dict[str, _Output] = {}
+        self._newest_unit = -1
+        # Modules of units that run at present.
+        self._depth = 0
+        self._is_running = self._has_run = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches the model meanwhile."""
+        handles = [
+            self._model.register_forward_pre_hook(lambda *_: self._begin()),
+            self._model.register_forward_hook(lambda _module, _inputs, output: self._end(output)),
+        ]
+        for place, unit in enumerate(self._units):
+            for path in unit.paths:
+                module = self._model.get_submodule(path)
+                handles += [
+                    module.register_forward_pre_hook(
+                        lambda _module, args, kwargs, place=place: self._enter(place, args, kwargs), with_kwargs=True
+                    ),
+                    module.register_forward_hook(lambda _module, _inputs, output, path=path: self._leave(path, output)),
+                ]
+        try:
+            with self, _ReadWatch(self):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def found(self, records: int, keepers: Mapping[int, int]) -> tuple[Connection, ...]:
+        """Returns the connections that some division carries over a border, in the order of the units. records: of the
+        batch. keepers: the units whose passes keep a storage, by its address."""
+        made_by = {path: place for place, unit in enumerate(self._units) for path in unit.paths}
+        connections = []
+        for path, output in self._outputs.items():
+            maker = made_by[path]
+            # The output of a unit's end crosses the border behind the unit anyway.
+            first = maker + 1 if path == self._units[maker].end else maker
+            if first < output.last:
+                keeper = self._keeper_of(output, keepers)
+                connections.append(Connection(path, output.nbytes / records, maker, first, output.last, keeper))
+        return tuple(sorted(connections, key=lambda each: each.maker))
+
+    def need(self, sources: frozenset[str], place: int | None = None) -> None:
+        """Notes that a unit needs outputs. place: of the unit; None for all units, as each part repeats a decision by
+        values."""
+        last = len(self._units) - 1 if place is None else place
+        for path in sources:
+            self._outputs[path].last = max(self._outputs[path].last, last)
+
+    def sources_of(self, value: Any) -> frozenset[str]:
+        """Returns the paths of the modules from whose outputs these values come."""
+        if not self._is_following or not self._sources:
+            return _NONE
+        storages = map(_storage_of, tensors_of(value))
+        return _NONE.union(*(self._sources.get(storage, _NONE) for storage in storages if storage is not None))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        sources = self.sources_of((args, kwargs))
+        if sources and depends_on_values(func):
+            self.need(sources)
+        result = func(*args, **(kwargs or {}))
+        if sources and not is_value_free(func):
+            for storage in map(_storage_of, tensors_of(result)):
+                if storage is not None:
+                    self._sources[storage] = self._sources.get(storage, _NONE) | sources
+        return result
+
+    @property
+    def _is_following(self) -> bool:
+        return self._is_running and not self._depth
+
+    def _begin(self) -> None:
+        self._is_running = not self._has_run
+
+    def _end(self, output: Any) -> None:
+        self.need(self.sources_of(output), len(self._units) - 1)
+        self._is_running, self._has_run = False, True
+        self._sources.clear()
+
+    def _enter(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        is_first, self._newest_unit = place > self._newest_unit, max(place, self._newest_unit)
+        if is_first and place and self._units[place - 1].end is None:
+            # The border behind such a unit is this argument, see staged.cut.
+            args = args[1:]
+        self.need(self.sources_of((args, kwargs)), place)
+        self._depth += 1
+
+    def _leave(self, path: str, output: Any) -> None:
+        self._depth -= 1
+        if not self._is_following:
+            return
+        tensors = tensors_of(output)
+        storages = [storage for storage in map(_storage_of, tensors) if storage is not None]
+        self._outputs[path] = _Output(sum(tensor.nbytes for tensor in tensors), list(map(weakref.ref, storages)), 0)
+        for storage in storages:
+            self._sources[storage] = frozenset((path,))
+
+    @staticmethod
+    def _keeper_of(output: _Output, keepers: Mapping[int, int]) -> int | None:
+        """Returns the unit whose passes keep an output; None where none keeps all of it."""
+        storages = [reference() for reference in output.storages]
+        found = {None if storage is None else keepers.get(storage._cdata) for storage in storages}
+        return max((place for place in found if place is not None), default=None) if None not in found else None
+
+
+class _ReadWatch(TorchFunctionMode):
+    """Notes values of outputs that are read without an operation."""
+
+    def __init__(self, watch: ConnectionWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            self._watch.need(self._watch.sources_of(args))
+        return func(*args, **(kwargs or {}))
+
+
+def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        # Sparse tensors have no storage.
+        return None
