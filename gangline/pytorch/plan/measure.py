@@ -321,7 +321,7 @@ def _peaks_of_units(
 def _watch(
     model: nn.Module, units: Sequence[Unit], enter: Callable[[int, Any], None], leave: Callable[[int, Any], None]
 ) -> Iterator[None]:
-    """Calls `enter` before each module of a unit, with the unit's place and the inputs, and `leave` once with the unit's
+    """Calls `enter` before each module of a unit, with the unit's place and the inputs, and `leave` once with its
     output."""
     handles = []
     for place, unit in enumerate(units):

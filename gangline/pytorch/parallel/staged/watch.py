@@ -111,7 +111,7 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         sources = self.sources_of(read)
         if not sources:
             return func(*args, **(kwargs or {}))
-        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        if depends_on_values(func):
             raise ValuesNeeded(outputs=sources)
         if _changes_first(func) and _key_of(args[0]) in self._placeholders:
             self._marks.add(args[0], sources)
