@@ -203,8 +203,8 @@ class _Attempt:
 class _Forward:
     """What one forward pass keeps and computes, for each unit; without units in one entry. records: of its batch.
     moments: those of the passes that need most memory; empty where the backward pass failed. peak_bytes: of a unit's
-    own passes, 0 where they are not known. kernels: operations that were issued. connections: outputs of units that later
-    units need besides."""
+    own passes, 0 where they are not known. kernels: operations that were issued. connections: outputs of units that
+    later units need besides."""
 
     records: int
     activation_bytes: list[float]
@@ -258,8 +258,7 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *,
     def go_back(loss: torch.Tensor) -> None:
         nonlocal is_measured
         enter(current)
-        if not is_measured:
-            found.kernels = counting.num_kernels
+        found.kernels = counting.num_kernels
         found.connections = connections.found(found.records, {key: place for key, (_, place) in seen.items()})
         seen.clear()
         try:

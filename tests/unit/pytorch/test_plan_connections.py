@@ -32,6 +32,21 @@ class _Net(nn.Module):
         self.head = nn.Linear(_WIDTH, _WIDTH)
 
 
+class _InPlace(_Net):
+    """Units that change their input in place, return it, or return a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1], self.blocks[2], self.blocks[3] = nn.ReLU(inplace=True), nn.Identity(), nn.Flatten()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
 class _Sums(_Net):
     """Each block gets a sum of all outputs before it."""
 
@@ -176,6 +191,10 @@ def _found(make: Callable[[], nn.Module], **options: Any) -> list[Connection]:
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_plain_chain_has_no_connections(reads: bool) -> None:
     assert _found(_Chain, reads=reads) == []
+
+
+def test_units_that_return_the_storage_of_their_input_take_it_over() -> None:
+    assert _found(_InPlace) == []
 
 
 @pytest.mark.parametrize("reads", [False, True])
