@@ -9,7 +9,7 @@ the CPU. Keeps no tensor alive, so that the bytes that are measured meanwhile st
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,12 +41,15 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
 
     A storage has the paths of the modules from whose outputs its values come. The output of a unit's module has its own
     path alone. A module that returns the storage of its input takes it over. What happens inside of units is not
-    followed."""
+    followed.
 
-    def __init__(self, model: nn.Module, units: Sequence[Unit]) -> None:
+    carry: the paths of the modules whose outputs go along to all later parts, as the option of that name."""
+
+    def __init__(self, model: nn.Module, units: Sequence[Unit], carry: Collection[str] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._model = model
         self._units = units
+        self._carry = carry
         self._sources: weakref.WeakKeyDictionary[torch.UntypedStorage, frozenset[str]] = weakref.WeakKeyDictionary()
         self._outputs: dict[str, _Output] = {}
         self._newest_unit = -1
@@ -142,7 +145,8 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
             return
         tensors = tensors_of(output)
         storages = [storage for storage in map(_storage_of, tensors) if storage is not None]
-        self._outputs[path] = _Output(sum(tensor.nbytes for tensor in tensors), list(map(weakref.ref, storages)), 0)
+        last = len(self._units) - 1 if path in self._carry else 0
+        self._outputs[path] = _Output(sum(tensor.nbytes for tensor in tensors), list(map(weakref.ref, storages)), last)
         for storage in storages:
             self._sources[storage] = frozenset((path,))
 

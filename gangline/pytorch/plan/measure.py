@@ -8,7 +8,7 @@ if its parameters take at most a quarter of the machine's memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -149,7 +149,9 @@ class _Attempt:
                 torch.set_default_device(None)
             self.is_built = True
             if self.context.models:
-                self._forward = _run_forward(trial, self.context, self._units()[0], is_gpu=is_gpu)
+                section = self._parallelism if isinstance(self._parallelism, Mapping) else {}
+                carry = section.get("carry") or ()
+                self._forward = _run_forward(trial, self.context, self._units()[0], is_gpu=is_gpu, carry=carry)
         except (Exception, Reached) as error:  # noqa: BLE001 - a user's code may raise anything; the plan says what is missing
             self.problem = error
 
@@ -216,7 +218,9 @@ class _Forward:
     connections: tuple[Connection, ...] = ()
 
 
-def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *, is_gpu: bool) -> _Forward:
+def _run_forward(
+    trial: Any, context: PlanningContext, units: Sequence[Unit], *, is_gpu: bool, carry: Collection[str]
+) -> _Forward:
     model = context.models[0]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     batch = _first_batch(trial.build_training_data_loader(), context.get_trial_seed())
@@ -228,7 +232,7 @@ def _run_forward(trial: Any, context: PlanningContext, units: Sequence[Unit], *,
     # Storages are kept, so that no later one gets the address of one of these.
     # With the unit that keeps each.
     seen: dict[int, tuple[torch.UntypedStorage, int]] = {}
-    connections = ConnectionWatch(model, units)
+    connections = ConnectionWatch(model, units, carry)
     counter = operation_counter()
     current, counted, is_measured = 0, 0, False
 

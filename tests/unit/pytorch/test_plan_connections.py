@@ -175,10 +175,12 @@ def _trial_of(make: Callable[[], nn.Module], *, reads: bool = False) -> Any:
     return Trial
 
 
-def _measure(make: Callable[[], nn.Module], *, reads: bool = False, recomputation: str = "none") -> Measured:
+def _measure(
+    make: Callable[[], nn.Module], *, reads: bool = False, recomputation: str = "none", section: Any = "auto"
+) -> Measured:
     trial = _trial_of(make, reads=reads)
     hparams = {"global_batch_size": 2 * _BATCH}
-    found = measure_trial(trial, hparams, {}, 2, None, recomputation=recomputation)
+    found = measure_trial(trial, hparams, {"parallelism": section}, 2, None, recomputation=recomputation)
     assert len(found.units) == 7
     assert found.notes == ()
     return found
@@ -217,6 +219,16 @@ def test_a_mask_made_from_an_early_output_needs_it_where_it_is_used(reads: bool)
 @pytest.mark.parametrize("make", [_Decides, _Lists])
 def test_all_later_parts_repeat_a_decision_by_values(make: Callable[[], nn.Module]) -> None:
     assert _found(make) == [Connection("blocks.0", _ROW, 1, 2, 6)]
+
+
+def test_configured_outputs_go_along_to_all_later_parts() -> None:
+    section = {"strategy": "auto", "carry": ["stem", "blocks.0", "blocks.4"]}
+    # The output of block 4 is needed by the unit behind it alone, which is the last one.
+    assert _found(_Skips, section=section) == [
+        Connection("stem", _ROW, 0, 0, 6),
+        Connection("blocks.0", _ROW, 1, 2, 6),
+        Connection("blocks.1", _ROW, 2, 3, 6),
+    ]
 
 
 def test_sums_of_the_model_s_own_code_need_all_their_terms() -> None:
