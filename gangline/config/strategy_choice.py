@@ -27,8 +27,21 @@ MOST_BYTES = 64 * 1024
 MOST_ROWS = 96
 # Characters of a refusal in a record.
 MOST_OF_LINE = 400
-# Errors of the choice itself, for which no strategy is to blame.
-_OF_AUTO = {"parallelism.auto", "parallelism.record", "parallelism.trial_class"}
+# Errors with which one strategy refuses a trial that another one may train. Other mistakes, as a name of `split` that
+# the model does not have or an added parameter, are refused by all, or are mistakes of the configuration.
+_OF_STRATEGY = {
+    "parallelism.backward",
+    "parallelism.blocks_differ",
+    "parallelism.copy",
+    "parallelism.data_assigned",
+    "parallelism.microbatches",
+    "parallelism.model",
+    "parallelism.optimizer",
+    "parallelism.own_gradients",
+    "parallelism.schedule",
+    "parallelism.stages",
+    "parallelism.train_batch",
+}
 # Errors of torch that depend on the strategy: see gangline.pytorch.data.torch_error.
 _OF_TORCH = {
     "pytorch.parameters_gone",
@@ -122,8 +135,8 @@ def parse_choice(text: str) -> StrategyChoice:
 
 
 def is_refusal(code: str) -> bool:
-    """Whether an error of this code is that of one strategy, which another one may not have."""
-    return code in _OF_TORCH or (code.startswith("parallelism.") and code not in _OF_AUTO)
+    """Returns whether an error of this code is that of one strategy, which another one may not have."""
+    return code in _OF_STRATEGY or code in _OF_TORCH
 
 
 def _alike(strategy: str, code: str) -> tuple[str, ...]:
@@ -135,19 +148,18 @@ def _alike(strategy: str, code: str) -> tuple[str, ...]:
 
 
 def way_out(record: StrategyChoice, code: str) -> str:
-    """Returns the section that names the fastest strategy beside those that refuse the trial as the chosen one, for a
-    person to write; empty where none is left. code: of the refusal."""
+    """Returns the section of a configuration that names the fastest strategy beside those that refuse the trial as the
+    chosen one does; empty where none is left. code: of the refusal."""
     row = record.fastest_left(_alike(record.chosen.strategy, code))
     if row is None:
         return ""
-    words = {key: row.options[key] for key in ("stages", "replicas") if key in row.options}
+    options = {key: row.options[key] for key in ("stages", "replicas") if key in row.options}
     if row.activation_checkpointing != "none":
-        words["activation_checkpointing"] = row.activation_checkpointing
-    if not words:
+        options["activation_checkpointing"] = row.activation_checkpointing
+    if not options:
         return f"parallelism: {row.strategy}"
-    return (
-        f"parallelism: {{{', '.join(f'{key}: {value}' for key, value in {'strategy': row.strategy, **words}.items())}}}"
-    )
+    words = [f"{key}: {value}" for key, value in {"strategy": row.strategy, **options}.items()]
+    return f"parallelism: {{{', '.join(words)}}}"
 
 
 def choice_in(metadata: Mapping[str, Any]) -> StrategyChoice | None:

@@ -16,15 +16,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gangline.pytorch.parallel.staged.layout import tensors_of
+from gangline.pytorch.parallel.staged.marks import NONE, Marks, ReadWatch, Sources, depends_on_values, storages_of
 from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.parallel.staged.watch import READS, depends_on_values, is_value_free
 from gangline.pytorch.plan.memory import Connection
-
-_NONE: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -50,7 +47,7 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         self._model = model
         self._units = units
         self._carry = carry
-        self._sources: weakref.WeakKeyDictionary[torch.UntypedStorage, frozenset[str]] = weakref.WeakKeyDictionary()
+        self._marks = Marks()
         self._outputs: dict[str, _Output] = {}
         self._newest_unit = -1
         # Modules of units that run at present.
@@ -74,7 +71,7 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
                     module.register_forward_hook(lambda _module, _inputs, output, path=path: self._leave(path, output)),
                 ]
         try:
-            with self, _ReadWatch(self):
+            with self, ReadWatch(self._marks, self._need_for_reading):
                 yield
         finally:
             for handle in handles:
@@ -94,30 +91,30 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
                 connections.append(Connection(path, output.nbytes / records, maker, first, output.last, keeper))
         return tuple(sorted(connections, key=lambda each: each.maker))
 
-    def need(self, sources: frozenset[str], place: int | None = None) -> None:
+    def need(self, sources: Sources, place: int | None = None) -> None:
         """Notes that a unit needs outputs. place: of the unit; None for all units, as each part repeats a decision by
         values."""
         last = len(self._units) - 1 if place is None else place
         for path in sources:
             self._outputs[path].last = max(self._outputs[path].last, last)
 
-    def sources_of(self, value: Any) -> frozenset[str]:
+    def sources_of(self, value: Any) -> Sources:
         """Returns the paths of the modules from whose outputs these values come."""
-        if not self._is_following or not self._sources:
-            return _NONE
-        storages = map(_storage_of, tensors_of(value))
-        return _NONE.union(*(self._sources.get(storage, _NONE) for storage in storages if storage is not None))
+        return self._marks.sources_of(value) if self._is_following else NONE
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         sources = self.sources_of((args, kwargs))
         if sources and depends_on_values(func):
             self.need(sources)
-        result = func(*args, **(kwargs or {}))
-        if sources and not is_value_free(func):
-            for storage in map(_storage_of, tensors_of(result)):
-                if storage is not None:
-                    self._sources[storage] = self._sources.get(storage, _NONE) | sources
+        result = func(*args, **kwargs)
+        if sources:
+            self._marks.note(func, args, kwargs, result, sources)
         return result
+
+    def _need_for_reading(self, sources: Sources) -> None:
+        if self._is_following:
+            self.need(sources)
 
     @property
     def _is_following(self) -> bool:
@@ -129,7 +126,7 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
     def _end(self, output: Any) -> None:
         self.need(self.sources_of(output), len(self._units) - 1)
         self._is_running, self._has_run = False, True
-        self._sources.clear()
+        self._marks.clear()
 
     def _enter(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_first, self._newest_unit = place > self._newest_unit, max(place, self._newest_unit)
@@ -144,11 +141,10 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         if not self._is_following:
             return
         tensors = tensors_of(output)
-        storages = [storage for storage in map(_storage_of, tensors) if storage is not None]
+        storages = list(storages_of(tensors))
         last = len(self._units) - 1 if path in self._carry else 0
         self._outputs[path] = _Output(sum(tensor.nbytes for tensor in tensors), list(map(weakref.ref, storages)), last)
-        for storage in storages:
-            self._sources[storage] = frozenset((path,))
+        self._marks.replace(tensors, frozenset((path,)))
 
     @staticmethod
     def _keeper_of(output: _Output, keepers: Mapping[int, int]) -> int | None:
@@ -156,24 +152,3 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         storages = [reference() for reference in output.storages]
         found = {None if storage is None else keepers.get(storage._cdata) for storage in storages}
         return max((place for place in found if place is not None), default=None) if None not in found else None
-
-
-class _ReadWatch(TorchFunctionMode):
-    """Notes values of outputs that are read without an operation."""
-
-    def __init__(self, watch: ConnectionWatch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in READS:
-            self._watch.need(self._watch.sources_of(args))
-        return func(*args, **(kwargs or {}))
-
-
-def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    try:
-        return tensor.untyped_storage()
-    except NotImplementedError:
-        # Sparse tensors have no storage.
-        return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangline.config.strategy_choice import StrategyChoice, is_refusal, parse_choice, way_out
+from gangline.config.strategy_choice import MOST_BYTES, StrategyChoice, is_refusal, parse_choice, way_out
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Trial
 from gangline.domain.state import ExitKind
@@ -34,7 +34,13 @@ def new_choice(trial: Trial, text: str) -> str:
     Ranks of an older version know no refusals; the trial would meet the same ones for ever without this."""
     earlier, record = choice_of(trial), parse_choice(text)
     refused = {**(earlier.refused if earlier is not None else {}), **record.refused}
-    return text if refused == record.refused else replace(record, refused=refused).to_json()
+    if refused == record.refused:
+        return text
+    merged = replace(record, refused=refused)
+    if len(merged.to_json().encode()) > MOST_BYTES:
+        # The names of the strategies are what counts.
+        merged = replace(record, refused=dict.fromkeys(refused, "refused the trial"))
+    return merged.to_json()
 
 
 def step_down(trial: Trial, allocation: Allocation, failure: ExitReport, started_batches: int) -> StrategyChoice | None:
@@ -59,7 +65,7 @@ def step_down(trial: Trial, allocation: Allocation, failure: ExitReport, started
 
 
 def is_refused(failure: ExitReport) -> bool:
-    """Whether the strategy has refused the trial's code."""
+    """Returns whether the strategy has refused the trial's code."""
     return failure.kind is ExitKind.CONFIGURATION_ERROR and is_refusal(failure.error_code)
 
 
@@ -71,8 +77,8 @@ def say_step(lower: StrategyChoice, failure: ExitReport) -> str:
 
 
 def say_final(trial: Trial, failure: ExitReport) -> tuple[str, str]:
-    """Returns which choice of auto the failure would come again with, and what to name instead, as clauses; empty where
-    no choice is to blame."""
+    """Returns which choice of auto the failure would come again with, and what to name instead, as clauses; empty for a
+    failure that does not depend on the choice."""
     is_blamed = failure.kind is ExitKind.OUT_OF_MEMORY or is_refused(failure)
     record = choice_of(trial) if is_blamed else None
     if record is None:

@@ -103,11 +103,20 @@ UPLOADS: dict[str, Message] = {
 }
 
 
-async def call(client: Client, name: str, metadata: Any) -> Any:
-    if name == "ConnectTask":
-        return [answer async for answer in client.gateway.ConnectTask(iter([UPLOADS[name]]), metadata=metadata)]
+async def upload(*messages: Message) -> AsyncIterator[Message]:
+    """Sends messages and leaves the stream open. grpc's client takes a message, or the end of a stream, that meets the
+    end of its call for an internal error."""
+    for message in messages:
+        yield message
+    await asyncio.Event().wait()
+
+
+async def call(client: Client, name: str, metadata: Any, *, sends: bool) -> Any:
+    """Calls a method, at most half a minute. sends: whether a stream has a message."""
     if name in UPLOADS:
-        return await getattr(client.gateway, name)(iter([UPLOADS[name]]), metadata=metadata)
+        requests = upload(*([UPLOADS[name]] if sends else []))
+        answer = getattr(client.gateway, name)(requests, metadata=metadata, timeout=30)
+        return [each async for each in answer] if name == "ConnectTask" else await answer
     if name in UNARY_CALLS:
         return await getattr(client.gateway, name)(UNARY_CALLS[name], metadata=metadata)
     return [answer async for answer in getattr(client.gateway, name)(STREAMING_CALLS[name], metadata=metadata)]
@@ -126,7 +135,8 @@ async def test_every_call_refuses_a_wrong_token_a_missing_one_and_a_runners(clie
         (client.runner_metadata("1.1.1"), grpc.StatusCode.PERMISSION_DENIED, "token of an allocation"),
     ]:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await call(client, name, metadata)
+            # A caller without an account is refused before the first message.
+            await call(client, name, metadata, sends=code is grpc.StatusCode.PERMISSION_DENIED)
         assert failure.value.code() is code
         assert message in str(failure.value.details())
 

@@ -84,7 +84,7 @@ def test_a_record_of_an_earlier_version_has_no_refusals() -> None:
 
 
 def test_each_strategy_refuses_once() -> None:
-    first = _TABLE.without_chosen("two calls", "parallelism.x")
+    first = _TABLE.without_chosen("two calls", "parallelism.model")
     assert first is not None
     assert first.refused == {"ddp": "two calls"}
     assert first.without_chosen("two calls", "parallelism.x") is None
@@ -113,7 +113,10 @@ def test_the_way_out_is_the_fastest_candidate_beside_the_chosen_one() -> None:
     ("code", "is_one"),
     [
         ("parallelism.train_batch", True),
-        ("parallelism.anything", True),
+        ("parallelism.split", False),
+        ("parallelism.carry", False),
+        ("parallelism.model_changed", False),
+        ("parallelism.lazy_model", False),
         ("pytorch.unused_parameters", True),
         ("parallelism.auto", False),
         ("parallelism.record", False),

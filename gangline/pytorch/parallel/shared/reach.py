@@ -63,7 +63,8 @@ class Reach(StrEnum):
 def check_reach(strategy: str, optimizer: Optimizer) -> Reach:
     """Returns ELEMENT or TENSOR. Raises GanglineError `parallelism.optimizer` where ranks that each step a part of the
     parameters would get other numbers than one process. All ranks call it in step."""
-    reach, reason = reach_of(optimizer, optimizer.param_groups[0]["params"][0].device)
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    reach, reason = reach_of(optimizer, next((parameter.device for parameter in parameters), torch.device("cpu")))
     conflict = reach_conflict(strategy, optimizer, reach, reason)
     if conflict is not None:
         raise invalid("parallelism.optimizer", conflict)

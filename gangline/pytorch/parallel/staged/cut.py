@@ -48,6 +48,7 @@ class PartRun:
     whose outputs later parts need; they are put into `kept`. output: the value for the next part, or of the model.
 
     copies_outputs: the model's code changes outputs of modules in place, so later parts get copies from before.
+    has_own_placeholders: no two modules share a placeholder.
 
     watch: finds values of other parts where they are needed. versions: makes the run check the chain, note what is
     changed in place, and describe the part's own outputs in `described`. checkpoint: around the newest unit of an
@@ -63,6 +64,7 @@ class PartRun:
     keeps: Collection[str] = ()
     kept: dict[str, Any] = field(default_factory=dict)
     copies_outputs: bool = False
+    has_own_placeholders: bool = False
     watch: ValueWatch = field(default_factory=ValueWatch)
     versions: Versions | None = None
     described: dict[str, Described] = field(default_factory=dict)
@@ -75,14 +77,19 @@ class PartRun:
 
 
 class CutModel:
-    """A model whose units can be left out. All of its modules stay in place."""
+    """A model whose units can be left out. All of its modules stay in place. carry: as in Parts."""
 
-    def __init__(self, model: nn.Module, units: Sequence[Unit], device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, units: Sequence[Unit], device: torch.device, carry: Sequence[str] = ()
+    ) -> None:
         self._model = model
+        self._carry = carry
         self._units = units
         self._device = device
         self._run: PartRun | None = None
         self._is_whole = False
+        # By shape: units of other parts whose outputs have the same shape share one.
+        self._placeholders: dict[TensorShape, torch.Tensor] = {}
         modules = [model.get_submodule(path) for unit in units for path in unit.paths]
         of_units = {id(buffer) for module in modules for buffer in module.buffers()}
         # Buffers of no unit, by name.
@@ -103,7 +110,32 @@ class CutModel:
         except ValuesNeeded as need:
             if run.versions is not None:
                 raise
-            raise self._refuse_later(need) from None
+            raise self._refuse_later(self._with_modules(run, need, args, kwargs)) from None
+
+    def _with_modules(
+        self, run: PartRun, need: ValuesNeeded, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ValuesNeeded:
+        """Returns the same need with the modules that it is about, of all whose outputs have the same shape. The part
+        runs once more for this."""
+        if len(need.outputs) < 2:
+            return need
+        again = PartRun(
+            run.first,
+            run.last,
+            run.received,
+            run.layout,
+            run.carried,
+            run.keeps,
+            copies_outputs=run.copies_outputs,
+            has_own_placeholders=True,
+        )
+        try:
+            self._run_part(again, args, kwargs)
+        except ValuesNeeded as found:
+            return found
+        except Exception:  # noqa: BLE001 - a model that behaves differently the second time; the first need is the error
+            return need
+        return need
 
     def _run_part(self, run: PartRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self._run is None
@@ -134,7 +166,7 @@ class CutModel:
                 f"changes its buffer {changed} between its units, which one part alone would see; change it before "
                 "the first unit, or inside of a unit"
             )
-        needed = run.watch.sources_of(tensors_of((run.output, run.kept)))
+        needed = run.watch.marks.sources_of((run.output, run.kept))
         if needed:
             raise ValuesNeeded(outputs=needed)
         return run.output
@@ -178,7 +210,7 @@ class CutModel:
         if place == run.first and not run.is_begun:
             args = self._begin(run, path, args)
         # What the unit makes of values of its own rank needs no watch.
-        is_paused = run.versions is None and not run.watch.concerns(args, kwargs)
+        is_paused = run.versions is None and not run.watch.marks.sources_of((args, kwargs))
         with run.watch.pausing() if is_paused else nullcontext():
             result = self._run_module(run, place, path, partial(original, **kwargs), args)
         if place == run.last and path == self._units[place].end:
@@ -261,11 +293,20 @@ class CutModel:
                 f"calls {path}, which it has left out or called later when the first batch of this shape was checked; "
                 f"run all units in the order of their definition{_WAY_OUT}"
             )
+        is_own = run.versions is not None or run.has_own_placeholders
         with run.watch.pausing():
-            tensors = [_make_placeholder(shape, self._device) for shape in described.shapes]
-        for tensor in tensors:
-            run.watch.add(tensor, path)
+            tensors = [self._placeholder_of(shape, is_own) for shape in described.shapes]
+        run.watch.marks.add(tensors, frozenset((path,)))
         return described.fill(tensors)
+
+    def _placeholder_of(self, shape: TensorShape, is_own: bool) -> torch.Tensor:
+        """Returns a placeholder. is_own: with a storage of its own, so that its module is known."""
+        if is_own:
+            return _make_placeholder(shape, self._device)
+        if shape not in self._placeholders:
+            with torch.inference_mode(False):
+                self._placeholders[shape] = _make_placeholder(shape, self._device)
+        return self._placeholders[shape].detach()
 
     def _check_order(self, run: PartRun, place: int, path: str) -> None:
         if place < run.newest_unit or path in run.described:
@@ -296,9 +337,10 @@ class CutModel:
                 f"uses {names} outside of its module, and did not in the first batch of this shape; use it in every "
                 "batch, or inside of its unit"
             )
+        carry = ", ".join(sorted({*self._carry, *need.outputs}))
         return self.refuse(
             f"needs the output of {' and '.join(need.outputs)} in a later part, and did not in the first batch of this "
-            f"shape; set parallelism.carry: [{', '.join(need.outputs)}], so that it goes along in every batch"
+            f"shape; set parallelism.carry: [{carry}], so that it goes along in every batch"
         )
 
     def refuse(self, text: str) -> GanglineError:
@@ -307,9 +349,9 @@ class CutModel:
 
 
 def _make_placeholder(shape: TensorShape, device: torch.device) -> torch.Tensor:
-    """Returns a tensor that no result depends on. It is not a number, and all of its elements are one in memory."""
-    value = torch.nan if shape.dtype.is_floating_point or shape.dtype.is_complex else 0
-    return torch.full((), value, dtype=shape.dtype, device=device).expand(shape.shape)
+    """Returns a tensor that no result depends on. It is not a number, so that a wrong use that was not found shows."""
+    placeholder = shape.make(device)
+    return placeholder.fill_(torch.nan) if placeholder.is_floating_point() else placeholder
 
 
 def _copy(value: Any) -> Any:

@@ -74,7 +74,7 @@ class Parts:
         self.count = len(counts)
         self.place_of = [slot_of_part(part, replicas.stages, schedule) for part in range(self.count)]
         self.own = [part for part, place in enumerate(self.place_of) if place == replicas.place]
-        self.cut = CutModel(model, units, replicas.device)
+        self.cut = CutModel(model, units, replicas.device, carry)
         self._layouts: dict[Any, Layout] = {}
         self.beat: Beat = NoBeat()
         # Parts in which the model changes in place what came from other parts, which are leaves that record gradients,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from gangline.pytorch.parallel.staged.layout import tensors_of
+from gangline.pytorch.parallel.staged.marks import Marks, ReadWatch, Sources, depends_on_values
 
 
 class ValuesNeeded(BaseException):
@@ -27,43 +27,15 @@ class ValuesNeeded(BaseException):
         self.outputs = sorted(outputs)
 
 
-class _Marks:
-    """Which storages have values that come from placeholders."""
-
-    def __init__(self) -> None:
-        # Paths of the modules whose placeholders are in a storage's values.
-        self._sources: dict[Any, frozenset[str]] = {}
-        # Tensors whose storages must not be used again meanwhile.
-        self._kept: list[torch.Tensor] = []
-
-    def add(self, tensor: torch.Tensor, sources: frozenset[str]) -> None:
-        key = _key_of(tensor)
-        if key not in self._sources:
-            self._kept.append(tensor)
-        self._sources[key] = self._sources.get(key, frozenset()) | sources
-
-    def sources_of(self, tensors: Sequence[torch.Tensor]) -> frozenset[str]:
-        if not self._sources:
-            return frozenset()
-        return frozenset().union(*(self._sources.get(_key_of(tensor), ()) for tensor in tensors))
-
-    def concern(self, values: Any) -> bool:
-        return bool(self._sources) and bool(self.sources_of(tensors_of(values)))
-
-
 class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Raises ValuesNeeded where an operation reads a parameter without a value, as torch 2.13 returns arbitrary numbers
     for some operations on a CPU tensor and one on the meta device. Also where a Python value, or the shape of a result,
-    comes from a placeholder.
-
-    A placeholder that is changed in place stays as it is, because its elements share their memory.
-    """
+    comes from a placeholder."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._marks = _Marks()
-        self._placeholders: set[Any] = set()
-        self._reads = _ReadWatch(self._marks)
+        self.marks = Marks()
+        self._reads = ReadWatch(self.marks, _need)
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -91,56 +63,23 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
             self.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             self._reads.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    def add(self, placeholder: torch.Tensor, path: str) -> None:
-        self._marks.add(placeholder, frozenset((path,)))
-        self._placeholders.add(_key_of(placeholder))
-
-    def sources_of(self, tensors: Sequence[torch.Tensor]) -> frozenset[str]:
-        """Returns the paths of the modules whose placeholders are in these tensors' values."""
-        return self._marks.sources_of(tensors)
-
-    def concerns(self, *values: Any) -> bool:
-        """Returns whether nested values come from a placeholder."""
-        return self._marks.concern(values)
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        read = _operands_of(args, kwargs)
-        without_values = [tensor for tensor in read if tensor.is_meta]
+        kwargs = kwargs or {}
+        operands = _operands_of(args, kwargs)
+        without_values = [tensor for tensor in operands if tensor.is_meta]
         if without_values:
             raise ValuesNeeded(without_values)
-        sources = self.sources_of(read)
-        if not sources:
-            return func(*args, **(kwargs or {}))
-        if depends_on_values(func):
-            raise ValuesNeeded(outputs=sources)
-        if _changes_first(func) and _key_of(args[0]) in self._placeholders:
-            self._marks.add(args[0], sources)
-            return args[0]
-        result = func(*args, **(kwargs or {}))
-        if not is_value_free(func):
-            for tensor in tensors_of(result):
-                self._marks.add(tensor, sources)
+        sources = self.marks.sources_of(operands)
+        if sources and depends_on_values(func):
+            _need(sources)
+        result = func(*args, **kwargs)
+        if sources:
+            self.marks.note(func, args, kwargs, result, sources)
         return result
 
 
-class _ReadWatch(TorchFunctionMode):
-    """Raises ValuesNeeded where values of a placeholder are read without an operation. It runs beside the watch, and
-    does not refer to it, so that both are freed with their run."""
-
-    def __init__(self, marks: _Marks) -> None:
-        super().__init__()
-        self._marks = marks
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in READS:
-            sources = self._marks.sources_of(tensors_of(args))
-            if sources:
-                raise ValuesNeeded(outputs=sources)
-        return func(*args, **(kwargs or {}))
-
-
-# Functions that read values without an operation.
-READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+def _need(sources: Sources) -> NoReturn:
+    raise ValuesNeeded(outputs=sources)
 
 
 class Versions:
@@ -199,40 +138,12 @@ def _versions_of(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, in
     return [(tensor, _version_of(tensor)) for tensor in tensors]
 
 
-def _operands_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:
+def _operands_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Returns the tensors among an operation's arguments, where lists are not nested."""
     found: list[torch.Tensor] = []
-    for value in (*args, *(kwargs or {}).values()):
+    for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, list | tuple):
             found += [each for each in value if isinstance(each, torch.Tensor)]
     return found
-
-
-def _key_of(tensor: torch.Tensor) -> Any:
-    try:
-        return tensor.untyped_storage()._cdata
-    except NotImplementedError:
-        # Sparse tensors have no storage.
-        return id(tensor)
-
-
-def _changes_first(func: Any) -> bool:
-    """Returns whether an operation changes its first operand in place and returns it, as add_."""
-    schema = func._schema
-    if not schema.is_mutable or len(schema.returns) != 1:
-        return False
-    alias = schema.arguments[0].alias_info
-    return alias is not None and alias.is_write and str(schema.arguments[0].type) == "Tensor"
-
-
-def depends_on_values(func: Any) -> bool:
-    """Returns whether an operation gives Python a value of its input, or a shape that comes of such values."""
-    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
-
-
-def is_value_free(func: Any) -> bool:
-    """Returns whether an operation reads only the shape, the type and the device of its input, as zeros_like."""
-    name = str(func._schema.name).partition("::")[2]
-    return name.endswith("_like") or name.startswith("new_")
