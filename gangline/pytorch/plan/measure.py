@@ -8,7 +8,7 @@ if its parameters take at most a quarter of the machine's memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +24,7 @@ from gangline.pytorch.data.loader import DataLoader
 from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.shared.ownership import check_initialised, class_name
 from gangline.pytorch.parallel.staged.layout import tensors_of
-from gangline.pytorch.parallel.staged.unit import Unit, find_units
+from gangline.pytorch.parallel.staged.unit import Unit, check_carried, find_units
 from gangline.pytorch.plan.connections import ConnectionWatch
 from gangline.pytorch.plan.memory import Connection, ModelSize, Moment, UnitSize
 from gangline.pytorch.plan.optimizer_probe import UpdateSize, probe
@@ -78,7 +78,7 @@ def measure_kinds(
                     blocks,
                     is_gpu=is_gpu,
                     recomputation=kind,
-                    looks_on=not measured,
+                    is_observed=not measured,
                 )
             )
         except GanglineError as error:
@@ -96,24 +96,24 @@ def measure_trial(
     *,
     is_gpu: bool = True,
     recomputation: str = "none",
-    looks_on: bool = True,
+    is_observed: bool = True,
 ) -> Measured:
     """Builds the trial and measures it. blocks: the option of that name. is_gpu: whether the slots are GPUs, where
     torch's optimizers step all parameters at once. recomputation: which parts of the model run
-    again in the backward pass. looks_on: whether train_batch goes on after its first backward pass, to see
-    what strategies refuse. Raises GanglineError `plan.build` for a trial that wraps no model, and
+    again in the backward pass. is_observed: whether train_batch goes on after its first backward pass, to see what
+    strategies refuse. Raises GanglineError `plan.build` for a trial that wraps no model, and
     `parallelism.activation_checkpointing` for a model without the parts that recomputation needs."""
     again = (recomputation, blocks)
     meta, cpu = torch.device("meta"), torch.device("cpu")
     first = _Attempt(
-        make_trial, hparams, config, slots, device=meta, recomputation=again, is_gpu=is_gpu, looks_on=looks_on
+        make_trial, hparams, config, slots, device=meta, recomputation=again, is_gpu=is_gpu, is_observed=is_observed
     )
     if first.problem is None:
         return first.result(blocks)
     if first.context.models and _bytes_of(first.context.models) > _physical_bytes() / 4:
         return first.result(blocks)
     second = _Attempt(
-        make_trial, hparams, config, slots, device=cpu, recomputation=again, is_gpu=is_gpu, looks_on=looks_on
+        make_trial, hparams, config, slots, device=cpu, recomputation=again, is_gpu=is_gpu, is_observed=is_observed
     )
     return second.result(blocks)
 
@@ -131,14 +131,14 @@ class _Attempt:
         device: torch.device,
         recomputation: tuple[str, Sequence[str] | None],
         is_gpu: bool,
-        looks_on: bool,
+        is_observed: bool,
     ) -> None:
         self._is_gpu = is_gpu
         self.problem: BaseException | None = None
         self.is_built = False
         self._forward: _Forward | None = None
         self._parallelism = config.get("parallelism")
-        self.context = PlanningContext(hparams, config, slots, device, looks_on=looks_on)
+        self.context = PlanningContext(hparams, config, slots, device, is_observed=is_observed)
         self.context.recomputation = recomputation
         seed.seed_build(self.context.get_trial_seed())
         try:
@@ -149,9 +149,8 @@ class _Attempt:
                 torch.set_default_device(None)
             self.is_built = True
             if self.context.models:
-                section = self._parallelism if isinstance(self._parallelism, Mapping) else {}
-                carry = section.get("carry") or ()
-                self._forward = _run_forward(trial, self.context, self._units()[0], is_gpu=is_gpu, carry=carry)
+                units = self._units()[0]
+                self._forward = _run_forward(trial, self.context, units, is_gpu=is_gpu, carry=self._carry)
         except (Exception, Reached) as error:  # noqa: BLE001 - a user's code may raise anything; the plan says what is missing
             self.problem = error
 
@@ -175,6 +174,8 @@ class _Attempt:
                 f"activations and operations are not counted, because {what} failed here: {_line(self.problem)}"
             )
         units, refusal = self._units()
+        if units:
+            check_carried(units, self._carry)
         size = _size_of(models, self.context.optimizers, units, self._forward, blocks, is_gpu=self._is_gpu)
         size = replace(size, recomputation=self.context.recomputation[0])
         if not self.context.optimizers:
@@ -190,9 +191,14 @@ class _Attempt:
             refusal,
             tuple(notes),
             refusals_of(
-                Subject(models, self.context.optimizers, self.context.look, self._parallelism, blocks, self._is_gpu)
+                Subject(models, self.context.optimizers, self.context.observed, self._parallelism, blocks, self._is_gpu)
             ),
         )
+
+    @property
+    def _carry(self) -> Sequence[str]:
+        section = self._parallelism if isinstance(self._parallelism, Mapping) else {}
+        return section.get("carry") or ()
 
     def _units(self) -> tuple[list[Unit], str]:
         try:
@@ -219,7 +225,7 @@ class _Forward:
 
 
 def _run_forward(
-    trial: Any, context: PlanningContext, units: Sequence[Unit], *, is_gpu: bool, carry: Collection[str]
+    trial: Any, context: PlanningContext, units: Sequence[Unit], *, is_gpu: bool, carry: Sequence[str]
 ) -> _Forward:
     model = context.models[0]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -229,8 +235,7 @@ def _run_forward(
     known = {
         tensor.untyped_storage()._cdata for each in context.models for tensor in (*each.parameters(), *each.buffers())
     }
-    # Storages are kept, so that no later one gets the address of one of these.
-    # With the unit that keeps each.
+    # Each storage with the unit that keeps it. They stay alive, so that no later one gets the address of one of these.
     seen: dict[int, tuple[torch.UntypedStorage, int]] = {}
     connections = ConnectionWatch(model, units, carry)
     counter = operation_counter()
@@ -275,7 +280,7 @@ def _run_forward(
             is_measured = True
         found.moments = peak.moments(found.records)
         found.peak_bytes = _peaks_of_units(model, units, peak, found.activation_bytes)
-        context.look.unused = [left_out(each, peak.unreached) for each in context.models]
+        context.observed.unused = [left_out(each, peak.unreached) for each in context.models]
 
     for each in context.models:
         each.train()
@@ -300,11 +305,11 @@ def _run_forward(
 
 def _train(trial: Any, batch: Any, context: PlanningContext) -> None:
     """Runs train_batch. An exception after its first backward pass, as for reading a value on the meta device, ends the
-    look and is no problem."""
+    run and is no problem."""
     try:
         trial.train_batch(batch, 0, 0)
     except (Exception, SystemExit, Reached) as error:
-        if not isinstance(error, Reached) and not context.look.num_backwards:
+        if not isinstance(error, Reached) and not context.observed.num_backwards:
             raise
 
 

@@ -16,7 +16,7 @@ from gangline.core.context import alone
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel import choose_strategy, recompute
 from gangline.pytorch.parallel.shared.ownership import WrappedModels
-from gangline.pytorch.plan.refusal import Look
+from gangline.pytorch.plan.refusal import Observation
 from gangline.pytorch.setup import make_setting
 from gangline.pytorch.trial.context import PyTorchTrialContext
 
@@ -32,9 +32,9 @@ class Reached(BaseException):
 class PlanningContext(PyTorchTrialContext):
     """Context of one process that stands for one of several slots. slots: of the trial; each of them has its part of
     the global batch. device: where the model is built, the meta device or the CPU; the meta device is left as soon as
-    a model is wrapped. recomputation: as recompute takes
-    it. on_backward: called with the loss of the first backward pass. looks_on: whether train_batch goes on after that
-    pass, for `look`, which notes what strategies may refuse. No later call does any work."""
+    a model is wrapped. recomputation: as recompute takes it. on_backward: called with the loss of the first backward
+    pass. is_observed: whether train_batch goes on after that pass, for `observed`, which notes what strategies may
+    refuse. Later backward passes and steps do no work."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class PlanningContext(PyTorchTrialContext):
         slots: int,
         device: torch.device,
         *,
-        looks_on: bool = False,
+        is_observed: bool = False,
     ) -> None:
         setting = make_setting(None, hparams, {**config, "parallelism": "none"}, aggregation_frequency=1)
         strategy = choose_strategy("none", 1, torch.device("cpu"), setting.optimizations)
@@ -52,20 +52,20 @@ class PlanningContext(PyTorchTrialContext):
         self.build_device = device
         self.recomputation: tuple[str, Sequence[str] | None] = ("none", None)
         self.on_backward: Callable[[torch.Tensor], None] = lambda loss: None
-        self.looks_on = looks_on
-        self.look = Look()
+        self.is_observed = is_observed
+        self.observed = Observation()
         self._num_later = 0
         self._wrapped = WrappedModels("parallelism", replaces=False)
 
     def note_call(self) -> None:
         """Called before each call of the first model in train_batch."""
         self._note_later()
-        self.look.num_calls += 1
+        self.observed.num_calls += 1
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         torch.set_default_device(None)
         recompute(model, *self.recomputation)
-        model.__dict__["__deepcopy__"] = partial(_copy_noted, model, self.look)
+        model.__dict__["__deepcopy__"] = partial(_copy_noted, model, self.observed)
         self.models.append(model)
         self._wrapped.add(model)
         return model
@@ -75,18 +75,18 @@ class PlanningContext(PyTorchTrialContext):
         try:
             self._wrapped.check(optimizer)
         except GanglineError as error:
-            self.look.mistake = self.look.mistake or error.message
+            self.observed.mistake = self.observed.mistake or error.message
         return optimizer
 
     def backward(
         self, loss: torch.Tensor, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False
     ) -> None:
         self._note_later()
-        self.look.num_backwards += 1
-        self.look.has_arguments |= gradient is not None or retain_graph
-        if self.look.num_backwards == 1:
+        self.observed.num_backwards += 1
+        self.observed.has_arguments |= gradient is not None or retain_graph
+        if self.observed.num_backwards == 1:
             self.on_backward(loss)
-            if not self.looks_on:
+            if not self.is_observed:
                 raise Reached
 
     def step_optimizer(
@@ -100,20 +100,20 @@ class PlanningContext(PyTorchTrialContext):
         """Steps nothing. A closure that makes the first backward pass is called once for it."""
         self._note_later()
         if closure is not None:
-            self.look.closed_over.append(optimizer)
-        if not self.look.num_backwards:
+            self.observed.closed_over.append(optimizer)
+        if not self.observed.num_backwards:
             if closure is None:
                 raise Reached
             closure()
 
     def get_tensorboard_writer(self) -> Any:
         """Returns the writer while the trial is built, and writes no scalars of a batch that is not trained."""
-        if self.look.num_backwards:
+        if self.observed.num_backwards:
             raise Reached
         return super().get_tensorboard_writer()
 
     def _note_later(self) -> None:
-        if not self.look.num_backwards:
+        if not self.observed.num_backwards:
             return
         self._num_later += 1
         if self._num_later > _MOST_CALLS:
@@ -132,9 +132,9 @@ class PlanningContext(PyTorchTrialContext):
         return split_batch(size, min(self.slots, size))
 
 
-def _copy_noted(model: nn.Module, look: Look, memo: Any) -> nn.Module:
+def _copy_noted(model: nn.Module, observed: Observation, memo: Any) -> nn.Module:
     """Copies a wrapped model as without this hook, which the copy does not have."""
-    look.is_copied = True
+    observed.is_copied = True
     hook = model.__dict__.pop("__deepcopy__")
     try:
         return copy.deepcopy(model, memo)

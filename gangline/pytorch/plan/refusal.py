@@ -38,7 +38,7 @@ _COPIED = "has a part of the model on each slot, and the trial copies the wrappe
 
 
 @dataclass(slots=True)
-class Look:
+class Observation:
     """Notes of one run of train_batch. num_calls: of the first model. num_backwards: calls of context.backward.
     has_arguments: whether one of them had a gradient or retain_graph. closed_over: optimizers whose step had a closure.
     is_copied: whether a wrapped model was copied. unused: for each model, what left_out returns; empty where the first
@@ -61,7 +61,7 @@ class Subject:
 
     models: Sequence[nn.Module]
     optimizers: Sequence[Optimizer]
-    look: Look
+    observed: Observation
     parallelism: Any
     blocks: Sequence[str] | None
     is_gpu: bool
@@ -89,7 +89,7 @@ def refusals_of(subject: Subject) -> dict[str, str]:
     for name, row in STRATEGIES.items():
         if row.family not in makers:
             continue
-        reasons = [subject.look.mistake] if subject.look.mistake else []
+        reasons = [subject.observed.mistake] if subject.observed.mistake else []
         reasons += makers[row.family](name, subject)
         if name != "ddp":
             reasons += _of_optimizers(name, subject, reaches)
@@ -99,14 +99,14 @@ def refusals_of(subject: Subject) -> dict[str, str]:
 
 
 def _replicated(name: str, subject: Subject) -> Iterator[str]:
-    look, section = subject.look, subject.parallelism if isinstance(subject.parallelism, Mapping) else {}
+    observed, section = subject.observed, subject.parallelism if isinstance(subject.parallelism, Mapping) else {}
     for model in subject.models:
         conflict = sparse_conflict(name, model) if subject.is_gpu else None
         if conflict is not None:
             yield conflict
     if section.get("find_unused_parameters") or section.get("static_graph"):
         return
-    for model, names in zip(subject.models, look.unused, strict=False):
+    for model, names in zip(subject.models, observed.unused, strict=False):
         if names:
             yield unused_parameters(class_name(model), names, name).message
 
@@ -121,20 +121,20 @@ def _sharded(name: str, subject: Subject) -> Iterator[str]:
 
 
 def _staged(name: str, subject: Subject) -> Iterator[str]:
-    look = subject.look
+    observed = subject.observed
     try:
         check_model(subject.models[0], None, DEFAULT_SCHEDULE)
     except GanglineError as error:
         yield error.message
-    if look.is_copied:
+    if observed.is_copied:
         yield _COPIED
-    if look.num_calls > 1:
+    if observed.num_calls > 1:
         yield SEVERAL_CALLS
-    if look.num_backwards > 1:
+    if observed.num_backwards > 1:
         yield _SEVERAL_BACKWARDS
-    if look.has_arguments:
+    if observed.has_arguments:
         yield _ARGUMENTS
-    if look.closed_over:
+    if observed.closed_over:
         yield _CLOSURE
 
 
@@ -152,5 +152,5 @@ def _of_optimizers(name: str, subject: Subject, reaches: Sequence[tuple[Reach, s
         if conflict is not None:
             yield conflict
         divides = name == "zero1" or (STRATEGIES[name].family == "sharded" and reach is Reach.TENSOR)
-        if divides and any(each is optimizer for each in subject.look.closed_over):
+        if divides and any(each is optimizer for each in subject.observed.closed_over):
             yield closure_conflict(name, optimizer)

@@ -20,7 +20,7 @@ from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome, TaskKind
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import age_of
-from services.scheduler.transition.strategy_step import say_final, say_step, step_down
+from services.scheduler.transition.strategy_step import describe_final, describe_step, step_down
 
 # Kinds of exits that are no failure of the member itself.
 _NO_FAILURE = {ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.PEER_FAILED}
@@ -129,7 +129,7 @@ def step_down_if_it_helps(decision: Decision, trial: Trial, allocation: Allocati
     lower = step_down(trial, allocation, decision.failure, started_batches)
     if lower is None:
         return decision
-    reason = f"{describe(decision.failure)}; {say_step(lower, decision.failure)}"
+    reason = f"{describe(decision.failure)}; {describe_step(lower, decision.failure)}"
     return replace(decision, outcome=None, reason=reason, strategy=lower)
 
 
@@ -180,7 +180,7 @@ def older_checkpoint(trial: Trial, allocation: Allocation, checkpoints: Iterable
 def _why_hopeless(trial: Trial, allocation: Allocation, failure: ExitReport, older: Checkpoint | None) -> str:
     """Returns why a retry is hopeless; empty where another attempt may succeed."""
     if failure.kind in _FINAL:
-        with_choice, instead = say_final(trial, failure)
+        with_choice, instead = describe_final(trial, failure)
         return f"{_FINAL[failure.kind]}{with_choice} would come again{instead}"
     if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is None:
         return "the trial has no older checkpoint"

@@ -69,14 +69,14 @@ def is_refused(failure: ExitReport) -> bool:
     return failure.kind is ExitKind.CONFIGURATION_ERROR and is_refusal(failure.error_code)
 
 
-def say_step(lower: StrategyChoice, failure: ExitReport) -> str:
+def describe_step(lower: StrategyChoice, failure: ExitReport) -> str:
     """Returns why the next attempt has another strategy, as a clause."""
     if is_refused(failure):
         return f"{lower.choice} refuses the trial, and auto goes on with another strategy"
     return f"{lower.choice} needs too much memory, and auto goes on with less"
 
 
-def say_final(trial: Trial, failure: ExitReport) -> tuple[str, str]:
+def describe_final(trial: Trial, failure: ExitReport) -> tuple[str, str]:
     """Returns which choice of auto the failure would come again with, and what to name instead, as clauses; empty for a
     failure that does not depend on the choice."""
     is_blamed = failure.kind is ExitKind.OUT_OF_MEMORY or is_refused(failure)

@@ -185,6 +185,12 @@ def test_each_kind_of_recomputation_is_measured_if_the_model_has_the_parts() -> 
         measure_kinds(Lone, hparams, {}, 2, None, kinds=["full"])
 
 
+def test_a_carried_unit_that_the_model_does_not_have_is_refused() -> None:
+    section = {"strategy": "pipeline", "carry": ["10"]}
+    with pytest.raises(GanglineError, match=r"parallelism\.carry: there is no unit '10'; .*the units are 0, 1, 2, 3"):
+        measure_trial(_Trial, {"global_batch_size": _BATCH}, {"parallelism": section}, 1, None)
+
+
 def test_a_model_without_blocks_cannot_be_recomputed() -> None:
     class Lone(_Trial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:

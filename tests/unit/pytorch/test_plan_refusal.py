@@ -69,7 +69,7 @@ class _GoesBackAgain(_Trial):
 
 
 class _HandlesErrors(_Trial):
-    """Would never end, if a handler could take the end of the look for an error."""
+    """Would never end, if a handler could take the end of the run for an error."""
 
     def go_on(self, batch: Any) -> None:
         while True:

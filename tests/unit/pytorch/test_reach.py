@@ -93,3 +93,9 @@ def test_rate_of_0_and_a_scheduler_hide_nothing() -> None:
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
     assert optimizer.param_groups[0]["lr"] == 0.0
     assert check_reach("zero3", optimizer) is Reach.TENSOR
+
+
+def test_a_group_may_have_no_parameters() -> None:
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": _parameters()}]
+    optimizer = torch.optim.AdamW(groups)
+    assert check_reach("zero1", optimizer) is Reach.ELEMENT

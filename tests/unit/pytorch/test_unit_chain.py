@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -91,9 +92,9 @@ class _Part:
         return PartRun(self.first, self.last, self.hidden, self.layout)
 
 
-def _two_parts(model: nn.Module, inputs: torch.Tensor) -> tuple[_Part, _Part]:
+def _two_parts(model: nn.Module, inputs: torch.Tensor, carry: Sequence[str] = ()) -> tuple[_Part, _Part]:
     """Runs a chain in two parts of three units, with checks."""
-    cut = CutModel(model, find_units(model), _CPU)
+    cut = CutModel(model, find_units(model), _CPU, carry)
     first = PartRun(0, 2, versions=Versions())
     value = cut.run_part(first, (inputs,), {})
     second = PartRun(3, 5, value, first.described, versions=Versions())
@@ -266,6 +267,12 @@ def _reshaped(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     return x + first.view(-1).view(4, 8).transpose(0, 1).reshape(4, 8)
 
 
+def _gathered(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros_like(x)
+    torch._foreach_add_([total], [first])
+    return x + total
+
+
 def _unused(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     # What reads only the shape, and what nothing comes of.
     first.add_(x).view(-1).mul_(2)
@@ -285,7 +292,7 @@ class _Joining(Chain):
         return out
 
 
-@pytest.mark.parametrize("join", [_masked, _decided, _listed, _selected, _collected, _changed, _reshaped])
+@pytest.mark.parametrize("join", [_masked, _decided, _listed, _selected, _collected, _changed, _reshaped, _gathered])
 def test_a_connection_that_appears_later_is_refused_with_the_option_that_helps(join: Any) -> None:
     model, inputs = _Joining(), torch.randn(4, 6)
     first, second = _two_parts(model, inputs)
@@ -316,6 +323,50 @@ def test_a_run_is_freed_without_garbage_collection() -> None:
         assert watch() is None
     finally:
         gc.enable()
+
+
+def test_placeholders_are_dense_and_change_their_shape() -> None:
+    torch.manual_seed(1)
+    model, inputs = _Joining(), torch.randn(4, 6)
+    shapes: list[Any] = []
+
+    def join(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        assert first.is_contiguous()
+        shapes.append(torch.view_as_complex(first.view(4, 4, 2)).shape)
+        shapes.append(first.unsqueeze_(0).shape)
+        return x
+
+    wanted = model(inputs)
+    _, second = _two_parts(model, inputs)
+    model.join = join
+    assert torch.equal(second.cut.run_part(second.again(), (inputs,), {}), wanted)
+    assert shapes == [(4, 4), (1, 4, 8)]
+
+
+def test_a_run_keeps_nothing_that_is_made_of_placeholders() -> None:
+    model, inputs = _Joining(), torch.randn(4, 6)
+    _, second = _two_parts(model, inputs)
+    kept: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def join(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        made = first * 2
+        kept.append(weakref.ref(made.untyped_storage()))
+        assert kept[0]() is not None
+        del made
+        assert kept[0]() is None
+        return x
+
+    model.join = join
+    second.cut.run_part(second.again(), (inputs,), {})
+    assert len(kept) == 1
+
+
+def test_the_advice_has_the_units_that_are_carried_already() -> None:
+    model, inputs = _Joining(), torch.randn(4, 6)
+    _, second = _two_parts(model, inputs, carry=["blocks.1"])
+    model.join = _masked
+    with pytest.raises(GanglineError, match=r"set parallelism\.carry: \[blocks\.0, blocks\.1\], so"):
+        second.cut.run_part(second.again(), (inputs,), {})
 
 
 class _WithExtra(nn.Module):

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from gangline.config.strategy_choice import CandidateRow, StrategyChoice
+from gangline.config.strategy_choice import MOST_BYTES, CandidateRow, StrategyChoice, parse_choice
 from gangline.domain.allocation import Allocation, ExitReport, Member
 from gangline.domain.experiment import Trial
 from gangline.domain.state import ExitKind, Outcome, State
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.retry import Decision, decide, step_down_if_it_helps
+from services.scheduler.transition.strategy_step import new_choice
 
 _DDP = CandidateRow("ddp", "ddp", bytes={"total": 800}, step_seconds=2.0)
 _ZERO1 = CandidateRow("zero1", "zero1", bytes={"total": 600}, step_seconds=3.0)
@@ -78,6 +79,14 @@ def test_a_refusal_is_final_otherwise(record: StrategyChoice | None, report: Exi
 
 def test_the_tenth_batch_after_a_checkpoint_is_still_one_of_the_first() -> None:
     assert _decide(_CHOICE, replace(_refusal(), batches_completed=109), started=100).outcome is None
+
+
+def test_refusals_on_record_stay_in_a_record_of_the_greatest_length() -> None:
+    trial = Trial("1.1", 1, 1, strategy_choice_json=replace(_CHOICE, refused={"ddp": "x" * 400}).to_json())
+    note = "n" * (MOST_BYTES - len(_CHOICE.to_json()) - 100)
+    sent = replace(_CHOICE, notes=(note,)).to_json()
+    assert parse_choice(new_choice(trial, sent)).refused == {"ddp": "refused the trial"}
+    assert new_choice(replace(trial, strategy_choice_json=""), sent) == sent
 
 
 def test_a_late_refusal_names_the_next_candidate() -> None:
