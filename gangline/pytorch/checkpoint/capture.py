@@ -24,7 +24,7 @@ from gangline.pytorch.checkpoint.name import (
 from gangline.pytorch.checkpoint.plain import CALLBACKS
 from gangline.pytorch.data import seed
 from gangline.pytorch.parallel.shared.even_division import divide
-from gangline.pytorch.parallel.shared.ownership import plain_name
+from gangline.pytorch.parallel.shared.ownership import plain_names
 from gangline.pytorch.parallel.shared.strategy import Holder
 from gangline.pytorch.trial.callback import PyTorchCallback
 from gangline.pytorch.trial.context import PyTorchTrialContext
@@ -79,7 +79,7 @@ def _capture_models(context: PyTorchTrialContext) -> tuple[dict[Path, torch.Tens
     tensors: dict[Path, torch.Tensor] = {}
     values: list[dict[str, Any]] = []
     for index, model in enumerate(context.models):
-        state = {plain_name(name): value for name, value in context.strategy.model_state(model).items()}
+        state = plain_names(context.strategy.model_state(model))
         tensors |= {model_path(index, name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
         values.append({name: value for name, value in state.items() if not isinstance(value, torch.Tensor)})
     return tensors, values

@@ -30,7 +30,7 @@ from gangline.pytorch.checkpoint.name import (
 from gangline.pytorch.checkpoint.plain import CALLBACKS
 from gangline.pytorch.checkpoint.source import Described, Source
 from gangline.pytorch.data import seed
-from gangline.pytorch.parallel.shared.ownership import class_name, plain_name
+from gangline.pytorch.parallel.shared.ownership import class_name, plain_name, plain_names
 from gangline.pytorch.trial.callback import PyTorchCallback
 from gangline.pytorch.trial.context import PyTorchTrialContext
 
@@ -43,7 +43,7 @@ def restore(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallbac
     trainer = source.trainer
     _check_counts(context, trainer)
     for index, model in enumerate(context.models):
-        source.align(index, set(map(plain_name, context.strategy.model_state(model))))
+        source.align(index, set(plain_names(context.strategy.model_state(model))))
         _check_model(context, index, model, source)
     names = name_parameters(context.models, context.optimizers)
     keys: list[list[str]] = []
@@ -78,7 +78,7 @@ def _own_part(context: PyTorchTrialContext, source: Source) -> dict[str, Any]:
 
 
 def _check_model(context: PyTorchTrialContext, index: int, model: nn.Module, source: Source) -> None:
-    state = {plain_name(name): value for name, value in context.strategy.model_state(model).items()}
+    state = plain_names(context.strategy.model_state(model))
     values = source.trainer[MODEL_VALUES][index]
     prefix = join((MODELS, index, ""))
     saved = {path.removeprefix(prefix) for path in source.tensors if path.startswith(prefix)} | set(values)

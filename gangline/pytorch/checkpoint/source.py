@@ -33,7 +33,7 @@ from gangline.pytorch.checkpoint.capture import (
 )
 from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, model_path, state_path
 from gangline.pytorch.checkpoint.writer import TENSORS_FOLDER
-from gangline.pytorch.parallel.shared.ownership import plain_name
+from gangline.pytorch.parallel.shared.ownership import plain_name, plain_names
 
 STATE_FORMAT = 2
 
@@ -127,13 +127,13 @@ class _DividedSource(Source):
         self._rename_values()
 
     def _rename_values(self) -> None:
-        self.trainer[MODEL_VALUES] = [_renamed(values) for values in self.trainer[MODEL_VALUES]]
+        self.trainer[MODEL_VALUES] = [plain_names(values) for values in self.trainer[MODEL_VALUES]]
         for optimizer in self.trainer[OPTIMIZERS]:
             for group in optimizer["param_groups"]:
                 group["params"] = [plain_name(name) for name in group["params"]]
         for rank in self.ranks:
             values = rank.get(OPTIMIZER_VALUES, {})
-            rank[OPTIMIZER_VALUES] = {number: _renamed(entries) for number, entries in values.items()}
+            rank[OPTIMIZER_VALUES] = {number: plain_names(entries) for number, entries in values.items()}
 
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
         load(
@@ -172,7 +172,7 @@ class _WholeSource(Source):
             **state,
             "num_models": len(models),
             MODEL_VALUES: [
-                _renamed({name: value for name, value in model.items() if not isinstance(value, torch.Tensor)})
+                plain_names({name: value for name, value in model.items() if not isinstance(value, torch.Tensor)})
                 for model in models
             ],
             OPTIMIZERS: [{key: value for key, value in optimizer.items() if key != STATE} for optimizer in optimizers],
@@ -212,10 +212,6 @@ class _DeterminedSource(_WholeSource):
         self.trainer[MODEL_VALUES][index] = {
             name.removeprefix(prefix): value for name, value in self.trainer[MODEL_VALUES][index].items()
         }
-
-
-def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {plain_name(name): value for name, value in values.items()}
 
 
 def _load(path: Path) -> dict[str, Any]:

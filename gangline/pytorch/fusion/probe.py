@@ -45,14 +45,9 @@ def measure_link(
     return fit_link(samples)
 
 
-def measure_link_quickly(
-    distributed: DistributedContext, device: torch.device, group: dist.ProcessGroup | None = None
-) -> LinkCost | None:
-    """Measures two sizes, only to distinguish one link from another. It costs a few times the exchange of 1 MiB. group:
-    of this rank, where the ranks exchange in several groups at once; the times are still the longest of all ranks."""
-    return fit_link(
-        [LinkSample(size, min(_time_exchanges(distributed, device, size, 2, group))) for size in _QUICK_SIZES]
-    )
+def measure_link_quickly(distributed: DistributedContext, device: torch.device) -> LinkCost | None:
+    """Measures two sizes, only to distinguish one link from another. It costs a few times the exchange of 1 MiB."""
+    return fit_link([LinkSample(size, min(_time_exchanges(distributed, device, size, 2))) for size in _QUICK_SIZES])
 
 
 def measure_link_steadily(
@@ -60,7 +55,8 @@ def measure_link_steadily(
 ) -> LinkCost | None:
     """Measures two sizes, of each the fastest of several exchanges, so that other work on the machines matters little.
     The first one opens connections. The larger size is that of messages of gradients where the link is fast enough.
-    Otherwise as measure_link_quickly."""
+    group: of this rank, where the ranks exchange in several groups at once; the times are still the longest of all
+    ranks."""
     samples = [
         LinkSample(size, min(_time_exchanges(distributed, device, size, repetitions, group)))
         for size, repetitions in ((_QUICK_SIZES[0], _STEADY_REPETITIONS), (_QUICK_SIZES[1], _REPETITIONS))

@@ -32,7 +32,7 @@ _MOST_SLOTS = 4096
 # Exchanges of a step that the computation does not hide: those of the last bucket or block in each direction.
 _MESSAGES = {"ddp": 1, "zero1": 2, "zero2": 2, "zero3": 3, "hsdp": 4}
 # A backward pass computes about twice as much as the forward pass. With recomputation the forward pass runs twice.
-PASSES, PASSES_WITH_RECOMPUTATION = 3.0, 4.0
+PASSES, _PASSES_WITH_RECOMPUTATION = 3.0, 4.0
 
 
 # Why a trial gets no pipeline; after the word.
@@ -323,7 +323,7 @@ def moved_bytes(model: ModelSize, parameters: float, calls: int) -> float:
 
 
 def _passes(model: ModelSize) -> float:
-    return PASSES if model.recomputation == "none" else PASSES_WITH_RECOMPUTATION
+    return PASSES if model.recomputation == "none" else _PASSES_WITH_RECOMPUTATION
 
 
 def _ring(ranks: int) -> float:

@@ -28,7 +28,7 @@ from gangline.lacking import Lacking
 from gangline.pytorch.data import batch_data as batches
 from gangline.pytorch.metrics.reducer import MetricReducer, Reducers
 from gangline.pytorch.parallel import Replica, Strategy, recomputation_of, recompute
-from gangline.pytorch.parallel.shared.ownership import plain_name
+from gangline.pytorch.parallel.shared.ownership import plain_names
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.profile import ProfileSetting
 from gangline.pytorch.profile.trace import Trace
@@ -324,7 +324,7 @@ class PyTorchTrialContext(Lacking):
     def get_full_model_state(self, model: nn.Module) -> dict[str, Any]:
         """Returns a wrapped model's whole state_dict on the CPU, also where ranks have parts of it. It fits the bare
         model, before torch.compile. All ranks call it in step; each gets all of it."""
-        return {plain_name(name): value for name, value in self.strategy.full_model_state(model).items()}
+        return plain_names(self.strategy.full_model_state(model))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Returns the context of mixed_precision, for forward passes outside of train_batch and evaluate_batch. Without

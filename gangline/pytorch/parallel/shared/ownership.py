@@ -3,6 +3,7 @@ a wrapped model, and the models must be as they were when they were wrapped. Use
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -154,6 +155,11 @@ def plain_name(name: str) -> str:
     """Returns a tensor's name in a model, or a path with one, without the modules that torch.compile puts around
     others."""
     return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
+
+
+def plain_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the same values by their plain names."""
+    return {plain_name(name): value for name, value in values.items()}
 
 
 def class_name(model: nn.Module) -> str:

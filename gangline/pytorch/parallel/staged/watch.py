@@ -14,6 +14,7 @@ import torch
 from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.marks import Marks, ReadWatch, Sources, depends_on_values
 
 
@@ -65,7 +66,7 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operands = _operands_of(args, kwargs)
+        operands = tensors_of((args, kwargs))
         without_values = [tensor for tensor in operands if tensor.is_meta]
         if without_values:
             raise ValuesNeeded(without_values)
@@ -136,14 +137,3 @@ def _is_changed(noted: Sequence[tuple[torch.Tensor, int]]) -> bool:
 
 def _versions_of(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
     return [(tensor, _version_of(tensor)) for tensor in tensors]
-
-
-def _operands_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Returns the tensors among an operation's arguments, where lists are not nested."""
-    found: list[torch.Tensor] = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += [each for each in value if isinstance(each, torch.Tensor)]
-    return found
