@@ -17,7 +17,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,38 @@ STRATEGIES: dict[int, dict[str, Any]] = {
         "pipeline (stages 2)": {"strategy": "pipeline", "stages": 2},
         "pipeline (stages 2 replicas zero2)": {"strategy": "pipeline", "stages": 2, "replicas": "zero2"},
     },
+}
+# Strategies of 2 ranks whose peaks are measured with each kind of recomputation, too.
+RECOMPUTING = ("ddp", "zero3", "pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """name: of the plan's row, without the number of microbatches and the recomputation. parallelism: the section."""
+
+    name: str
+    parallelism: Any
+    recomputation: str = "none"
+
+    @property
+    def label(self) -> str:
+        return self.name if self.recomputation == "none" else f"{self.name} recompute {self.recomputation}"
+
+
+FORMS = {size: [Form(name, section) for name, section in rows.items()] for size, rows in STRATEGIES.items()}
+FORMS_OF_PEAKS = {
+    **FORMS,
+    2: [
+        *FORMS[2],
+        *(
+            Form(
+                "pipeline (stages 2)" if strategy == "pipeline" else strategy,
+                {"strategy": strategy, "activation_checkpointing": kind},
+                kind,
+            )
+            for strategy, kind in product(RECOMPUTING, ("blocks", "full"))
+        ),
+    ],
 }
 
 
@@ -84,17 +117,17 @@ class Run:
         self._print("bytes for a parameter after a step, parameters + gradients + optimizer: counted, by the formula")
         # AMP computes in bf16 and keeps fp32; half keeps bf16.
         for optimizer, kind in (*product(OPTIMIZERS, ("fp32",)), ("adamw", "bf16 weights"), ("adamw", "bf16 autocast")):
-            for size, strategies in STRATEGIES.items():
+            for size, forms in FORMS.items():
                 hparams = self._hparams("gpt", optimizer, kind == "bf16 weights")
-                for name, ranks in zip(strategies, self._measure(size, [hparams], kind), strict=True):
-                    measured, row = self._predict(size, hparams, name)
+                for form, ranks in zip(forms, self._measure(size, forms, hparams, kind), strict=True):
+                    measured, row = self._predict(size, hparams, form)
                     assert row.memory is not None
                     expected = [row.memory.parameters, row.memory.gradients, row.memory.optimizer]
                     # The rank that keeps most, as a row of the plan is the slot that needs most.
                     most = max(ranks, key=lambda kept: sum(map(float, _sizes(kept))))
                     counts, numel = _sizes(most), measured.size.parameters
                     self._print(
-                        f"  {size} x {name:34} {optimizer:9} {kind:14} {_sum_of(counts, numel)}   "
+                        f"  {size} x {form.label:34} {optimizer:9} {kind:14} {_sum_of(counts, numel)}   "
                         f"{_sum_of(expected, numel)}"
                     )
                     yield abs(sum(expected) / sum(counts) - 1)
@@ -102,16 +135,16 @@ class Run:
     def compare_peaks(self) -> Iterator[float]:
         """Yields the difference of each strategy's peak."""
         self._print("peak of a step in MB, fp32, AdamW: counted, predicted, difference; on paper, difference")
-        for model, (size, strategies) in product(MODELS, STRATEGIES.items()):
+        for model, (size, forms) in product(MODELS, FORMS_OF_PEAKS.items()):
             hparams = self._hparams(model, "adamw", is_half=False)
-            for name, ranks in zip(strategies, self._measure(size, [hparams], "fp32"), strict=True):
-                measured, row = self._predict(size, hparams, name)
+            for form, ranks in zip(forms, self._measure(size, forms, hparams, "fp32"), strict=True):
+                measured, row = self._predict(size, hparams, form)
                 assert row.memory is not None
                 counted = max(kept["peak"] for kept in ranks)
                 paper = _on_paper(measured, row, size, self._batch)
                 difference = row.memory.total / counted - 1
                 self._print(
-                    f"  {model:12} {size} x {name:34} {counted / 1e6:8.2f} {row.memory.total / 1e6:8.2f} "
+                    f"  {model:12} {size} x {form.label:36} {counted / 1e6:8.2f} {row.memory.total / 1e6:8.2f} "
                     f"{difference:+7.1%} {paper / 1e6:8.2f} {paper / counted - 1:+7.1%}"
                 )
                 yield abs(difference)
@@ -119,22 +152,22 @@ class Run:
     def _hparams(self, model: str, optimizer: str, is_half: bool) -> dict[str, Any]:
         return {"global_batch_size": self._batch, "model": model, "optimizer": optimizer, "is_half": is_half}
 
-    def _predict(self, size: int, hparams: dict[str, Any], name: str) -> tuple[Measured, Candidate]:
-        """Returns the measured trial, and the plan's row for a strategy."""
-        measured = measure_trial(SizedTrial, hparams, {}, size, None, is_gpu=self._device == "cuda")
+    def _predict(self, size: int, hparams: dict[str, Any], form: Form) -> tuple[Measured, Candidate]:
+        """Returns the measured trial, and the plan's row of a form."""
+        measured = measure_trial(
+            SizedTrial, hparams, {}, size, is_gpu=self._device == "cuda", recomputation=form.recomputation
+        )
         # hsdp makes two copies of a model on four ranks of one machine, as on two machines.
         rows = list_candidates(measured.size, Work(self._batch), Place(size, max(1, size // 2) if size == 4 else size))
-        (row,) = (row for row in rows if row.memory is not None and _short_name(row) == name)
+        (row,) = (row for row in rows if row.memory is not None and _short_name(row) == form.name)
         return measured, row
 
-    def _measure(self, size: int, hparams: list[dict[str, Any]], kind: str) -> list[list[dict[str, int]]]:
-        """Returns the bytes of all ranks for each strategy."""
+    def _measure(
+        self, size: int, forms: Sequence[Form], hparams: dict[str, Any], kind: str
+    ) -> list[list[dict[str, int]]]:
+        """Returns the bytes of all ranks for each form."""
         options = {"mixed_precision": "bf16"} if kind == "bf16 autocast" else {}
-        cases = [
-            {"parallelism": strategy, "hparams": values, "optimizations": options}
-            for values in hparams
-            for strategy in STRATEGIES[size].values()
-        ]
+        cases = [{"parallelism": form.parallelism, "hparams": hparams, "optimizations": options} for form in forms]
         launcher = torchrun(size) if size > 1 else [sys.executable]
         command = [*launcher, str(WORKLOAD), str(self._folder), self._device, json.dumps(cases)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -78,7 +78,8 @@ class StrategyChoice:
     slot_flops: operations a second of the slowest slot. inside_rate, across_rate: bytes a second between slots of one
     machine, and between machines. message_seconds: of a message beside the time for its bytes. None where there
     is no such link, and in records of earlier versions. kernel_seconds: of issuing an operation. memory_rate,
-    copy_rate: bytes a second of a slot's memory, and into new memory.
+    copy_rate: bytes a second of a slot's memory, and into new memory. broadcast_rate: bytes a second of a tensor that
+    one slot sends to all others.
     """
 
     choice: str
@@ -94,6 +95,7 @@ class StrategyChoice:
     kernel_seconds: float | None = None
     memory_rate: float | None = None
     copy_rate: float | None = None
+    broadcast_rate: float | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
 
     @property

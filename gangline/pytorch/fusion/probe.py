@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,18 +53,19 @@ def measure_link_quickly(distributed: DistributedContext, device: torch.device) 
 
 
 def measure_link_steadily(
-    distributed: DistributedContext, device: torch.device, group: dist.ProcessGroup | None = None
+    distributed: DistributedContext,
+    device: torch.device,
+    exchange: Callable[[torch.Tensor], Any] = dist.all_reduce,
 ) -> LinkCost | None:
     """Measures two sizes, of each the fastest of several exchanges, so that other work on the machines matters little.
     The first one opens connections. The larger size is that of messages of gradients where the link is fast enough.
-    group: of this rank, where the ranks exchange in several groups at once; the times are still the longest of all
-    ranks."""
+    exchange: of a tensor, perhaps in one of several groups at once; the times are still the longest of all ranks."""
     samples = [
-        LinkSample(size, min(_time_exchanges(distributed, device, size, repetitions, group)))
+        LinkSample(size, min(_time_exchanges(distributed, device, size, repetitions, exchange)))
         for size, repetitions in ((_QUICK_SIZES[0], _STEADY_REPETITIONS), (_QUICK_SIZES[1], _REPETITIONS))
     ]
     if samples[-1].seconds < _FAST_SECONDS:
-        times = _time_exchanges(distributed, device, _STEADY_SIZE, _STEADY_REPETITIONS, group)
+        times = _time_exchanges(distributed, device, _STEADY_SIZE, _STEADY_REPETITIONS, exchange)
         samples[-1] = LinkSample(_STEADY_SIZE, min(times))
     return fit_link(samples)
 
@@ -72,17 +75,17 @@ def _time_exchanges(
     device: torch.device,
     size: int,
     repetitions: int,
-    group: dist.ProcessGroup | None = None,
+    exchange: Callable[[torch.Tensor], Any] = dist.all_reduce,
 ) -> list[float]:
     tensor = torch.zeros(size // 4, dtype=torch.float32, device=device)
-    own = [_time_exchange(tensor, group) for _ in range(repetitions)]
+    own = [_time_exchange(tensor, exchange) for _ in range(repetitions)]
     return agree_on_longest(distributed, own)
 
 
-def _time_exchange(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> float:
+def _time_exchange(tensor: torch.Tensor, exchange: Callable[[torch.Tensor], Any]) -> float:
     _wait_for(tensor.device)
     began = time.perf_counter()
-    dist.all_reduce(tensor, group=group)
+    exchange(tensor)
     _wait_for(tensor.device)
     return time.perf_counter() - began
 

@@ -59,7 +59,7 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
     section = config.parallelism
     values = json.loads(config.model_dump_json())
     kinds = recomputations_of(section)
-    measured = measure_kinds(trial_class, hparams, values, slots, section.blocks, kinds=kinds)
+    measured = measure_kinds(trial_class, hparams, values, slots, kinds=kinds)
     memory, batch = request["slot_memory_gib"], hparams.get("global_batch_size")
     place = Place(
         slots,

@@ -211,7 +211,6 @@ def _measure_all(
         setting.hparams,
         setting.config,
         slots,
-        section.blocks,
         kinds=recomputations_of(section),
         is_gpu=is_gpu,
     )

@@ -146,6 +146,7 @@ def record_of(decision: Decision, place: Place, notes: Sequence[str]) -> Strateg
         place.kernel_seconds,
         place.memory_rate,
         place.copy_rate,
+        broadcast_rate=place.broadcast_rate,
         refused=decision.refused,
     )
 

@@ -34,14 +34,18 @@ class Ledger:
         with self._lock:
             self.peak = self.live
 
-    def add(self, tensors: Iterable[Any]) -> None:
-        """Counts the storages of these tensors that are new. Other values are skipped."""
+    def add(self, tensors: Iterable[Any]) -> bool:
+        """Counts the storages of these tensors that are new. Other values are skipped. Returns whether one of them is
+        on the ledger's device."""
+        is_here = False
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
                 inner = getattr(tensor, "_local_tensor", tensor)
                 # Sparse tensors have no storage of their own.
                 if inner.layout is torch.strided and inner.device.type == self._device_type:
                     self.resize(inner.untyped_storage(), is_new=True)
+                    is_here = True
+        return is_here
 
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
         """Takes the storages of these tensors out of the count, and never counts them again."""
@@ -74,8 +78,8 @@ class Ledger:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counts the tensors that operations of the entering thread return into a ledger. num_kernels: operations so
-    far."""
+    """Counts the tensors that operations of the entering thread return into a ledger. num_kernels: operations so far
+    that returned a tensor on the ledger's device."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -103,6 +107,5 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.num_kernels += 1
-        self.ledger.add(tree_leaves(result))
+        self.num_kernels += self.ledger.add(tree_leaves(result))
         return result

@@ -8,30 +8,24 @@ if its parameters take at most a quarter of the machine's memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
+from gangline.config.parallelism import Parallelism, parse_parallelism
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.data import seed
-from gangline.pytorch.data.batch_data import count_records, move
-from gangline.pytorch.data.loader import DataLoader
 from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.shared.ownership import check_initialised, class_name
-from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.unit import Unit, check_carried, find_units
-from gangline.pytorch.plan.connections import ConnectionWatch
-from gangline.pytorch.plan.memory import Connection, ModelSize, Moment, UnitSize
+from gangline.pytorch.plan.memory import ModelSize, UnitSize
 from gangline.pytorch.plan.optimizer_probe import UpdateSize, probe
+from gangline.pytorch.plan.passes import Passes, measure_passes
 from gangline.pytorch.plan.planning_context import PlanningContext, Reached
-from gangline.pytorch.plan.recurrent import LstmOfCpu
-from gangline.pytorch.plan.refusal import Subject, left_out, refusals_of
-from gangline.pytorch.plan.step_peak import FusedAttention, StepPeak, operation_counter
+from gangline.pytorch.plan.refusal import Subject, refusals_of
 
 _ADAM_BYTES = 8.0
 
@@ -58,7 +52,6 @@ def measure_kinds(
     hparams: Mapping[str, Any],
     config: Mapping[str, Any],
     slots: int,
-    blocks: Sequence[str] | None,
     *,
     kinds: Sequence[str],
     is_gpu: bool = True,
@@ -75,7 +68,6 @@ def measure_kinds(
                     hparams,
                     config,
                     slots,
-                    blocks,
                     is_gpu=is_gpu,
                     recomputation=kind,
                     is_observed=not measured,
@@ -92,69 +84,64 @@ def measure_trial(
     hparams: Mapping[str, Any],
     config: Mapping[str, Any],
     slots: int,
-    blocks: Sequence[str] | None,
     *,
     is_gpu: bool = True,
     recomputation: str = "none",
     is_observed: bool = True,
 ) -> Measured:
-    """Builds the trial and measures it. blocks: the option of that name. is_gpu: whether the slots are GPUs, where
-    torch's optimizers step all parameters at once. recomputation: which parts of the model run
-    again in the backward pass. is_observed: whether train_batch goes on after its first backward pass, to see what
-    strategies refuse. Raises GanglineError `plan.build` for a trial that wraps no model, and
+    """Builds the trial and measures it. config: with the section `parallelism`. is_gpu: whether the slots are GPUs,
+    where torch's optimizers step all parameters at once. recomputation: which parts of the model run again in the
+    backward pass. is_observed: whether train_batch goes on after its first backward pass, to see what strategies
+    refuse. Raises GanglineError `plan.build` for a trial that wraps no model, and
     `parallelism.activation_checkpointing` for a model without the parts that recomputation needs."""
-    again = (recomputation, blocks)
-    meta, cpu = torch.device("meta"), torch.device("cpu")
-    first = _Attempt(
-        make_trial, hparams, config, slots, device=meta, recomputation=again, is_gpu=is_gpu, is_observed=is_observed
-    )
+    section = parse_parallelism(config.get("parallelism") or {})
+
+    def attempt(device: str) -> _Attempt:
+        context = PlanningContext(hparams, config, slots, torch.device(device), is_observed=is_observed)
+        context.recomputation = recomputation, section.blocks
+        return _Attempt(make_trial, context, section, is_gpu=is_gpu)
+
+    first = attempt("meta")
     if first.problem is None:
-        return first.result(blocks)
+        return first.result()
     if first.context.models and _bytes_of(first.context.models) > _physical_bytes() / 4:
-        return first.result(blocks)
-    second = _Attempt(
-        make_trial, hparams, config, slots, device=cpu, recomputation=again, is_gpu=is_gpu, is_observed=is_observed
-    )
-    return second.result(blocks)
+        return first.result()
+    return attempt("cpu").result()
 
 
 class _Attempt:
-    """One attempt to build a trial on a device and to run its forward pass. problem: the exception that ended it."""
+    """One attempt to build a trial on the context's device and to run its first batch. problem: the exception that
+    ended it."""
 
     def __init__(
         self,
         make_trial: Callable[[PlanningContext], Any],
-        hparams: Mapping[str, Any],
-        config: Mapping[str, Any],
-        slots: int,
+        context: PlanningContext,
+        section: Parallelism,
         *,
-        device: torch.device,
-        recomputation: tuple[str, Sequence[str] | None],
         is_gpu: bool,
-        is_observed: bool,
     ) -> None:
-        self._is_gpu = is_gpu
+        self.context = context
         self.problem: BaseException | None = None
-        self.is_built = False
-        self._forward: _Forward | None = None
-        self._parallelism = config.get("parallelism")
-        self.context = PlanningContext(hparams, config, slots, device, is_observed=is_observed)
-        self.context.recomputation = recomputation
-        seed.seed_build(self.context.get_trial_seed())
+        self._section = section
+        self._is_gpu = is_gpu
+        self._is_built = False
+        self._passes: Passes | None = None
+        seed.seed_build(context.get_trial_seed())
         try:
-            torch.set_default_device(device)
+            torch.set_default_device(context.build_device)
             try:
-                trial = make_trial(self.context)
+                trial = make_trial(context)
             finally:
                 torch.set_default_device(None)
-            self.is_built = True
-            if self.context.models:
+            self._is_built = True
+            if context.models:
                 units = self._units()[0]
-                self._forward = _run_forward(trial, self.context, units, is_gpu=is_gpu, carry=self._carry)
+                self._passes = measure_passes(trial, context, units, section.carry or (), is_gpu=is_gpu)
         except (Exception, Reached) as error:  # noqa: BLE001 - a user's code may raise anything; the plan says what is missing
             self.problem = error
 
-    def result(self, blocks: Sequence[str] | None) -> Measured:
+    def result(self) -> Measured:
         models = self.context.models
         if not models:
             if isinstance(self.problem, GanglineError):
@@ -169,36 +156,64 @@ class _Attempt:
         check_initialised(models[0])
         notes = []
         if self.problem is not None:
-            what = "the forward pass" if self.is_built else "__init__ after wrap_model"
+            what = "the forward pass" if self._is_built else "__init__ after wrap_model"
             notes.append(
                 f"activations and operations are not counted, because {what} failed here: {_line(self.problem)}"
             )
         units, refusal = self._units()
         if units:
-            check_carried(units, self._carry)
-        size = _size_of(models, self.context.optimizers, units, self._forward, blocks, is_gpu=self._is_gpu)
-        size = replace(size, recomputation=self.context.recomputation[0])
-        if not self.context.optimizers:
+            check_carried(units, self._section.carry or ())
+        optimizers = self.context.optimizers
+        if not optimizers:
             notes.append("no optimizer was wrapped; counted 8 bytes for each parameter, as for AdamW")
-        names = [type(optimizer).__name__ for optimizer in self.context.optimizers]
+        names = [type(optimizer).__name__ for optimizer in optimizers]
         return Measured(
             models[0],
             class_name(models[0]),
-            size,
+            self._size(units),
             tuple(units),
             ", ".join(dict.fromkeys(names)) or "unknown",
             len(models),
             refusal,
             tuple(notes),
-            refusals_of(
-                Subject(models, self.context.optimizers, self.context.observed, self._parallelism, blocks, self._is_gpu)
-            ),
+            refusals_of(Subject(models, optimizers, self.context.observed, self._section, self._is_gpu)),
         )
 
-    @property
-    def _carry(self) -> Sequence[str]:
-        section = self._parallelism if isinstance(self._parallelism, Mapping) else {}
-        return section.get("carry") or ()
+    def _size(self, units: Sequence[Unit]) -> ModelSize:
+        models, blocks = self.context.models, self._section.blocks
+        parameters = _unique(models)
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        total = max(1, sum(parameter.numel() for parameter in parameters))
+        stored = sum(parameter.nbytes for parameter in parameters) / total
+        passes = self._passes or Passes.of_none(len(units))
+        flops = sum(passes.flops)
+        update = probe(self.context.optimizers, self._is_gpu)
+        if not self.context.optimizers:
+            update = UpdateSize(_ADAM_BYTES * sum(parameter.numel() for parameter in trained))
+        groups = [numel for model in models for numel in _groups(model, blocks)]
+        return ModelSize(
+            sum(parameter.numel() for parameter in parameters),
+            max(groups, default=0),
+            stored,
+            gradient=sum(parameter.nbytes for parameter in trained) / total,
+            optimizer=update.state_bytes / total,
+            computed=stored,
+            activation_bytes=sum(passes.activation_bytes) / passes.records,
+            units=tuple(_unit_size(models[0], unit, place, passes) for place, unit in enumerate(units)),
+            forward_flops=flops / passes.records,
+            moments=passes.moments,
+            step_bytes=update.temporary_bytes / total,
+            step_tensor_bytes=update.largest_temporary_bytes,
+            recomputation=self.context.recomputation[0],
+            tensors=tuple(parameter.numel() for parameter in trained),
+            forward_kernels=float(passes.kernels),
+            num_groups=len(groups),
+            connections=passes.connections,
+            flop_passes=passes.all_flops / flops if flops else 0.0,
+            kernel_passes=passes.all_kernels / passes.kernels if passes.kernels else 0.0,
+            update_kernels=update.kernels,
+            update_bytes=update.moved_bytes / total,
+        )
 
     def _units(self) -> tuple[list[Unit], str]:
         try:
@@ -207,212 +222,17 @@ class _Attempt:
             return [], error.message
 
 
-@dataclass(slots=True)
-class _Forward:
-    """What one forward pass keeps and computes, for each unit; without units in one entry. records: of its batch.
-    moments: those of the passes that need most memory; empty where the backward pass failed. peak_bytes: of a unit's
-    own passes, 0 where they are not known. kernels: operations that were issued. connections: outputs of units that
-    later units need besides."""
-
-    records: int
-    activation_bytes: list[float]
-    output_bytes: list[float]
-    flops: list[float]
-    moments: tuple[Moment, ...] = ()
-    peak_bytes: list[float] = field(default_factory=list)
-    kernels: int = 0
-    connections: tuple[Connection, ...] = ()
-
-
-def _run_forward(
-    trial: Any, context: PlanningContext, units: Sequence[Unit], *, is_gpu: bool, carry: Sequence[str]
-) -> _Forward:
-    model = context.models[0]
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    batch = _first_batch(trial.build_training_data_loader(), context.get_trial_seed())
-    places = max(1, len(units))
-    found = _Forward(max(1, count_records(batch)), [0.0] * places, [0.0] * places, [0.0] * places)
-    known = {
-        tensor.untyped_storage()._cdata for each in context.models for tensor in (*each.parameters(), *each.buffers())
-    }
-    # Each storage with the unit that keeps it. They stay alive, so that no later one gets the address of one of these.
-    seen: dict[int, tuple[torch.UntypedStorage, int]] = {}
-    connections = ConnectionWatch(model, units, carry)
-    counter = operation_counter()
-    current, counted, is_measured = 0, 0, False
-
-    def enter(place: int, inputs: Any = ()) -> None:
-        nonlocal current, counted
-        if is_measured:
-            return
-        total = counter.get_total_flops()
-        found.flops[current] += total - counted
-        current, counted = place, total
-        if context.recomputation[0] != "none":
-            # A recomputed module keeps its inputs, which no hook of saved tensors sees.
-            for tensor in tensors_of(inputs):
-                keep(tensor)
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if not is_measured and storage._cdata not in known and storage._cdata not in seen:
-            seen[storage._cdata] = storage, current
-            found.activation_bytes[current] += min(storage.nbytes(), tensor.numel() * tensor.element_size())
-        return tensor
-
-    def leave(place: int, output: Any) -> None:
-        if not is_measured:
-            found.output_bytes[place] = float(sum(value.nbytes for value in tensors_of(output)))
-
-    def go_back(loss: torch.Tensor) -> None:
-        nonlocal is_measured
-        enter(current)
-        found.kernels = counting.num_kernels
-        found.connections = connections.found(found.records, {key: place for key, (_, place) in seen.items()})
-        seen.clear()
-        try:
-            if not loss.requires_grad:
-                return
-            peak.backward(loss)
-        except Exception:  # noqa: BLE001 - an operation without a backward pass here; the forward pass is counted
-            return
-        finally:
-            is_measured = True
-        found.moments = peak.moments(found.records)
-        found.peak_bytes = _peaks_of_units(model, units, peak, found.activation_bytes)
-        context.observed.unused = [left_out(each, peak.unreached) for each in context.models]
-
-    for each in context.models:
-        each.train()
-    saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    batch = move(batch, device)
-    peak = StepPeak(context.models, batch, device)
-    context.on_backward = go_back
-    called = model.register_forward_pre_hook(lambda *_: context.note_call())
-    with (
-        called,
-        _watch(model, units, enter, leave),
-        connections.watching(),
-        saved,
-        FusedAttention(),
-        nullcontext() if is_gpu else LstmOfCpu(),
-        peak.counting() as counting,
-        counter,
-    ):
-        _train(trial, batch, context)
-    return found
-
-
-def _train(trial: Any, batch: Any, context: PlanningContext) -> None:
-    """Runs train_batch. An exception after its first backward pass, as for reading a value on the meta device, ends the
-    run and is no problem."""
-    try:
-        trial.train_batch(batch, 0, 0)
-    except (Exception, SystemExit, Reached) as error:
-        if not isinstance(error, Reached) and not context.observed.num_backwards:
-            raise
-
-
-def _peaks_of_units(
-    model: nn.Module, units: Sequence[Unit], peak: StepPeak, activation_bytes: Sequence[float]
-) -> list[float]:
-    """Returns the most bytes at each unit's backward pass, without what the units before it keep."""
-    parts = [{id(value) for path in unit.paths for value in model.get_submodule(path).parameters()} for unit in units]
-    found, before = [], 0.0
-    for count, kept in zip(peak.peaks_of(parts), activation_bytes, strict=False):
-        found.append(max(0.0, count - before))
-        before += kept
-    return found
-
-
-@contextmanager
-def _watch(
-    model: nn.Module, units: Sequence[Unit], enter: Callable[[int, Any], None], leave: Callable[[int, Any], None]
-) -> Iterator[None]:
-    """Calls `enter` before each module of a unit, with the unit's place and the inputs, and `leave` once with its
-    output."""
-    handles = []
-    for place, unit in enumerate(units):
-        for path in unit.paths:
-            before = model.get_submodule(path).register_forward_pre_hook(
-                lambda _module, inputs, place=place: enter(place, inputs)
-            )
-            handles.append(before)
-        if unit.end is None and place + 1 < len(units):
-            # The input of the next unit is the output of the modules before the first list.
-            following = model.get_submodule(units[place + 1].paths[0])
-            handles.append(
-                following.register_forward_pre_hook(lambda *values, place=place: leave(place, values[1][:1]))
-            )
-            continue
-        last = model.get_submodule(unit.end or unit.paths[-1])
-        handles.append(last.register_forward_hook(lambda *values, place=place: leave(place, values[-1])))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _first_batch(loader: Any, trial_seed: int) -> Any:
-    if isinstance(loader, DataLoader):
-        return next(iter(loader.get_data_loader(repeat=True, seed=trial_seed)))
-    return next(iter(loader))
-
-
-def _size_of(
-    models: Sequence[nn.Module],
-    optimizers: Sequence[Optimizer],
-    units: Sequence[Unit],
-    forward: _Forward | None,
-    blocks: Sequence[str] | None,
-    *,
-    is_gpu: bool,
-) -> ModelSize:
-    parameters = _unique(models)
-    total = sum(parameter.numel() for parameter in parameters)
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    stored = sum(parameter.nbytes for parameter in parameters) / max(1, total)
-    gradient = sum(parameter.nbytes for parameter in trained) / max(1, total)
-    update = probe(optimizers, is_gpu)
-    if not optimizers:
-        update = UpdateSize(_ADAM_BYTES * sum(parameter.numel() for parameter in trained))
-    records = forward.records if forward else 1
-    sizes = tuple(
-        UnitSize(
-            unit.name,
-            unit.numel,
-            forward.activation_bytes[place] / records if forward else 0.0,
-            forward.output_bytes[place] / records if forward else 0.0,
-            forward.flops[place] / records if forward else 0.0,
-            forward.peak_bytes[place] / records if forward and forward.peak_bytes else 0.0,
-            tuple(value.numel() for value in _unique([models[0].get_submodule(path) for path in unit.paths])),
-        )
-        for place, unit in enumerate(units)
+def _unit_size(model: nn.Module, unit: Unit, place: int, passes: Passes) -> UnitSize:
+    tensors = _unique([model.get_submodule(path) for path in unit.paths])
+    return UnitSize(
+        unit.name,
+        unit.numel,
+        passes.activation_bytes[place] / passes.records,
+        passes.output_bytes[place] / passes.records,
+        passes.flops[place] / passes.records,
+        passes.peak_bytes[place] / passes.records,
+        tuple(value.numel() for value in tensors),
     )
-    return ModelSize(
-        total,
-        max((_largest_group(model, blocks) for model in models), default=0),
-        stored,
-        gradient,
-        update.state_bytes / max(1, total),
-        stored,
-        sum(forward.activation_bytes) / records if forward else 0.0,
-        sizes,
-        sum(forward.flops) / records if forward else 0.0,
-        forward.moments if forward else (),
-        update.temporary_bytes / max(1, total),
-        update.largest_temporary_bytes,
-        tensors=tuple(parameter.numel() for parameter in trained),
-        forward_kernels=float(forward.kernels) if forward else 0.0,
-        num_groups=sum(len(_groups(model, blocks)) for model in models),
-        connections=forward.connections if forward else (),
-    )
-
-
-def _largest_group(model: nn.Module, blocks: Sequence[str] | None) -> int:
-    """Returns the parameters of the largest group that zero3 gathers."""
-    return max(_groups(model, blocks), default=0)
 
 
 def _groups(model: nn.Module, blocks: Sequence[str] | None) -> list[int]:

@@ -75,7 +75,10 @@ class ModelSize:
     gangline.config.parallelism; all sizes were measured so. tensors: numbers of elements of the trained parameter
     tensors; empty if not measured. forward_kernels: operations that the forward pass issues, whatever the number of
     records. num_groups: groups that are gathered at once: the blocks, and all that is outside of them. connections:
-    outputs of units that are carried over borders of a pipeline.
+    outputs of units that are carried over borders of a pipeline. flop_passes, kernel_passes: operations of the forward
+    and backward pass, and those that are issued, over the forward pass's own; 0 where the backward pass was not
+    measured. update_kernels: operations that a step of the optimizer issues for all parameters. update_bytes: bytes
+    that it reads and writes, for each parameter.
     """
 
     parameters: int
@@ -95,6 +98,10 @@ class ModelSize:
     forward_kernels: float = 0.0
     num_groups: int = 1
     connections: tuple[Connection, ...] = ()
+    flop_passes: float = 0.0
+    kernel_passes: float = 0.0
+    update_kernels: float = 0.0
+    update_bytes: float = 0.0
 
     @property
     def kept(self) -> float:
@@ -129,7 +136,7 @@ def slot_memory(model: ModelSize, strategy: str, slots: int, records: float, sha
     if family != "sharded":
         # DDP's buckets are the gradients themselves (gradient_as_bucket_view).
         # Each tensor has one owner with zero1. The slot that owns most needs most.
-        state = whole * _owned_ratio(model, slots) if strategy == "zero1" else whole
+        state = whole * owned_ratio(model, slots) if strategy == "zero1" else whole
         # The buckets stay from step to step. Without them gradients come one by one, and go after the step.
         late = model.gradient * whole if family == "single" else 0.0
         step = _step_bytes(model, state)
@@ -146,7 +153,7 @@ def slot_memory(model: ModelSize, strategy: str, slots: int, records: float, sha
     return Memory(model.stored * divided, model.gradient * divided, model.optimizer * divided, transient, activations)
 
 
-def _owned_ratio(model: ModelSize, slots: int) -> float:
+def owned_ratio(model: ModelSize, slots: int) -> float:
     """Returns the part of the trained parameters that one slot owns at most; equal parts where no tensors are known."""
     return largest_share(model.tensors, slots) / sum(model.tensors) if model.tensors else 1 / slots
 

@@ -1,15 +1,19 @@
-"""Measures what an optimizer keeps and what its step needs, by steps of its class on small parameters of its own."""
+"""Measures what an optimizer keeps, and what its step needs and moves, by steps of its class on small parameters of its
+own.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
 
@@ -23,16 +27,31 @@ _UNKNOWN_STATE_BYTES = 8.0
 @dataclass(frozen=True, slots=True)
 class UpdateSize:
     """state_bytes: of all trained parameters. temporary_bytes: of a step that handles all parameters at once.
-    largest_temporary_bytes: of a step that handles one parameter after the other, for the largest one."""
+    largest_temporary_bytes: of a step that handles one parameter after the other, for the largest one. kernels,
+    moved_bytes: operations of a step of all trained parameters, and the bytes that they read and write."""
 
     state_bytes: float
     temporary_bytes: float = 0.0
     largest_temporary_bytes: float = 0.0
+    kernels: float = 0.0
+    moved_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What was counted with some equal parameters. state: bytes for an element of a parameter. temporary: the most
+    bytes of a step, for an element of one of the parameters. kernels: of a step of all. moved: bytes of a step, for an
+    element of all."""
+
+    state: float
+    temporary: float = 0.0
+    kernels: float = 0.0
+    moved: float = 0.0
 
 
 def probe(optimizers: Iterable[Optimizer], is_gpu: bool) -> UpdateSize:
     """Returns the sums over all optimizers, and the largest temporary of one."""
-    state = temporary = largest = 0.0
+    state = temporary = largest = kernels = moved = 0.0
     for optimizer in optimizers:
         parameters = [value for group in optimizer.param_groups for value in group["params"] if value.requires_grad]
         if not parameters:
@@ -43,18 +62,19 @@ def probe(optimizers: Iterable[Optimizer], is_gpu: bool) -> UpdateSize:
             is_at_once = is_gpu and "foreach" in optimizer.defaults and not optimizer.defaults.get("fused")
         for dtype in sorted({value.dtype for value in parameters}, key=str):
             sizes = [value.numel() for value in parameters if value.dtype is dtype]
-            kept, needed = _try(optimizer, dtype, is_at_once)
-            state += kept * sum(sizes)
+            tried = _try(optimizer, dtype, is_at_once)
+            state += tried.state * sum(sizes)
+            moved += tried.moved * sum(sizes)
             if is_at_once:
-                temporary += needed / _NUM_PARAMETERS * sum(sizes)
+                temporary += tried.temporary / _NUM_PARAMETERS * sum(sizes)
+                kernels += tried.kernels
             else:
-                largest = max(largest, needed * max(sizes))
-    return UpdateSize(state, temporary, largest)
+                largest = max(largest, tried.temporary * max(sizes))
+                kernels += tried.kernels / _NUM_PARAMETERS * len(sizes)
+    return UpdateSize(state, temporary, largest, kernels, moved)
 
 
-def _try(optimizer: Optimizer, dtype: torch.dtype, is_at_once: bool) -> tuple[float, float]:
-    """Returns the bytes of state for an element of a parameter; and the most bytes of temporary tensors in a step of
-    some equal parameters, for an element of one of them."""
+def _try(optimizer: Optimizer, dtype: torch.dtype, is_at_once: bool) -> _Tried:
     parameters = [nn.Parameter(torch.ones(_SIDE, _SIDE, dtype=dtype)) for _ in range(_NUM_PARAMETERS)]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
@@ -63,19 +83,53 @@ def _try(optimizer: Optimizer, dtype: torch.dtype, is_at_once: bool) -> tuple[fl
     options = {key: value for key, value in optimizer.defaults.items() if key in known}
     if is_at_once:
         options["foreach"] = True
-    ledger = Ledger("cpu")
+    ledger, moved = Ledger("cpu"), _MovedBytes()
     try:
         tried = type(optimizer)(parameters, **options)
         # The state is made in the first step.
         tried.step()
         ledger.ignore([*parameters, *(value.grad for value in parameters if value.grad is not None)])
         ledger.ignore(value for entry in tried.state.values() for value in entry.values() if _is_tensor(value))
-        with LiveBytes(ledger):
+        with LiveBytes(ledger), moved:
             tried.step()
     except Exception:  # noqa: BLE001 - an optimizer with other arguments counts as the largest usual one
-        return _UNKNOWN_STATE_BYTES, 0.0
+        return _Tried(_UNKNOWN_STATE_BYTES)
     # Whole bytes for an element, as bias corrections are single numbers.
-    return _state_bytes(tried, parameters), ledger.peak // _ELEMENTS
+    return _Tried(
+        _state_bytes(tried, parameters),
+        ledger.peak // _ELEMENTS,
+        moved.kernels,
+        moved.bytes // (_NUM_PARAMETERS * _ELEMENTS),
+    )
+
+
+class _MovedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Counts operations, and the bytes that they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.kernels = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.kernels += 1
+            # An operation on lists of tensors in place returns nothing.
+            written = list(_written(func, args)) if result is None else result
+            self.bytes += _bytes_of((args, kwargs)) + _bytes_of(written)
+        return result
+
+
+def _written(func: Any, args: tuple[Any, ...]) -> Iterator[Any]:
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield value
+
+
+def _bytes_of(values: Any) -> int:
+    """Returns the bytes of the tensors in these values, of each tensor once."""
+    tensors = {id(value): value for value in tree_leaves(values) if _is_tensor(value)}
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _state_bytes(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> float:

@@ -5,11 +5,13 @@ All ranks call measure_place in step, once the process group is open. It takes a
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from gangline.pytorch.fusion.agreement import agree_on_longest
 from gangline.pytorch.fusion.probe import measure_link_steadily
 from gangline.pytorch.plan.decision import groups_by_machine, rate_of, round_rate, slot_share
 from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
-from gangline.pytorch.plan.rule import PASSES, Place
+from gangline.pytorch.plan.rule import Place
 
 # Beyond the sizes for which an allocator keeps memory that is free.
 _COPIED_BYTES = 40 << 20
@@ -63,7 +65,13 @@ def measure_place(distributed: DistributedContext, device: torch.device, dtype: 
     if distributed.size == 1:
         return place
     inside, across, message = _measure_links(distributed, device, machines, place)
-    return replace(place, inside_rate=inside, across_rate=across, message_seconds=message)
+    return replace(
+        place,
+        inside_rate=inside,
+        across_rate=across,
+        message_seconds=message,
+        broadcast_rate=_measure_broadcast(distributed, device),
+    )
 
 
 def memory_limits(device: torch.device) -> dict[str, int]:
@@ -115,10 +123,13 @@ def _measure_kernel(device: torch.device) -> float:
     layers = [(nn.LayerNorm(_SMALL), nn.Linear(_SMALL, _SMALL), nn.ReLU()) for _ in range(_SMALL)]
     model = nn.Sequential(*(part for layer in layers for part in layer)).to(device)
     records = torch.ones(1, _SMALL, device=device)
+
+    def train() -> None:
+        model(records).sum().backward()
+
     with LiveBytes(Ledger(device.type)) as counting:
-        model(records)
-    seconds = _fastest_seconds(device, lambda: model(records).sum().backward())
-    return seconds / (PASSES * counting.num_kernels)
+        train()
+    return _fastest_seconds(device, train) / counting.num_kernels
 
 
 def _measure_copies(device: torch.device) -> tuple[float, float]:
@@ -157,10 +168,16 @@ def _measure_links(
     # Every rank takes part in the making of every group.
     made = [dist.new_group(ranks) for ranks in groups]
     own = next(group for group, ranks in zip(made, groups, strict=True) if distributed.rank in ranks)
-    inside = measure_link_steadily(distributed, device, own)
+    inside = measure_link_steadily(distributed, device, partial(dist.all_reduce, group=own))
     dist.destroy_process_group(own)
     ranks = max(map(len, groups))
     return rate_of(inside.bytes_per_second if inside else 0.0, ranks, place.inside_rate), whole, message
+
+
+def _measure_broadcast(distributed: DistributedContext, device: torch.device) -> float | None:
+    """Returns the bytes a second of a tensor that one slot sends to all others; None where times give no rate."""
+    cost = measure_link_steadily(distributed, device, partial(dist.broadcast, src=0))
+    return round_rate(cost.bytes_per_second) if cost and math.isfinite(cost.bytes_per_second) else None
 
 
 def _measure_message(distributed: DistributedContext, device: torch.device) -> float:

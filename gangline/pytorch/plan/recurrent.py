@@ -7,6 +7,7 @@ small LSTM of the same layers runs on the CPU.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,8 @@ _RECORDS = 4
 # Arguments of torch.lstm for tensors that are padded: input, states, weights, and six options. A packed sequence has
 # others, and its lengths have no values here.
 _NUM_ARGUMENTS = 9
+# Among the options.
+_BIDIRECTIONAL = 4
 
 
 class LstmOfCpu(TorchFunctionMode):
@@ -47,24 +50,62 @@ def _lstm(
     shapes = tuple(tuple(weight.shape) for weight in weights)
     state_shapes = tuple((state.shape[0], state.shape[2]) for state in states)
     kept = _kept_bytes((steps, inputs.shape[2]), state_shapes, shapes, inputs.dtype, options)
-    result: tuple[torch.Tensor, ...] = _Lstm.apply(options, round(kept * records), inputs, *states, *weights)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    num_directions = 2 if options[_BIDIRECTIONAL] else 1
+    width = num_directions * states[0].shape[2]
+    result: tuple[torch.Tensor, ...] = _Lstm.apply(width, round(kept * records), inputs, *states, *weights)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return result
 
 
+# oneDNN computes each pass of an LSTM as one operation. The product of a weight with the input of each step and record
+# counts two operations for each of its elements, and two such products belong to the backward pass.
+torch.library.define("gangline_plan::lstm", "(Tensor inputs, Tensor[] states, Tensor[] weights, int width) -> Tensor[]")
+torch.library.define("gangline_plan::lstm_backward", "(Tensor inputs, Tensor[] states, Tensor[] weights) -> Tensor[]")
+
+
+@torch.library.register_fake("gangline_plan::lstm")  # type: ignore[untyped-decorator]  # torch leaves it untyped
+def _forward(
+    inputs: torch.Tensor, states: list[torch.Tensor], weights: list[torch.Tensor], width: int
+) -> list[torch.Tensor]:
+    return [inputs.new_empty(*inputs.shape[:2], width), *(torch.empty_like(state) for state in states)]
+
+
+@torch.library.register_fake("gangline_plan::lstm_backward")  # type: ignore[untyped-decorator]  # torch leaves it untyped
+def _backward(inputs: torch.Tensor, states: list[torch.Tensor], weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty_like(operand) for operand in (inputs, *states, *weights)]
+
+
+def _forward_operations(inputs: Any, states: Any, weights: Any, *_: Any, **__: Any) -> int:
+    rows: int = inputs[0] * inputs[1]
+    numbers: int = sum(math.prod(weight) for weight in weights if len(weight) > 1)
+    return 2 * rows * numbers
+
+
+def _backward_operations(inputs: Any, states: Any, weights: Any, *_: Any, **__: Any) -> int:
+    return 2 * _forward_operations(inputs, states, weights)
+
+
+# For torch's counter of operations.
+OPERATIONS = {
+    torch.ops.gangline_plan.lstm: _forward_operations,
+    torch.ops.gangline_plan.lstm_backward: _backward_operations,
+}
+
+
 class _Lstm(torch.autograd.Function):
-    """An LSTM that keeps so many bytes beside its operands and its outputs."""
+    """An LSTM that keeps so many bytes beside its operands and its outputs. width: of its output."""
 
     @staticmethod
-    def forward(ctx: Any, options: tuple[Any, ...], kept: int, *operands: torch.Tensor) -> Any:
+    def forward(ctx: Any, width: int, kept: int, *operands: torch.Tensor) -> Any:
         inputs, first, second, *weights = operands
-        outputs = torch.lstm(inputs, (first, second), weights, *options)
+        outputs = torch.ops.gangline_plan.lstm(inputs, [first, second], weights, width)
         ctx.save_for_backward(*operands, outputs[0], torch.empty(kept, dtype=torch.uint8, device=inputs.device))
         ctx.count = len(operands)
-        return outputs
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, None, *(torch.empty_like(operand) for operand in ctx.saved_tensors[: ctx.count])
+        inputs, first, second, *weights = ctx.saved_tensors[: ctx.count]
+        return None, None, *torch.ops.gangline_plan.lstm_backward(inputs, [first, second], weights)
 
 
 @cache
@@ -86,7 +127,9 @@ def _kept_bytes(
     own = [torch.zeros(each, dtype=dtype, device="cpu", requires_grad=True) for each in weights]
     # Operations that return views of them would count them otherwise.
     ledger.ignore([inputs, *zeros, *own])
-    with torch.enable_grad(), LiveBytes(ledger):
+    # Hooks of the trial's passes, as those of recomputation, do not see what this LSTM keeps.
+    own_hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with torch.enable_grad(), own_hooks, LiveBytes(ledger):
         outputs = torch.lstm(inputs, zeros, own, *options)
         held = {output.untyped_storage()._cdata: output.untyped_storage().nbytes() for output in outputs}
         return max(0, ledger.live - sum(held.values())) / _RECORDS

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from gangline.config.parallelism import STRATEGIES
+from gangline.config.parallelism import STRATEGIES, Parallelism
 from gangline.config.pipeline import DEFAULT_SCHEDULE
 from gangline.errors import GanglineError
 from gangline.pytorch.data.torch_error import unused_parameters
@@ -56,14 +55,12 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The trial that is judged. parallelism: the section as the configuration has it. is_gpu: whether the slots are
-    GPUs."""
+    """The trial that is judged. is_gpu: whether the slots are GPUs."""
 
     models: Sequence[nn.Module]
     optimizers: Sequence[Optimizer]
     observed: Observation
-    parallelism: Any
-    blocks: Sequence[str] | None
+    section: Parallelism
     is_gpu: bool
 
 
@@ -99,12 +96,12 @@ def refusals_of(subject: Subject) -> dict[str, str]:
 
 
 def _replicated(name: str, subject: Subject) -> Iterator[str]:
-    observed, section = subject.observed, subject.parallelism if isinstance(subject.parallelism, Mapping) else {}
+    observed, section = subject.observed, subject.section
     for model in subject.models:
         conflict = sparse_conflict(name, model) if subject.is_gpu else None
         if conflict is not None:
             yield conflict
-    if section.get("find_unused_parameters") or section.get("static_graph"):
+    if section.find_unused_parameters or section.static_graph:
         return
     for model, names in zip(subject.models, observed.unused, strict=False):
         if names:
@@ -115,7 +112,7 @@ def _sharded(name: str, subject: Subject) -> Iterator[str]:
     for model in subject.models:
         try:
             check_shardable(name, model)
-            single_type_parts(name, model, find_blocks(model, subject.blocks))
+            single_type_parts(name, model, find_blocks(model, subject.section.blocks))
         except GanglineError as error:
             yield error.message
 

@@ -21,7 +21,15 @@ from gangline.config.pipeline import (
 )
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.staged.partition import imbalance_ratio, partition
-from gangline.pytorch.plan.memory import Memory, ModelSize, border_bytes, slot_memory, stage_memory, stage_units
+from gangline.pytorch.plan.memory import (
+    Memory,
+    ModelSize,
+    border_bytes,
+    owned_ratio,
+    slot_memory,
+    stage_memory,
+    stage_units,
+)
 
 GIB = 1024.0**3
 # Part of a slot's memory, and bytes, that stay free: for the device's context, libraries and fragmentation.
@@ -31,8 +39,9 @@ SPARE_BYTES = 0.5 * GIB
 _MOST_SLOTS = 4096
 # Exchanges of a step that the computation does not hide: those of the last bucket or block in each direction.
 _MESSAGES = {"ddp": 1, "zero1": 2, "zero2": 2, "zero3": 3, "hsdp": 4}
-# A backward pass computes about twice as much as the forward pass. With recomputation the forward pass runs twice.
-PASSES, _PASSES_WITH_RECOMPUTATION = 3.0, 4.0
+# Both passes over the forward pass, where the backward pass was not measured: it computes about twice as much. With
+# recomputation the forward pass runs twice.
+_PASSES, _PASSES_WITH_RECOMPUTATION = 3.0, 4.0
 
 
 # Why a trial gets no pipeline; after the word.
@@ -48,7 +57,8 @@ class Place:
     rank. Ranks that do so compute on CPUs: they issue an operation, and exchange a block, only after the one
     before. kernel_seconds: the time that a slot needs to issue an operation, however small its tensors.
     memory_rate: bytes a second that a slot moves between its memory and its processor. copy_rate: bytes a second
-    that it copies into new memory."""
+    that it copies into new memory. broadcast_rate: bytes a second of a tensor that one slot sends to all others; None
+    where it is not known."""
 
     slots: int
     slots_per_machine: int
@@ -61,6 +71,7 @@ class Place:
     kernel_seconds: float = 5e-6
     memory_rate: float = 1e12
     copy_rate: float = 1e12
+    broadcast_rate: float | None = None
 
     @property
     def machines(self) -> int:
@@ -229,9 +240,23 @@ def _whole(name: str, model: ModelSize, work: Work, place: Place) -> Candidate:
     memory = slot_memory(model, name, slots, records, shards)
     passes = _passes(model)
     compute = place.compute_seconds(
-        passes * model.forward_flops * records, passes * model.forward_kernels, moved_bytes(model, model.parameters, 1)
+        (model.flop_passes or passes) * model.forward_flops * records,
+        (model.kernel_passes or passes) * model.forward_kernels,
+        moved_bytes(model, model.parameters, 1),
     )
+    if name == "zero1":
+        owned = tensors = owned_ratio(model, slots)
+    else:
+        # A part of each tensor, with as many operations.
+        owned, tensors = 1 / shards if row.family == "sharded" else 1.0, 1.0
+    compute += _update_seconds(model, place, owned, tensors)
     return Candidate(name, (), memory, compute + _traffic_seconds(name, model, place))
+
+
+def _update_seconds(model: ModelSize, place: Place, owned: float, tensors: float) -> float:
+    """Returns the seconds of the optimizer's step. owned, tensors: the parts of all parameters, and of all tensors,
+    that a slot steps."""
+    return place.compute_seconds(0.0, model.update_kernels * tensors, model.update_bytes * model.parameters * owned)
 
 
 def _traffic_seconds(name: str, model: ModelSize, place: Place) -> float:
@@ -262,28 +287,27 @@ def _bytes_seconds(name: str, model: ModelSize, place: Place) -> float:
         gradients = model.gradient * model.parameters / own
         inside = sent_bytes("zero3", model, own, reduces_whole=place.reduces_whole) / place.inside_rate
         return inside + 2 * _ring(copies) * gradients / place.across_rate
-    sent = sent_bytes(name, model, slots, reduces_whole=place.reduces_whole) + waited_bytes(name, model, slots)
-    return sent / place.rate(slots)
+    rate = place.rate(slots)
+    if name == "zero1":
+        # The owners of parameters send one after the other, so all parameters pass the link.
+        broadcast = model.gradient * model.parameters / (place.broadcast_rate or rate)
+        return sent_bytes("ddp", model, slots, reduces_whole=place.reduces_whole) / rate + broadcast
+    return sent_bytes(name, model, slots, reduces_whole=place.reduces_whole) / rate
 
 
 def copied_bytes(name: str, model: ModelSize, slots: int) -> float:
     """Returns the bytes that a slot copies for the exchanges of a step. A gathering copies the slot's part into a
     message, receives all parts in one tensor, and copies them out of it. A sum of gradients copies them into a message
-    and receives the slot's part."""
+    and receives the slot's part. With zero1 a slot receives the parameters of the other owners in new memory."""
     part = 1 / slots
     gathering, summing = model.computed * (2 + part), model.gradient * (1 + part)
     per_parameter = {
+        "zero1": model.gradient * (1 - part),
         "zero2": gathering + summing,
         "zero3": 2 * gathering + summing,
         "hsdp": 2 * gathering + summing,
     }
     return model.parameters * per_parameter.get(name, 0.0)
-
-
-def waited_bytes(name: str, model: ModelSize, slots: int) -> float:
-    """Returns the bytes beside its own for whose time a slot waits, because slots send one after the other: with zero1
-    the owners of parameters do so. All parameters pass the link then, whatever the number of slots."""
-    return model.gradient * model.parameters * (1 - _ring(slots)) if name == "zero1" else 0.0
 
 
 def sent_bytes(name: str, model: ModelSize, slots: int, *, reduces_whole: bool) -> float:
@@ -323,7 +347,7 @@ def moved_bytes(model: ModelSize, parameters: float, calls: int) -> float:
 
 
 def _passes(model: ModelSize) -> float:
-    return PASSES if model.recomputation == "none" else _PASSES_WITH_RECOMPUTATION
+    return _PASSES if model.recomputation == "none" else _PASSES_WITH_RECOMPUTATION
 
 
 def _ring(ranks: int) -> float:
@@ -417,6 +441,7 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, kind: str
     # One message joins gradients; owners send one for each replica and direction.
     sent += (0 if replicas == 1 else 2 * replicas if is_divided else 1) * place.message_seconds
     largest = max(sum(unit.parameters for unit in own) for own in stage_units(model, counts, stages, schedule))
+    owned = largest / max(1, model.parameters) / (replicas if is_divided else 1)
     joined = joined_bytes(
         model.gradient * largest, replicas, is_divided=is_divided, reduces_whole=place.reduces_whole
     ) / place.rate(place.slots)
@@ -424,7 +449,7 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, kind: str
         "pipeline",
         (*options, ("microbatches", microbatches), *(("replicas", kind) for _ in range(is_divided))),
         max(memories, key=lambda memory: memory.total),
-        compute + sent + joined,
+        compute + _update_seconds(model, place, owned, owned) + sent + joined,
         bubble=bubble,
         imbalance=imbalance,
     )
@@ -450,6 +475,8 @@ def stage_seconds(
         flops = sum(unit.forward_flops for unit in own) if known else model.forward_flops * share
         kernels = model.forward_kernels * len(own) / max(1, len(model.units))
         passes = _passes(model)
+        flops *= model.flop_passes or passes
+        kernels *= model.kernel_passes or passes
         moved = moved_bytes(model, sum(unit.parameters for unit in own), microbatches)
-        found.append(place.compute_seconds(passes * flops * records, passes * kernels * microbatches, moved))
+        found.append(place.compute_seconds(flops * records, kernels * microbatches, moved))
     return found

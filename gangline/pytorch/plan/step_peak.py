@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
+from gangline.pytorch.plan import recurrent
 from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
 from gangline.pytorch.plan.memory import Moment
 
 _flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class StepPeak:
             for value in parameters.values()
         ]
         try:
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            # From a tensor it would run outside of the modes for functions, in which recomputed parts must run.
+            torch.autograd.backward(get_gradient_edge(loss), torch.ones_like(loss))
             self._note(None)
             self.unreached = frozenset(key for key, value in parameters.items() if value.grad is None)
         finally:
@@ -132,11 +137,40 @@ def _attention(
     return plain(query, key, value, *arguments, **options)
 
 
-def operation_counter() -> FlopCounterMode:
-    """Returns torch's counter of operations, which also knows the CPU's fused attention."""
-    return FlopCounterMode(display=False, custom_mapping={_flash_attention: _attention_operations})
+class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Counts floating-point operations by torch's formulas, and those of the CPU's fused attention and LSTM. total: so
+    far. torch's own counter has hooks that keep what recomputation would free."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        formula = _FORMULAS.get(func._overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **kwargs, out_val=result)
+        return result
 
 
-def _attention_operations(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+def _forward_operations(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     count: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return count
+
+
+def _backward_operations(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    count: int = sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return count
+
+
+_own_formulas = {
+    _flash_attention: _forward_operations,
+    _flash_attention_backward: _backward_operations,
+    **recurrent.OPERATIONS,
+}
+# Formulas get the shapes of tensors.
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    **{operation: shape_wrapper(formula) for operation, formula in _own_formulas.items()},  # type: ignore[no-untyped-call]  # torch leaves it untyped
+}

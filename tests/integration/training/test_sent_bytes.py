@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.sized import SizedTrial
 from gangline.pytorch.plan.measure import measure_trial
-from gangline.pytorch.plan.rule import Candidate, Place, Work, list_candidates, waited_bytes
+from gangline.pytorch.plan.rule import Candidate, Place, Work, list_candidates
 from tests.support.gang import run_gang
 from tests.support.sent_work import HPARAMS, Sent, train_all
 
@@ -32,7 +32,7 @@ _CASES: dict[int, dict[str, Any]] = {
 
 def _rows(size: int, *, reduces_whole: bool) -> dict[str, Candidate]:
     """The plan's rows, in which seconds are bytes: a byte takes a second, everything else no time."""
-    measured = measure_trial(SizedTrial, HPARAMS, {}, size, None, is_gpu=False)
+    measured = measure_trial(SizedTrial, HPARAMS, {}, size, is_gpu=False)
     # hsdp makes two copies on four ranks of one machine, as on two machines.
     place = Place(
         size,
@@ -47,7 +47,8 @@ def _rows(size: int, *, reduces_whole: bool) -> dict[str, Candidate]:
         copy_rate=math.inf,
     )
     rows = list_candidates(measured.size, Work(HPARAMS["global_batch_size"]), place)
-    waited = waited_bytes("zero1", measured.size, size)
+    # The owners of zero1 send one after the other, and each waits for the parts that the others receive.
+    waited = measured.size.gradient * measured.size.parameters / size
     rows = [replace(row, seconds=row.seconds - waited) if row.strategy == "zero1" else row for row in rows]
     return {_short_name(row): row for row in rows if row.memory is not None}
 

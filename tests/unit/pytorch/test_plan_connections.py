@@ -180,7 +180,7 @@ def _measure(
 ) -> Measured:
     trial = _trial_of(make, reads=reads)
     hparams = {"global_batch_size": 2 * _BATCH}
-    found = measure_trial(trial, hparams, {"parallelism": section}, 2, None, recomputation=recomputation)
+    found = measure_trial(trial, hparams, {"parallelism": section}, 2, recomputation=recomputation)
     assert len(found.units) == 7
     assert found.notes == ()
     return found

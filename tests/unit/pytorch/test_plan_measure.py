@@ -99,7 +99,7 @@ class _Twice(_Trial):
 
 
 def _measure(trial: Any) -> Measured:
-    return measure_trial(trial, {"global_batch_size": 2 * _BATCH}, {}, 2, None)
+    return measure_trial(trial, {"global_batch_size": 2 * _BATCH}, {}, 2)
 
 
 def test_a_trial_is_measured_on_the_meta_device() -> None:
@@ -111,6 +111,9 @@ def test_a_trial_is_measured_on_the_meta_device() -> None:
     assert found.notes == ()
     # A multiplication and an addition for each weight and record.
     assert size.forward_flops == 4 * 2 * _WIDTH * _WIDTH
+    # A layer's backward pass has two such products; the first layer's input needs no gradient.
+    assert size.flop_passes == (4 + 4 * 2 - 1) / 4
+    assert size.kernel_passes > 2
     assert [unit.forward_flops for unit in size.units] == [2 * _WIDTH * _WIDTH] * 4
     # A layer keeps its input: 16 numbers of 4 bytes a record. The loss keeps one more row of them, after the last one.
     assert [unit.activation_bytes for unit in size.units] == [64, 64, 64, 128]
@@ -123,10 +126,11 @@ def test_a_trial_is_measured_on_the_meta_device() -> None:
 def test_a_trial_that_reads_values_is_measured_on_the_cpu() -> None:
     found = _measure(_ReadsValues)
     assert not any(parameter.is_meta for parameter in found.model.parameters())
-    # Reading values is an operation as well.
+    # Reading values makes an operation more.
     plain = _measure(_Trial).size
     assert found.size.forward_kernels > plain.forward_kernels > 0
-    assert replace(found.size, forward_kernels=plain.forward_kernels) == plain
+    kernels = {"forward_kernels": plain.forward_kernels, "kernel_passes": plain.kernel_passes}
+    assert replace(found.size, **kernels) == plain
 
 
 def test_a_large_model_that_reads_values_is_not_built_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,13 +162,16 @@ def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
 
 def test_recomputed_blocks_keep_their_inputs_alone() -> None:
     config = {"global_batch_size": 2 * _BATCH}
-    plain = measure_trial(_Blocks, config, {}, 2, None).size
-    again = measure_trial(_Blocks, config, {}, 2, None, recomputation="blocks").size
+    plain = measure_trial(_Blocks, config, {}, 2).size
+    again = measure_trial(_Blocks, config, {}, 2, recomputation="blocks").size
     assert [unit.activation_bytes for unit in again.units[:3]] == [4.0 * _WIDTH] * 3
     assert [unit.activation_bytes for unit in plain.units[:3]] == [4.0 * (_WIDTH + 2 * 64)] * 3
     assert max(each.working_bytes for each in again.moments) < max(each.working_bytes for each in plain.moments)
     assert (plain.recomputation, again.recomputation) == ("none", "blocks")
     assert again.forward_flops == plain.forward_flops
+    # A block's second layer does not run again: nothing needs its output.
+    assert again.flop_passes == plain.flop_passes + 1 / 2
+    assert again.kernel_passes > plain.kernel_passes
 
 
 def test_a_second_call_of_the_model_is_noticed() -> None:
@@ -179,16 +186,16 @@ def test_each_kind_of_recomputation_is_measured_if_the_model_has_the_parts() -> 
 
     hparams = {"global_batch_size": 2 * _BATCH}
     for trial, kinds in ((_Blocks, ["none", "blocks", "full"]), (Lone, ["none"])):
-        found = measure_kinds(trial, hparams, {}, 2, None, kinds=RECOMPUTATIONS)
+        found = measure_kinds(trial, hparams, {}, 2, kinds=RECOMPUTATIONS)
         assert [each.size.recomputation for each in found] == kinds
     with pytest.raises(GanglineError, match="has no repeated blocks"):
-        measure_kinds(Lone, hparams, {}, 2, None, kinds=["full"])
+        measure_kinds(Lone, hparams, {}, 2, kinds=["full"])
 
 
 def test_a_carried_unit_that_the_model_does_not_have_is_refused() -> None:
     section = {"strategy": "pipeline", "carry": ["10"]}
     with pytest.raises(GanglineError, match=r"parallelism\.carry: there is no unit '10'; .*the units are 0, 1, 2, 3"):
-        measure_trial(_Trial, {"global_batch_size": _BATCH}, {"parallelism": section}, 1, None)
+        measure_trial(_Trial, {"global_batch_size": _BATCH}, {"parallelism": section}, 1)
 
 
 def test_a_model_without_blocks_cannot_be_recomputed() -> None:
@@ -197,5 +204,5 @@ def test_a_model_without_blocks_cannot_be_recomputed() -> None:
             self.model = context.wrap_model(nn.Linear(_WIDTH, _WIDTH))
 
     with pytest.raises(GanglineError) as caught:
-        measure_trial(Lone, {"global_batch_size": 8}, {}, 2, None, recomputation="blocks")
+        measure_trial(Lone, {"global_batch_size": 8}, {}, 2, recomputation="blocks")
     assert caught.value.code == "parallelism.activation_checkpointing"

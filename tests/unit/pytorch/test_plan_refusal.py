@@ -206,7 +206,7 @@ class _Mixed(_Trial):
 
 def _measure(trial: Callable[[Any], Any], *, is_gpu: bool = True, **section: Any) -> Measured:
     config = {"parallelism": {"strategy": "auto", **section}}
-    return measure_trial(trial, {"global_batch_size": 8}, config, 2, None, is_gpu=is_gpu)
+    return measure_trial(trial, {"global_batch_size": 8}, config, 2, is_gpu=is_gpu)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_the_run_of_train_batch_goes_on_once() -> None:
         def go_on(self, batch: Any) -> None:
             went_on.append(1)
 
-    measured = measure_kinds(Counts, {"global_batch_size": 8}, {}, 2, None, kinds=["none", "blocks", "full"])
+    measured = measure_kinds(Counts, {"global_batch_size": 8}, {}, 2, kinds=["none", "blocks", "full"])
     assert (len(measured), len(went_on)) == (3, 1)
 
 

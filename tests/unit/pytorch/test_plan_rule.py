@@ -69,17 +69,64 @@ def _seconds(model: ModelSize, place: Place, records: int = 4) -> dict[str, floa
 
 
 def test_zero1_is_chosen_on_cpus_because_zero2_copies_and_waits_for_each_group() -> None:
-    """10^9 parameters in 10 groups. zero1 sends 2 g (n - 1) / n and then passes all parameters on, 4 bytes for each.
+    """10^9 parameters in 10 groups. zero1 sends 2 g (n - 1) / n and then passes all parameters on, 4 bytes for each, of
+    which a slot receives (n - 1) / n in new memory.
     zero2 sends 3 (n - 1) / n, with 41 messages, and copies 4 (2 + 1 / n) + 4 (1 + 1 / n) bytes."""
     model = replace(_model(1.0), num_groups=10, activation_bytes=0.0)
     seconds = _seconds(model, _CPUS)
-    assert seconds["zero1"] - seconds["ddp"] == pytest.approx(4e9 / 2e9 + 1e-3)
+    assert seconds["zero1"] - seconds["ddp"] == pytest.approx(4e9 / 2e9 + 4e9 * 0.75 / 2e9 + 1e-3)
     assert seconds["zero2"] == pytest.approx(3 * 4e9 * 0.75 / 2e9 + 41e-3 + 4e9 * 3.5 / 2e9)
     assert seconds["zero3"] - seconds["zero2"] == pytest.approx(4e9 * 0.75 / 2e9 + 18e-3 + 4e9 * 2.25 / 2e9)
     assert seconds["ddp"] < seconds["zero1"] < seconds["zero2"]
     # Without copies the owners of zero1, which send one after the other, are slower.
     fast = _seconds(model, replace(_CPUS, copy_rate=math.inf))
     assert fast["zero2"] < fast["zero1"]
+
+
+def test_owners_of_zero1_send_at_the_rate_of_a_broadcast() -> None:
+    model = replace(_model(1.0), activation_bytes=0.0)
+    slow, fast = (_seconds(model, replace(_CPUS, broadcast_rate=rate)) for rate in (1e9, 4e9))
+    assert slow["zero1"] - fast["zero1"] == pytest.approx(4e9 / 1e9 - 4e9 / 4e9)
+    assert {key: value for key, value in slow.items() if key != "zero1"} == {
+        key: value for key, value in fast.items() if key != "zero1"
+    }
+
+
+def test_the_optimizers_step_takes_time_for_the_parameters_that_a_slot_steps() -> None:
+    """1000 operations for 8 tensors of 1000 elements, 80 bytes for each element. An owner of zero1 has 2 of them on
+    4 slots. zero2 divides each tensor. A stage of 2 has half of them, and half of these with replicas: zero2."""
+    units = tuple(UnitSize(str(number), 1000, tensors=(1000,)) for number in range(8))
+    model = ModelSize(8000, 1000, units=units, tensors=(1000,) * 8)
+    place = replace(_CPUS, inside_rate=math.inf, message_seconds=0.0, copy_rate=math.inf)
+    stepping = replace(model, update_kernels=1000.0, update_bytes=80.0)
+
+    def added(place: Place) -> dict[str, float]:
+        without, found = _seconds(model, place, 64), _seconds(stepping, place, 64)
+        return {name: found[name] - without[name] for name in found}
+
+    issued, moved = added(replace(place, kernel_seconds=1e-5)), added(replace(place, memory_rate=1e6))
+    assert issued["ddp"] == pytest.approx(1e-2)
+    assert moved["ddp"] == pytest.approx(8000 * 80 / 1e6)
+    for name, tensors, elements in (
+        ("zero1", 1 / 4, 1 / 4),
+        ("zero2", 1, 1 / 4),
+        ("zero3", 1, 1 / 4),
+        ("pipeline (stages 4 microbatches 16)", 1 / 4, 1 / 4),
+        ("pipeline (stages 2 microbatches 8)", 1 / 2, 1 / 2),
+        ("pipeline (stages 2 microbatches 8 replicas zero2)", 1 / 4, 1 / 4),
+    ):
+        assert issued[name] == pytest.approx(tensors * issued["ddp"]), name
+        assert moved[name] == pytest.approx(elements * moved["ddp"]), name
+
+
+def test_measured_passes_count_instead_of_the_usual_ones() -> None:
+    model = replace(_model(1.0), forward_flops=1e12, forward_kernels=1000.0, recomputation="full")
+    one = Place(1, 1, 80 * GIB, slot_flops=1e12)
+    name = "none (recompute full)"
+    assert _seconds(model, one, 1)[name] == pytest.approx(4.0)
+    assert _seconds(replace(model, flop_passes=3.5), one, 1)[name] == pytest.approx(3.5)
+    issued = replace(one, slot_flops=math.inf, kernel_seconds=1e-3)
+    assert _seconds(replace(model, kernel_passes=6.0), issued, 1)[name] == pytest.approx(6.0)
 
 
 def test_a_gpu_hides_all_groups_but_the_last() -> None:

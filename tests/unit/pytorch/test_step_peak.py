@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gangline.pytorch.parallel import recompute
 from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
 from gangline.pytorch.plan.optimizer_probe import probe
 from gangline.pytorch.plan.recurrent import LstmOfCpu
-from gangline.pytorch.plan.step_peak import FusedAttention, StepPeak, operation_counter, outermost
+from gangline.pytorch.plan.step_peak import FusedAttention, OperationCounter, StepPeak, outermost
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -84,10 +85,78 @@ def test_an_lstm_keeps_as_much_as_on_a_cpu(options: dict[str, Any]) -> None:
 def test_an_lstm_has_its_operations() -> None:
     with torch.device("meta"):
         lstm, inputs = nn.LSTM(8, 8, bias=False), torch.zeros(3, 2, 8)
-    with operation_counter() as counter, LstmOfCpu():
-        lstm(inputs)
     # Two products of matrices for each step and record, into four gates, two operations for each product of numbers.
-    assert counter.get_total_flops() == 3 * 2 * 2 * (8 * 4 * 8) * 2
+    forward = 3 * 2 * 2 * (8 * 4 * 8) * 2
+    with OperationCounter() as counter, LiveBytes(Ledger("meta")) as counting, LstmOfCpu():
+        outputs, _ = lstm(inputs)
+        assert counter.total == forward
+        num_kernels = counting.num_kernels
+        outputs.sum().backward()
+    assert counter.total == 3 * forward
+    # Not one for each step.
+    assert num_kernels < 10
+
+
+def test_fused_attention_has_its_operations() -> None:
+    query = torch.zeros(2, 3, 16, 8, device="meta", requires_grad=True)
+    product = 2 * 3 * 2 * 16 * 16 * 8
+    with OperationCounter() as counter, FusedAttention():
+        outputs = functional.scaled_dot_product_attention(query, query, query)
+        assert counter.total == 2 * product
+        torch.autograd.backward(outputs.sum())
+    # The scores are computed again, and each of the two products has two gradients.
+    assert counter.total == (2 + 5) * product
+
+
+@pytest.mark.parametrize("kind", ["attention", "lstm"])
+def test_recomputed_parts_run_as_they_ran_at_first(kind: str) -> None:
+    """Recomputation compares the tensors that both runs keep."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            query = self.linear(inputs)
+            return functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+
+    class Lstm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.lstm(inputs[0])[0]
+            return outputs.unsqueeze(0)
+
+    with torch.device("meta"):
+        part = Attention if kind == "attention" else Lstm
+        model, inputs = nn.Sequential(part(), part()), torch.zeros(1, 4, 16, 8)
+    recompute(model, "full", None)
+    peak = StepPeak([model], inputs, torch.device("meta"))
+    with peak.counting(), OperationCounter(), FusedAttention(), LstmOfCpu():
+        peak.backward(model(inputs).sum())
+    assert peak.moments(4)
+
+
+def test_recomputed_tensors_are_freed_after_their_part() -> None:
+    """Blocks of equal size: the most that is there at once is what one block keeps, and the inputs of all."""
+    blocks = 16
+
+    def most(kind: str) -> float:
+        with torch.device("meta"):
+            parts = [nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)) for _ in range(blocks)]
+            model, inputs = nn.Sequential(*parts), torch.zeros(32, 8)
+        recompute(model, kind, None)
+        peak = StepPeak([model], inputs, torch.device("meta"))
+        with peak.counting(), OperationCounter():
+            peak.backward(model(inputs).sum())
+        return max(moment.working_bytes for moment in peak.moments(32))
+
+    # A block keeps both inputs and the output of its ReLU.
+    assert most("none") > blocks * 4 * (8 + 64)
+    assert most("full") < (blocks + 2) * 4 * 8 + 4 * 4 * 64
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
@@ -100,5 +169,15 @@ def test_an_optimizer_is_probed_in_the_type_of_its_parameters(dtype: torch.dtype
     assert size * 300 <= adamw.largest_temporary_bytes <= 3 * size * 300
     at_once = probe([torch.optim.AdamW(parameters)], is_gpu=True)
     assert size * 400 <= at_once.temporary_bytes <= 2 * size * 400
+    # It reads the parameter, its gradient and both averages, and writes all but the gradient, some of them twice.
+    assert 7 * size * 400 < adamw.moved_bytes < 30 * size * 400
+    assert at_once.kernels < adamw.kernels
+    twice = probe([torch.optim.AdamW([*parameters, nn.Parameter(torch.zeros(400, dtype=dtype))])], is_gpu=False)
+    assert (twice.moved_bytes, twice.kernels) == (2 * adamw.moved_bytes, 1.5 * adamw.kernels)
+    fused = probe([torch.optim.AdamW(parameters, fused=True)], is_gpu=False)
+    # It may scale the gradient as well.
+    assert fused.moved_bytes == 8 * size * 400
     plain = probe([torch.optim.SGD(parameters, lr=0.1)], is_gpu=False)
+    # It reads the parameter and its gradient, and writes the parameter.
+    assert plain.moved_bytes == 3 * size * 400
     assert plain.state_bytes == 0

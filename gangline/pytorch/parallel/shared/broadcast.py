@@ -23,11 +23,12 @@ def broadcast_tensors(
     """Fills these tensors on all ranks of the group with their values on the rank `source`. These ranks call it in step
     with tensors of the same shapes and types. around: returns a context for each message. group: None for all ranks."""
     for bucket in _buckets(tensors):
-        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        is_source = dist.get_rank() == source
+        flat = _joined(bucket) if is_source else bucket[0].new_empty(sum(tensor.numel() for tensor in bucket))
         # Sent as bytes, because backends support fewer types than torch.
         with around():
             dist.broadcast(flat.view(torch.uint8), src=source, group=group)
-        if dist.get_rank() != source:
+        if not is_source:
             _copy_back(flat, bucket)
 
 
@@ -48,7 +49,7 @@ def average_tensors_on(target: int, tensors: Iterable[torch.Tensor], group: dist
     The tensors of the other ranks stay as they are."""
     for bucket in _buckets(tensors):
         # In place, as in _reduce.
-        flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).div_(dist.get_world_size(group))
+        flat = _joined(bucket).div_(dist.get_world_size(group))
         dist.reduce(flat, dst=target, group=group)
         if dist.get_rank() == target:
             _copy_back(flat, bucket)
@@ -58,9 +59,13 @@ def average_tensors_on(target: int, tensors: Iterable[torch.Tensor], group: dist
 def _reduce(tensors: Iterable[torch.Tensor], divisor: int, group: dist.ProcessGroup | None) -> None:
     for bucket in _buckets(tensors):
         # In place, because another copy of the message would be memory that a plan must count.
-        flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).div_(divisor)
+        flat = _joined(bucket).div_(divisor)
         dist.all_reduce(flat, group=group)
         _copy_back(flat, bucket)
+
+
+def _joined(bucket: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in bucket])
 
 
 def _copy_back(flat: torch.Tensor, bucket: Sequence[torch.Tensor]) -> None:

@@ -1,0 +1,211 @@
+"""Runs the first batch of a trial that is built for a plan, and counts what its passes keep and compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from gangline.pytorch.data.batch_data import count_records, move
+from gangline.pytorch.data.loader import DataLoader
+from gangline.pytorch.parallel.staged.layout import tensors_of
+from gangline.pytorch.parallel.staged.unit import Unit
+from gangline.pytorch.plan.connections import ConnectionWatch
+from gangline.pytorch.plan.memory import Connection, Moment
+from gangline.pytorch.plan.planning_context import PlanningContext, Reached
+from gangline.pytorch.plan.recurrent import LstmOfCpu
+from gangline.pytorch.plan.refusal import left_out
+from gangline.pytorch.plan.step_peak import FusedAttention, OperationCounter, StepPeak
+
+
+@dataclass(slots=True)
+class Passes:
+    """What the passes of one batch keep and compute, for each unit; without units in one entry. records: of the batch.
+    activation_bytes: kept by the forward pass. flops, kernels: operations of the forward pass, and how many were
+    issued. all_flops, all_kernels: with those of the backward pass; 0 where it failed. moments: those that need most
+    memory; empty where the backward pass failed. peak_bytes: of a unit's own passes, 0 where they are not known.
+    connections: outputs of units that later units need besides."""
+
+    records: int
+    activation_bytes: list[float]
+    output_bytes: list[float]
+    flops: list[float]
+    peak_bytes: list[float]
+    kernels: int = 0
+    all_flops: float = 0.0
+    all_kernels: int = 0
+    moments: tuple[Moment, ...] = ()
+    connections: tuple[Connection, ...] = ()
+
+    @classmethod
+    def of_none(cls, num_units: int, records: int = 1) -> Self:
+        """Returns those of no pass."""
+        activations, outputs, flops, peaks = ([0.0] * max(1, num_units) for _ in range(4))
+        return cls(records, activations, outputs, flops, peaks)
+
+
+def measure_passes(
+    trial: Any, context: PlanningContext, units: Sequence[Unit], carry: Sequence[str], *, is_gpu: bool
+) -> Passes:
+    """Returns what the first batch's passes keep and compute, those of the first model for each unit. carry: the option
+    of that name. is_gpu: whether the slots are GPUs. The context gets notes of what strategies may refuse."""
+    model = context.models[0]
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    batch = move(_first_batch(trial.build_training_data_loader(), context.get_trial_seed()), device)
+    for each in context.models:
+        each.train()
+    meter = _Meter(context, units, carry, count_records(batch), StepPeak(context.models, batch, device))
+    context.on_backward = meter.on_backward
+    with meter.counting(), FusedAttention(), nullcontext() if is_gpu else LstmOfCpu():
+        _train(trial, batch, context)
+    return meter.found
+
+
+def _first_batch(loader: Any, trial_seed: int) -> Any:
+    if isinstance(loader, DataLoader):
+        return next(iter(loader.get_data_loader(repeat=True, seed=trial_seed)))
+    return next(iter(loader))
+
+
+def _train(trial: Any, batch: Any, context: PlanningContext) -> None:
+    """Runs train_batch. An exception after its first backward pass, as for reading a value on the meta device, ends the
+    run and is no problem."""
+    try:
+        trial.train_batch(batch, 0, 0)
+    except (Exception, SystemExit, Reached) as error:
+        if not isinstance(error, Reached) and not context.observed.num_backwards:
+            raise
+
+
+class _Meter:
+    """Counts the passes of one batch until the first backward pass has ended. found: what was counted so far."""
+
+    def __init__(
+        self, context: PlanningContext, units: Sequence[Unit], carry: Sequence[str], records: int, peak: StepPeak
+    ) -> None:
+        self._context = context
+        self._units = units
+        self._model = model = context.models[0]
+        self.found = Passes.of_none(len(units), max(1, records))
+        self._peak = peak
+        self._live_bytes = peak.counting()
+        self._operations = OperationCounter()
+        self._connections = ConnectionWatch(model, units, carry)
+        self._recomputes = context.recomputation[0] != "none"
+        self._own = {
+            tensor.untyped_storage()._cdata
+            for each in context.models
+            for tensor in (*each.parameters(), *each.buffers())
+        }
+        # Each storage with the unit that keeps it. They stay alive, so that no later one gets the address of one of
+        # these.
+        self._kept: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        self._place = 0
+        self._counted_flops = 0
+        self._is_done = False
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        called = self._model.register_forward_pre_hook(lambda *_: self._context.note_call())
+        saved = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        try:
+            with (
+                _watch(self._model, self._units, self._enter, self._leave),
+                self._connections.watching(),
+                saved,
+                self._live_bytes,
+                self._operations,
+            ):
+                yield
+        finally:
+            called.remove()
+
+    def on_backward(self, loss: torch.Tensor) -> None:
+        """Runs the first backward pass, where the loss has one, and ends the counting."""
+        found = self.found
+        self._enter(self._place)
+        found.kernels = self._live_bytes.num_kernels
+        keepers = {key: place for key, (_, place) in self._kept.items()}
+        found.connections = self._connections.found(found.records, keepers)
+        self._kept.clear()
+        # Recomputed parts keep nothing beyond their own backward pass.
+        self._is_done = True
+        try:
+            if not loss.requires_grad:
+                return
+            self._peak.backward(loss)
+        except Exception:  # noqa: BLE001 - an operation without a backward pass here; the forward pass is counted
+            return
+        found.all_flops = float(self._operations.total)
+        found.all_kernels = self._live_bytes.num_kernels
+        found.moments = self._peak.moments(found.records)
+        self._note_peaks()
+        self._context.observed.unused = [left_out(each, self._peak.unreached) for each in self._context.models]
+
+    def _enter(self, place: int, inputs: Any = ()) -> None:
+        """Called before each module of the unit with this place."""
+        if self._is_done:
+            return
+        total = self._operations.total
+        self.found.flops[self._place] += total - self._counted_flops
+        self._place, self._counted_flops = place, total
+        if self._recomputes:
+            # A recomputed module keeps its inputs, which no hook of saved tensors sees.
+            for tensor in tensors_of(inputs):
+                self._keep(tensor)
+
+    def _leave(self, place: int, output: Any) -> None:
+        if not self._is_done:
+            self.found.output_bytes[place] = float(sum(value.nbytes for value in tensors_of(output)))
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if not self._is_done and key not in self._own and key not in self._kept:
+            self._kept[key] = storage, self._place
+            self.found.activation_bytes[self._place] += min(storage.nbytes(), tensor.numel() * tensor.element_size())
+        return tensor
+
+    def _note_peaks(self) -> None:
+        """Notes the most bytes at each unit's backward pass, without what the units before it keep."""
+        parts = [
+            {id(value) for path in unit.paths for value in self._model.get_submodule(path).parameters()}
+            for unit in self._units
+        ]
+        before = 0.0
+        for place, count in enumerate(self._peak.peaks_of(parts)):
+            self.found.peak_bytes[place] = max(0.0, count - before)
+            before += self.found.activation_bytes[place]
+
+
+@contextmanager
+def _watch(
+    model: nn.Module, units: Sequence[Unit], enter: Callable[[int, Any], None], leave: Callable[[int, Any], None]
+) -> Iterator[None]:
+    """Calls `enter` before each module of a unit, with the unit's place and the inputs, and `leave` once with its
+    output."""
+    handles = []
+    for place, unit in enumerate(units):
+        for path in unit.paths:
+            before = model.get_submodule(path).register_forward_pre_hook(
+                lambda _module, inputs, place=place: enter(place, inputs)
+            )
+            handles.append(before)
+        if unit.end is None and place + 1 < len(units):
+            # The input of the next unit is the output of the modules before the first list.
+            following = model.get_submodule(units[place + 1].paths[0])
+            handles.append(
+                following.register_forward_pre_hook(lambda *values, place=place: leave(place, values[1][:1]))
+            )
+            continue
+        last = model.get_submodule(unit.end or unit.paths[-1])
+        handles.append(last.register_forward_hook(lambda *values, place=place: leave(place, values[-1])))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
