@@ -35,7 +35,7 @@ def test_more_slots_never_need_more_bytes(strategy: str, model: ModelSize, slots
 
 
 @given(model=_models(), slots=st.integers(1, 16), per_machine=st.integers(1, 8), gib=st.floats(1, 100))
-def test_the_choice_fits_is_fastest_and_repeats(model: ModelSize, slots: int, per_machine: int, gib: float) -> None:
+def test_the_choice_fits_is_fast_and_repeats(model: ModelSize, slots: int, per_machine: int, gib: float) -> None:
     place, work = Place(slots, per_machine, gib * GIB), Work(records=64)
     rows = list_candidates(model, work, place)
     assert list_candidates(model, work, place) == rows
@@ -45,7 +45,9 @@ def test_the_choice_fits_is_fastest_and_repeats(model: ModelSize, slots: int, pe
     assert all(row.refusal for row in rows if row not in fitting)
     if chosen is not None:
         assert chosen in fitting
-        assert chosen.seconds == min(row.seconds for row in fitting)
+        assert chosen.seconds <= 1.05 * min(row.seconds for row in fitting)
+        before = rows[: rows.index(chosen)]
+        assert all(row.seconds > 1.05 * min(row.seconds for row in fitting) for row in before if row in fitting)
 
 
 _PLACES = st.builds(
@@ -58,7 +60,7 @@ _PLACES = st.builds(
 
 
 @given(model=_models(), place=_PLACES, saved=st.floats(0, 1), replicas=st.sampled_from((None, "ddp", "zero2")))
-def test_auto_chooses_the_fastest_that_fits_among_all_rows(
+def test_auto_chooses_among_the_fastest_that_fit_of_all_rows(
     model: ModelSize, place: Place, saved: float, replicas: str | None
 ) -> None:
     """saved: the part of the activations that recomputation need not keep."""
@@ -77,7 +79,7 @@ def test_auto_chooses_the_fastest_that_fits_among_all_rows(
     if decision.chosen is None:
         assert not fitting
     else:
-        assert decision.chosen.seconds == min(each.seconds for each in fitting)
+        assert decision.chosen.seconds <= 1.05 * min(each.seconds for each in fitting)
         assert decision.chosen in fitting
     for each in rows:
         # Replicas that divide the step need no more memory than others.

@@ -1,7 +1,7 @@
 """PURE: lists every way to spread a trial over its slots, and chooses the fastest one that fits.
 
-The same sizes give the same table and the same choice. Among candidates of equal time the first one of the table of
-strategies is chosen, the simplest.
+The same sizes give the same table and the same choice. Among candidates of about the same time the first one of the
+table is chosen, the simplest.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ SPARE_RATIO = 0.1
 SPARE_BYTES = 0.5 * GIB
 # The largest number of slots that the search for one that fits tries.
 _MOST_SLOTS = 4096
+# Predicted times of a step that differ by less are no reason to take a later row of the table: measured rates are
+# rounded more coarsely than this.
+_SAME_RATIO = 0.05
 # Exchanges of a step that the computation does not hide: those of the last bucket or block in each direction.
 _MESSAGES = {"ddp": 1, "zero1": 2, "zero2": 2, "zero3": 3, "hsdp": 4}
 # Both passes over the forward pass, where the backward pass was not measured: it computes about twice as much. With
@@ -158,10 +161,10 @@ def list_candidates(model: ModelSize, work: Work, place: Place) -> list[Candidat
 
 
 def choose(candidates: list[Candidate]) -> Candidate | None:
-    """Returns the fastest candidate that fits; None where none does."""
+    """Returns the first candidate that fits and is about as fast as the fastest one; None where none fits."""
     fitting = [candidate for candidate in candidates if not candidate.refusal]
-    # min returns the first of several equal ones.
-    return min(fitting, key=lambda candidate: candidate.seconds, default=None)
+    least = min((candidate.seconds for candidate in fitting), default=0.0)
+    return next((candidate for candidate in fitting if candidate.seconds <= least * (1 + _SAME_RATIO)), None)
 
 
 def nothing_fits(model: ModelSize, work: Work, place: Place, candidates: list[Candidate]) -> GanglineError:

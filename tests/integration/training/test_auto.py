@@ -4,6 +4,7 @@ hand, and learn of the chief's errors."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,8 @@ _OF_TWO = {
     # The last one, because a backward pass that breaks off may leave messages behind.
     "late": Case("LateTrial"),
 }
+# Which of them is faster depends on the machine: zero1 exchanges more, and its slots share the optimizer's step.
+_WHOLE = ("ddp", "zero1")
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +73,14 @@ def _record(outcomes: list[Outcome]) -> StrategyChoice:
     return outcomes[0].record
 
 
-def test_with_enough_memory_it_is_ddp(of_two: list[list[Outcome]]) -> None:
+def test_with_enough_memory_each_slot_has_the_whole_model(of_two: list[list[Outcome]]) -> None:
     record = _record(_outcomes(of_two, "ample"))
-    assert (record.choice, record.slots, record.out_of_memory, record.notes) == ("ddp", 2, (), ())
+    assert record.choice in _WHOLE
+    assert (record.slots, record.out_of_memory, record.notes) == (2, (), ())
     assert [row.strategy for row in record.rows] == ["none", "ddp", "zero1", "zero2", "zero3", "hsdp", "pipeline"]
+    measured = (record.slot_flops, record.kernel_seconds, record.memory_rate, record.copy_rate)
+    of_links = (record.inside_rate, record.broadcast_rate, record.message_seconds)
+    assert all(value is not None and 0 < value < math.inf for value in (*measured, *of_links))
 
 
 def test_with_too_little_for_ddp_it_is_another(of_two: list[list[Outcome]]) -> None:
@@ -139,7 +146,7 @@ def test_four_ranks_cut_a_model_that_is_too_large_for_copies(
 ) -> None:
     cases = [Case("WholeTrial"), Case("StackTrial"), Case("StackTrial", "zero1")]
     outcomes = run_gang(4, tmp_path_factory.mktemp("four"), choose_all, tmp_path_factory.mktemp("work"), cases)
-    assert _record([rank[0] for rank in outcomes]).choice == "ddp"
+    assert _record([rank[0] for rank in outcomes]).choice in _WHOLE
     _record([rank[1] for rank in outcomes])
     assert _record([rank[2] for rank in outcomes]).chosen.strategy in ("zero2", "zero3", "pipeline")
 

@@ -51,7 +51,7 @@ def test_ranks_carry_send_and_keep_the_bytes_of_the_plan(tmp_path: Path) -> None
     ranks = list(zip(*run_gang(2, tmp_path, train_all, tmp_path / "work", cases), strict=True))
     for (model, schedule), found in zip(_CASES, ranks, strict=True):
         measured = _measure(model)
-        counts = divide_units(measured.model, measured.units, 2, schedule)
+        counts = divide_units(measured.model, measured.units, 2, None, schedule)
         paths = _paths(measured, counts)
         assert [rank.carried for rank in found] == [paths, paths], (model, schedule)
         assert any(paths)

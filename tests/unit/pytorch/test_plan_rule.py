@@ -10,6 +10,7 @@ import pytest
 from gangline.pytorch.plan.memory import Connection, ModelSize, UnitSize
 from gangline.pytorch.plan.rule import (
     GIB,
+    Candidate,
     Place,
     Work,
     choose,
@@ -249,6 +250,18 @@ def test_a_batch_with_two_calls_of_the_model_is_no_work_for_a_pipeline() -> None
     rows = list_candidates(_model(0.1, units=units), work, Place(4, 4, 16 * GIB))
     assert [row.refusal for row in rows if row.strategy == "pipeline"] == ["calls it again"]
     assert all(row.refusal == "" for row in rows if row.strategy in ("ddp", "zero3"))
+
+
+def test_a_later_row_must_be_clearly_faster() -> None:
+    def pick(*seconds: float) -> str:
+        chosen = choose([Candidate(str(place), seconds=each) for place, each in enumerate(seconds)])
+        assert chosen is not None
+        return chosen.strategy
+
+    assert pick(1.04, 1.0) == "0"
+    assert pick(1.06, 1.04, 1.0) == "1"
+    assert pick(1.1, 1.2, 1.0) == "2"
+    assert choose([Candidate("ddp", refusal="does not fit")]) is None
 
 
 def test_a_slow_link_between_machines_prefers_a_pipeline() -> None:
