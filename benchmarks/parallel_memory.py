@@ -2,7 +2,7 @@
 
 Kept: the bytes of parameters, gradients and optimizer state of each rank after a step, each storage once, beside the
 formulas of gangline/pytorch/plan/memory.py, with AdamW and SGD, fp32 and bf16. Peak: the most bytes of a later step,
-beside the plan's prediction, for five models. On the CPU live tensors are counted as operations return them, without
+beside the plan's prediction, for five models, on 2 ranks also with recomputation. On the CPU live tensors are counted as operations return them, without
 the working memory inside of kernels; with --device cuda torch's allocator counts, and each rank needs a GPU. The peer
 of a prediction is the sum that is usual on paper: 16 bytes for each parameter, divided as the strategy divides, and
 the tensors that the forward pass keeps. Byte figures do not depend on the machine's load. Run it with `python -m
@@ -45,12 +45,10 @@ STRATEGIES: dict[int, dict[str, Any]] = {
         "pipeline (stages 2 replicas zero2)": {"strategy": "pipeline", "stages": 2, "replicas": "zero2"},
     },
 }
-# Strategies of 2 ranks whose peaks are measured with each kind of recomputation, too.
-RECOMPUTING = ("ddp", "zero3", "pipeline")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Case:
     """name: of the plan's row, without the number of microbatches and the recomputation. parallelism: the section."""
 
     name: str
@@ -62,21 +60,14 @@ class Form:
         return self.name if self.recomputation == "none" else f"{self.name} recompute {self.recomputation}"
 
 
-FORMS = {size: [Form(name, section) for name, section in rows.items()] for size, rows in STRATEGIES.items()}
-FORMS_OF_PEAKS = {
-    **FORMS,
-    2: [
-        *FORMS[2],
-        *(
-            Form(
-                "pipeline (stages 2)" if strategy == "pipeline" else strategy,
-                {"strategy": strategy, "activation_checkpointing": kind},
-                kind,
-            )
-            for strategy, kind in product(RECOMPUTING, ("blocks", "full"))
-        ),
-    ],
-}
+CASES = {size: [Case(name, section) for name, section in rows.items()] for size, rows in STRATEGIES.items()}
+# On 2 ranks some strategies recompute, too.
+RECOMPUTING = [
+    Case(name, {"strategy": strategy, "activation_checkpointing": kind}, kind)
+    for name, strategy in (("ddp", "ddp"), ("zero3", "zero3"), ("pipeline (stages 2)", "pipeline"))
+    for kind in ("blocks", "full")
+]
+CASES_OF_PEAKS = {**CASES, 2: [*CASES[2], *RECOMPUTING]}
 
 
 def main() -> None:
@@ -117,17 +108,17 @@ class Run:
         self._print("bytes for a parameter after a step, parameters + gradients + optimizer: counted, by the formula")
         # AMP computes in bf16 and keeps fp32; half keeps bf16.
         for optimizer, kind in (*product(OPTIMIZERS, ("fp32",)), ("adamw", "bf16 weights"), ("adamw", "bf16 autocast")):
-            for size, forms in FORMS.items():
+            for size, cases in CASES.items():
                 hparams = self._hparams("gpt", optimizer, kind == "bf16 weights")
-                for form, ranks in zip(forms, self._measure(size, forms, hparams, kind), strict=True):
-                    measured, row = self._predict(size, hparams, form)
+                for case, ranks in zip(cases, self._measure(size, cases, hparams, kind), strict=True):
+                    measured, row = self._predict(size, hparams, case)
                     assert row.memory is not None
                     expected = [row.memory.parameters, row.memory.gradients, row.memory.optimizer]
                     # The rank that keeps most, as a row of the plan is the slot that needs most.
                     most = max(ranks, key=lambda kept: sum(map(float, _sizes(kept))))
                     counts, numel = _sizes(most), measured.size.parameters
                     self._print(
-                        f"  {size} x {form.label:34} {optimizer:9} {kind:14} {_sum_of(counts, numel)}   "
+                        f"  {size} x {case.label:34} {optimizer:9} {kind:14} {_sum_of(counts, numel)}   "
                         f"{_sum_of(expected, numel)}"
                     )
                     yield abs(sum(expected) / sum(counts) - 1)
@@ -135,16 +126,16 @@ class Run:
     def compare_peaks(self) -> Iterator[float]:
         """Yields the difference of each strategy's peak."""
         self._print("peak of a step in MB, fp32, AdamW: counted, predicted, difference; on paper, difference")
-        for model, (size, forms) in product(MODELS, FORMS_OF_PEAKS.items()):
+        for model, (size, cases) in product(MODELS, CASES_OF_PEAKS.items()):
             hparams = self._hparams(model, "adamw", is_half=False)
-            for form, ranks in zip(forms, self._measure(size, forms, hparams, "fp32"), strict=True):
-                measured, row = self._predict(size, hparams, form)
+            for case, ranks in zip(cases, self._measure(size, cases, hparams, "fp32"), strict=True):
+                measured, row = self._predict(size, hparams, case)
                 assert row.memory is not None
                 counted = max(kept["peak"] for kept in ranks)
                 paper = _on_paper(measured, row, size, self._batch)
                 difference = row.memory.total / counted - 1
                 self._print(
-                    f"  {model:12} {size} x {form.label:36} {counted / 1e6:8.2f} {row.memory.total / 1e6:8.2f} "
+                    f"  {model:12} {size} x {case.label:36} {counted / 1e6:8.2f} {row.memory.total / 1e6:8.2f} "
                     f"{difference:+7.1%} {paper / 1e6:8.2f} {paper / counted - 1:+7.1%}"
                 )
                 yield abs(difference)
@@ -152,24 +143,24 @@ class Run:
     def _hparams(self, model: str, optimizer: str, is_half: bool) -> dict[str, Any]:
         return {"global_batch_size": self._batch, "model": model, "optimizer": optimizer, "is_half": is_half}
 
-    def _predict(self, size: int, hparams: dict[str, Any], form: Form) -> tuple[Measured, Candidate]:
-        """Returns the measured trial, and the plan's row of a form."""
+    def _predict(self, size: int, hparams: dict[str, Any], case: Case) -> tuple[Measured, Candidate]:
+        """Returns the measured trial, and the plan's row of a case."""
         measured = measure_trial(
-            SizedTrial, hparams, {}, size, is_gpu=self._device == "cuda", recomputation=form.recomputation
+            SizedTrial, hparams, {}, size, is_gpu=self._device == "cuda", recomputation=case.recomputation
         )
         # hsdp makes two copies of a model on four ranks of one machine, as on two machines.
         rows = list_candidates(measured.size, Work(self._batch), Place(size, max(1, size // 2) if size == 4 else size))
-        (row,) = (row for row in rows if row.memory is not None and _short_name(row) == form.name)
+        (row,) = (row for row in rows if row.memory is not None and _short_name(row) == case.name)
         return measured, row
 
     def _measure(
-        self, size: int, forms: Sequence[Form], hparams: dict[str, Any], kind: str
+        self, size: int, cases: Sequence[Case], hparams: dict[str, Any], kind: str
     ) -> list[list[dict[str, int]]]:
-        """Returns the bytes of all ranks for each form."""
+        """Returns the bytes of all ranks for each case."""
         options = {"mixed_precision": "bf16"} if kind == "bf16 autocast" else {}
-        cases = [{"parallelism": form.parallelism, "hparams": hparams, "optimizations": options} for form in forms]
+        written = [{"parallelism": case.parallelism, "hparams": hparams, "optimizations": options} for case in cases]
         launcher = torchrun(size) if size > 1 else [sys.executable]
-        command = [*launcher, str(WORKLOAD), str(self._folder), self._device, json.dumps(cases)]
+        command = [*launcher, str(WORKLOAD), str(self._folder), self._device, json.dumps(written)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
         found: list[list[dict[str, int]]] = json.loads((self._folder / "found.json").read_text())
         return found

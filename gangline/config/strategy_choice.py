@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -51,6 +51,10 @@ _OF_TORCH = {
     "pytorch.unused_parameters",
 }
 _MIB = 1024.0**2
+# Predicted times of a step that differ by less are no reason to take a later row of the table: measured rates are
+# rounded more coarsely than this.
+_SAME_RATIO = 0.05
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +117,20 @@ class StrategyChoice:
         return left if left.fastest_left() is not None else None
 
     def fastest_left(self, but: Collection[str] = ()) -> CandidateRow | None:
-        """Returns the fastest candidate that fits, of a strategy that has not refused the trial; None for none. but:
-        strategies that are left out."""
-        left = (row for row in self.rows if not row.refusal and row.strategy not in (*self.refused, *but))
-        return min(left, key=lambda row: math.inf if row.step_seconds is None else row.step_seconds, default=None)
+        """Returns what first_of_fastest does of the candidates that fit, of strategies that have not refused the trial;
+        None for none. but: strategies that are left out."""
+        left = [row for row in self.rows if not row.refusal and row.strategy not in (*self.refused, *but)]
+        return first_of_fastest(left, lambda row: math.inf if row.step_seconds is None else row.step_seconds)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
+
+
+def first_of_fastest(rows: Sequence[_Row], seconds: Callable[[_Row], float]) -> _Row | None:
+    """Returns the first row whose predicted time is about that of the fastest one; None for no rows. Rows are in the
+    order of the table, which begins with the simplest."""
+    least = min(map(seconds, rows), default=0.0)
+    return next((row for row in rows if seconds(row) <= least * (1 + _SAME_RATIO)), None)
 
 
 def parse_choice(text: str) -> StrategyChoice:

@@ -7,8 +7,8 @@ changed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ class Recomputed:
         buffers = _Buffers(self._module)
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), buffers.kept()
+            return nullcontext(), buffers
 
         result = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
         buffers.note_changes()
@@ -75,7 +75,7 @@ class Recomputed:
 
 
 class _Buffers:
-    """The buffers that a module's forward changes in place."""
+    """The buffers that a module's forward changes in place. A context in which it changes copies of them."""
 
     def __init__(self, module: nn.Module) -> None:
         self._places = [
@@ -85,6 +85,7 @@ class _Buffers:
             if buffer is not None
         ]
         self._changed: list[tuple[nn.Module, str]] = []
+        self._kept: list[list[tuple[nn.Module, str, torch.Tensor | None]]] = []
 
     def note_changes(self) -> None:
         self._changed = [
@@ -95,17 +96,17 @@ class _Buffers:
         ]
         self._places.clear()
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Gives the module copies of these buffers for the time of the block."""
+    def __enter__(self) -> None:
+        """Gives the module copies of these buffers until the end of the context. A double backward pass enters it
+        twice."""
         kept = [(inner, name, inner._buffers[name]) for inner, name in self._changed]
         for inner, name, buffer in kept:
             inner._buffers[name] = None if buffer is None else buffer.clone()
-        try:
-            yield
-        finally:
-            for inner, name, buffer in kept:
-                inner._buffers[name] = buffer
+        self._kept.append(kept)
+
+    def __exit__(self, *failure: object) -> None:
+        for inner, name, buffer in self._kept.pop():
+            inner._buffers[name] = buffer
 
 
 def _others(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:

@@ -79,7 +79,7 @@ class Ledger:
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Counts the tensors that operations of the entering thread return into a ledger. num_kernels: operations so far
-    that returned a tensor on the ledger's device."""
+    that returned a dense tensor on the ledger's device."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped

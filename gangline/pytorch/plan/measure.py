@@ -57,25 +57,20 @@ def measure_kinds(
     is_gpu: bool = True,
 ) -> list[Measured]:
     """Measures the trial once for each kind of recomputation, otherwise as measure_trial. The first kind must be
-    possible; a later one is left out for a model without the parts that it needs. The first one alone has all
-    refusals."""
+    possible; a later one is left out for a model without the parts that it needs, and where its backward pass alone
+    fails. The first one alone has all refusals."""
     measured: list[Measured] = []
     for kind in kinds:
         try:
-            measured.append(
-                measure_trial(
-                    make_trial,
-                    hparams,
-                    config,
-                    slots,
-                    is_gpu=is_gpu,
-                    recomputation=kind,
-                    is_observed=not measured,
-                )
+            found = measure_trial(
+                make_trial, hparams, config, slots, is_gpu=is_gpu, recomputation=kind, is_observed=not measured
             )
         except GanglineError as error:
             if not measured or error.code != "parallelism.activation_checkpointing":
                 raise
+            continue
+        if not measured or found.size.moments or not measured[0].size.moments:
+            measured.append(found)
     return measured
 
 
@@ -160,6 +155,11 @@ class _Attempt:
             notes.append(
                 f"activations and operations are not counted, because {what} failed here: {_line(self.problem)}"
             )
+        if self._passes is not None and self._passes.problem:
+            notes.append(
+                "only what the forward pass keeps and computes is counted, because the backward pass failed here: "
+                f"{self._passes.problem}"
+            )
         units, refusal = self._units()
         if units:
             check_carried(units, self._section.carry or ())
@@ -199,7 +199,7 @@ class _Attempt:
             optimizer=update.state_bytes / total,
             computed=stored,
             activation_bytes=sum(passes.activation_bytes) / passes.records,
-            units=tuple(_unit_size(models[0], unit, place, passes) for place, unit in enumerate(units)),
+            units=tuple(_unit_size(models[0], units, place, passes) for place in range(len(units))),
             forward_flops=flops / passes.records,
             moments=passes.moments,
             step_bytes=update.temporary_bytes / total,
@@ -222,8 +222,10 @@ class _Attempt:
             return [], error.message
 
 
-def _unit_size(model: nn.Module, unit: Unit, place: int, passes: Passes) -> UnitSize:
+def _unit_size(model: nn.Module, units: Sequence[Unit], place: int, passes: Passes) -> UnitSize:
+    unit = units[place]
     tensors = _unique([model.get_submodule(path) for path in unit.paths])
+    before = _unique([model.get_submodule(path) for each in units[: place + 1] for path in each.paths])
     return UnitSize(
         unit.name,
         unit.numel,
@@ -232,6 +234,7 @@ def _unit_size(model: nn.Module, unit: Unit, place: int, passes: Passes) -> Unit
         passes.flops[place] / passes.records,
         passes.peak_bytes[place] / passes.records,
         tuple(value.numel() for value in tensors),
+        any(value.requires_grad for value in before),
     )
 
 

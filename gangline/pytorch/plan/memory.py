@@ -23,7 +23,8 @@ class UnitSize:
     """A unit of a model's chain. parameters: their number. activation_bytes: kept from its forward to its backward
     pass, for one record. output_bytes: what the next unit gets, for one record. forward_flops: for one record.
     peak_bytes: the most in its forward and backward pass, kept ones included, for one record; 0 if not measured.
-    tensors: numbers of elements of its parameter tensors; empty if not measured."""
+    tensors: numbers of elements of its parameter tensors; empty if not measured. has_backward: whether the backward
+    pass reaches it, as parameters are trained in it or before it."""
 
     name: str
     parameters: int
@@ -32,6 +33,7 @@ class UnitSize:
     forward_flops: float = 0.0
     peak_bytes: float = 0.0
     tensors: tuple[int, ...] = ()
+    has_backward: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,8 @@ def _try(optimizer: Optimizer, dtype: torch.dtype, is_at_once: bool) -> _Tried:
     options = {key: value for key, value in optimizer.defaults.items() if key in known}
     if is_at_once:
         options["foreach"] = True
+    # It is for GPUs, and the trial step runs on the CPU.
+    options.pop("capturable", None)
     ledger, moved = Ledger("cpu"), _MovedBytes()
     try:
         tried = type(optimizer)(parameters, **options)
@@ -93,7 +95,10 @@ def _try(optimizer: Optimizer, dtype: torch.dtype, is_at_once: bool) -> _Tried:
         with LiveBytes(ledger), moved:
             tried.step()
     except Exception:  # noqa: BLE001 - an optimizer with other arguments counts as the largest usual one
-        return _Tried(_UNKNOWN_STATE_BYTES)
+        if type(optimizer) is torch.optim.AdamW:
+            return _Tried(_UNKNOWN_STATE_BYTES)
+        usual = _try(torch.optim.AdamW(parameters), dtype, is_at_once)
+        return _Tried(_UNKNOWN_STATE_BYTES, kernels=usual.kernels, moved=usual.moved)
     # Whole bytes for an element, as bias corrections are single numbers.
     return _Tried(
         _state_bytes(tried, parameters),

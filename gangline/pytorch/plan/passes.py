@@ -28,7 +28,8 @@ class Passes:
     activation_bytes: kept by the forward pass. flops, kernels: operations of the forward pass, and how many were
     issued. all_flops, all_kernels: with those of the backward pass; 0 where it failed. moments: those that need most
     memory; empty where the backward pass failed. peak_bytes: of a unit's own passes, 0 where they are not known.
-    connections: outputs of units that later units need besides."""
+    connections: outputs of units that later units need besides. problem: why the backward pass failed; empty for one
+    that did not."""
 
     records: int
     activation_bytes: list[float]
@@ -40,6 +41,7 @@ class Passes:
     all_kernels: int = 0
     moments: tuple[Moment, ...] = ()
     connections: tuple[Connection, ...] = ()
+    problem: str = ""
 
     @classmethod
     def of_none(cls, num_units: int, records: int = 1) -> Self:
@@ -95,7 +97,6 @@ class _Meter:
         self._live_bytes = peak.counting()
         self._operations = OperationCounter()
         self._connections = ConnectionWatch(model, units, carry)
-        self._recomputes = context.recomputation[0] != "none"
         self._own = {
             tensor.untyped_storage()._cdata
             for each in context.models
@@ -138,7 +139,8 @@ class _Meter:
             if not loss.requires_grad:
                 return
             self._peak.backward(loss)
-        except Exception:  # noqa: BLE001 - an operation without a backward pass here; the forward pass is counted
+        except Exception as error:  # noqa: BLE001 - an operation without a backward pass here; the forward pass is counted
+            found.problem = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             return
         found.all_flops = float(self._operations.total)
         found.all_kernels = self._live_bytes.num_kernels
@@ -146,17 +148,13 @@ class _Meter:
         self._note_peaks()
         self._context.observed.unused = [left_out(each, self._peak.unreached) for each in self._context.models]
 
-    def _enter(self, place: int, inputs: Any = ()) -> None:
+    def _enter(self, place: int) -> None:
         """Called before each module of the unit with this place."""
         if self._is_done:
             return
         total = self._operations.total
         self.found.flops[self._place] += total - self._counted_flops
         self._place, self._counted_flops = place, total
-        if self._recomputes:
-            # A recomputed module keeps its inputs, which no hook of saved tensors sees.
-            for tensor in tensors_of(inputs):
-                self._keep(tensor)
 
     def _leave(self, place: int, output: Any) -> None:
         if not self._is_done:
@@ -184,16 +182,13 @@ class _Meter:
 
 @contextmanager
 def _watch(
-    model: nn.Module, units: Sequence[Unit], enter: Callable[[int, Any], None], leave: Callable[[int, Any], None]
+    model: nn.Module, units: Sequence[Unit], enter: Callable[[int], None], leave: Callable[[int, Any], None]
 ) -> Iterator[None]:
-    """Calls `enter` before each module of a unit, with the unit's place and the inputs, and `leave` once with its
-    output."""
+    """Calls `enter` before each module of a unit, with the unit's place, and `leave` once with its output."""
     handles = []
     for place, unit in enumerate(units):
         for path in unit.paths:
-            before = model.get_submodule(path).register_forward_pre_hook(
-                lambda _module, inputs, place=place: enter(place, inputs)
-            )
+            before = model.get_submodule(path).register_forward_pre_hook(lambda *_, place=place: enter(place))
             handles.append(before)
         if unit.end is None and place + 1 < len(units):
             # The input of the next unit is the output of the modules before the first list.

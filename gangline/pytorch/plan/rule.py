@@ -6,7 +6,7 @@ table is chosen, the simplest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gangline.config.elastic import slots_conflict
@@ -19,11 +19,13 @@ from gangline.config.pipeline import (
     choose_microbatches,
     microbatch_conflict,
 )
+from gangline.config.strategy_choice import first_of_fastest
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.staged.partition import imbalance_ratio, partition
 from gangline.pytorch.plan.memory import (
     Memory,
     ModelSize,
+    UnitSize,
     border_bytes,
     owned_ratio,
     slot_memory,
@@ -37,9 +39,6 @@ SPARE_RATIO = 0.1
 SPARE_BYTES = 0.5 * GIB
 # The largest number of slots that the search for one that fits tries.
 _MOST_SLOTS = 4096
-# Predicted times of a step that differ by less are no reason to take a later row of the table: measured rates are
-# rounded more coarsely than this.
-_SAME_RATIO = 0.05
 # Exchanges of a step that the computation does not hide: those of the last bucket or block in each direction.
 _MESSAGES = {"ddp": 1, "zero1": 2, "zero2": 2, "zero3": 3, "hsdp": 4}
 # Both passes over the forward pass, where the backward pass was not measured: it computes about twice as much. With
@@ -163,8 +162,7 @@ def list_candidates(model: ModelSize, work: Work, place: Place) -> list[Candidat
 def choose(candidates: list[Candidate]) -> Candidate | None:
     """Returns the first candidate that fits and is about as fast as the fastest one; None where none fits."""
     fitting = [candidate for candidate in candidates if not candidate.refusal]
-    least = min((candidate.seconds for candidate in fitting), default=0.0)
-    return next((candidate for candidate in fitting if candidate.seconds <= least * (1 + _SAME_RATIO)), None)
+    return first_of_fastest(fitting, lambda candidate: candidate.seconds)
 
 
 def nothing_fits(model: ModelSize, work: Work, place: Place, candidates: list[Candidate]) -> GanglineError:
@@ -472,14 +470,33 @@ def stage_seconds(
     replica's batch. Unknown operations of units are spread as their parameters. Each microbatch issues the kernels of a
     whole batch; units have equal numbers of them."""
     known = sum(unit.forward_flops for unit in model.units)
+    numel = max(1, sum(unit.parameters for unit in model.units))
+
+    def flops(units: Sequence[UnitSize]) -> float:
+        if known:
+            return sum(unit.forward_flops for unit in units)
+        return model.forward_flops * sum(unit.parameters for unit in units) / numel
+
+    def kernels(units: Sequence[UnitSize]) -> float:
+        return model.forward_kernels * len(units) / max(1, len(model.units))
+
     found = []
     for own in stage_units(model, counts, stages, schedule):
-        share = sum(unit.parameters for unit in own) / max(1, sum(unit.parameters for unit in model.units))
-        flops = sum(unit.forward_flops for unit in own) if known else model.forward_flops * share
-        kernels = model.forward_kernels * len(own) / max(1, len(model.units))
-        passes = _passes(model)
-        flops *= model.flop_passes or passes
-        kernels *= model.kernel_passes or passes
         moved = moved_bytes(model, sum(unit.parameters for unit in own), microbatches)
-        found.append(place.compute_seconds(flops * records, kernels * microbatches, moved))
+        computed = _both_passes(model, own, flops, model.flop_passes)
+        issued = _both_passes(model, own, kernels, model.kernel_passes)
+        found.append(place.compute_seconds(computed * records, issued * microbatches, moved))
     return found
+
+
+def _both_passes(
+    model: ModelSize, own: Sequence[UnitSize], count: Callable[[Sequence[UnitSize]], float], passes: float
+) -> float:
+    """Returns what a stage's units count in the forward and the backward pass. count: of the forward pass of units.
+    passes: both passes of the whole model over its forward pass; 0 where they were not measured. Units that no backward
+    pass reaches count once, so the others have the rest."""
+    reached = [unit for unit in model.units if unit.has_backward]
+    part = count(reached) / max(1e-30, count(model.units))
+    of_reached = ((passes or _passes(model)) - (1 - part)) / max(1e-30, part) if part else 1.0
+    own_reached = count([unit for unit in own if unit.has_backward])
+    return count(own) + (of_reached - 1) * own_reached

@@ -61,6 +61,8 @@ class StepPeak:
             for value in parameters.values()
         ]
         try:
+            if loss.numel() != 1:
+                raise RuntimeError("the loss is no single number")
             # From a tensor it would run outside of the modes for functions, in which recomputed parts must run.
             torch.autograd.backward(get_gradient_edge(loss), torch.ones_like(loss))
             self._note(None)
@@ -147,26 +149,30 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         formula = _FORMULAS.get(func._overloadpacket)
-        if formula is not None:
-            self.total += formula(*args, **kwargs, out_val=result)
+        if formula is None:
+            # In inference mode operations come here whole, whose parts have formulas.
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if parts is NotImplemented else parts
+        result = func(*args, **kwargs)
+        self.total += formula(*args, **kwargs, out_val=result)
         return result
 
 
-def _forward_operations(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+def _attention_operations(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     count: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return count
 
 
-def _backward_operations(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+def _attention_backward_operations(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     count: int = sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return count
 
 
 _own_formulas = {
-    _flash_attention: _forward_operations,
-    _flash_attention_backward: _backward_operations,
+    _flash_attention: _attention_operations,
+    _flash_attention_backward: _attention_backward_operations,
     **recurrent.OPERATIONS,
 }
 # Formulas get the shapes of tensors.

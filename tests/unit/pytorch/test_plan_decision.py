@@ -244,7 +244,9 @@ def test_recomputation_is_chosen_where_activations_do_not_fit() -> None:
     again = replace(plain, activation_bytes=2e9, recomputation="blocks")
     decision = decide([plain, again], _WORK, _PLACE, None)
     assert _choice(decision) == "ddp (recompute blocks)"
-    row = record_of(decision, _PLACE, ()).chosen
+    record = record_of(decision, replace(_PLACE, broadcast_rate=5e9), ())
+    assert record.broadcast_rate == 5e9
+    row = record.chosen
     assert (row.strategy, row.activation_checkpointing) == ("ddp", "blocks")
     section = parse_parallelism({"strategy": "auto", "blocks": ["Layer"]})
     assert settled_section(row, section) == {

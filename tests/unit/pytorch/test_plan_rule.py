@@ -16,7 +16,9 @@ from gangline.pytorch.plan.rule import (
     choose,
     fewest_slots,
     list_candidates,
+    moved_bytes,
     nothing_fits,
+    stage_seconds,
 )
 
 # Each slot has the same batch, whose activations are 2 x 10^9 bytes, on any number of slots.
@@ -118,6 +120,31 @@ def test_the_optimizers_step_takes_time_for_the_parameters_that_a_slot_steps() -
     ):
         assert issued[name] == pytest.approx(tensors * issued["ddp"]), name
         assert moved[name] == pytest.approx(elements * moved["ddp"]), name
+
+
+def test_parts_of_hsdp_are_those_of_one_machine() -> None:
+    model = ModelSize(8000, 1000, tensors=(1000,) * 8, update_bytes=80.0)
+    place = replace(_CPUS, slots=8, slots_per_machine=2, inside_rate=math.inf, across_rate=math.inf)
+    place = replace(place, message_seconds=0.0, copy_rate=math.inf)
+    moved, still = (_seconds(model, replace(place, memory_rate=rate), 64) for rate in (1e6, math.inf))
+    assert moved["hsdp"] - still["hsdp"] > moved["zero3"] - still["zero3"]
+    passes = moved_bytes(model, 8000, 1) / 1e6
+    assert moved["hsdp"] - passes == pytest.approx(8000 * 80 / 2 / 1e6)
+
+
+def test_no_backward_pass_reaches_frozen_units_at_the_beginning() -> None:
+    """Both passes of all are 7 products: the frozen two have one each, the others 5 together."""
+    units = tuple(UnitSize(str(number), 1000, forward_flops=1.0, has_backward=number > 1) for number in range(4))
+    model = ModelSize(4000, 1000, units=units, forward_flops=4.0, flop_passes=7 / 4, forward_kernels=4.0)
+    model = replace(model, kernel_passes=10 / 4)
+    place = replace(_CPUS, slots=2, slot_flops=1.0)
+
+    def seconds(place: Place) -> list[float]:
+        return stage_seconds(model, (2, 2), 2, "1F1B", records=8, place=place, microbatches=4)
+
+    assert seconds(place) == pytest.approx([2 * 8, 5 * 8])
+    issued = replace(place, slot_flops=math.inf, kernel_seconds=1.0)
+    assert seconds(issued) == pytest.approx([2 * 4, 8 * 4])
 
 
 def test_measured_passes_count_instead_of_the_usual_ones() -> None:

@@ -90,6 +90,24 @@ def test_a_step_gives_the_same_numbers_bit_for_bit(kind: str, autocast: bool) ->
     assert states[1]["blocks.0.norm.num_batches_tracked"] == 2
 
 
+@pytest.mark.parametrize("kind", ["blocks", "full"])
+def test_a_penalty_on_gradients_runs_the_blocks_once_more(kind: str) -> None:
+    """Two backward passes go through the same blocks. Running statistics see the batch once."""
+    plain, net = _make("none"), _make(kind)
+    for each in (plain, net):
+        torch.manual_seed(1)
+        inputs = torch.randn(_RECORDS, _WIDTH, requires_grad=True)
+        output = each(inputs).sum()
+        [slope] = torch.autograd.grad(output, inputs, create_graph=True)
+        (output + slope.pow(2).sum()).backward()
+    for (name, first), second in zip(plain.named_parameters(), net.parameters(), strict=True):
+        assert first.grad is not None
+        assert second.grad is not None
+        assert torch.equal(first.grad, second.grad), name
+    for before, after in zip(plain.buffers(), net.buffers(), strict=True):
+        assert torch.equal(before, after)
+
+
 def test_blocks_keep_their_inputs_alone() -> None:
     # Inputs of the three blocks; the last block's output for the head, whose output the loss keeps; the stem's input.
     one = _RECORDS * _WIDTH * 4

@@ -87,14 +87,41 @@ def test_an_lstm_has_its_operations() -> None:
         lstm, inputs = nn.LSTM(8, 8, bias=False), torch.zeros(3, 2, 8)
     # Two products of matrices for each step and record, into four gates, two operations for each product of numbers.
     forward = 3 * 2 * 2 * (8 * 4 * 8) * 2
-    with OperationCounter() as counter, LiveBytes(Ledger("meta")) as counting, LstmOfCpu():
+    with OperationCounter() as counter, LiveBytes(Ledger("meta")), LstmOfCpu():
         outputs, _ = lstm(inputs)
         assert counter.total == forward
-        num_kernels = counting.num_kernels
         outputs.sum().backward()
     assert counter.total == 3 * forward
-    # Not one for each step.
-    assert num_kernels < 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_layers": 4}, {"num_layers": 3, "bidirectional": True}, {"bias": False, "batch_first": True}],
+    ids=["one layer", "four layers", "both directions", "no bias"],
+)
+def test_an_lstm_has_the_operations_of_a_cpu(options: dict[str, Any], dtype: torch.dtype) -> None:
+    """oneDNN runs the one type as a whole; operations of the other one are those of each step."""
+    kernels, totals = {}, {}
+    for device in ("cpu", "meta"):
+        lstm, inputs = nn.LSTM(8, 8, device=device, dtype=dtype, **options), torch.zeros(5, 2, 8, device=device)
+        with LiveBytes(Ledger(device)) as counting, OperationCounter() as counter, LstmOfCpu():
+            outputs, _ = lstm(inputs.to(dtype))
+            kernels[device], forward = counting.num_kernels, counter.total
+            outputs.sum().backward()
+        assert outputs.shape == (5, 2, 16 if "bidirectional" in options else 8)
+        totals[device] = (forward, counter.total)
+    assert totals["meta"] == totals["cpu"]
+    # Layers of oneDNN reorder their weights before.
+    assert kernels["cpu"] / 5 < kernels["meta"] < kernels["cpu"] * 1.2
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_operations_without_gradients_count(mode: Any) -> None:
+    linear, inputs = nn.Linear(8, 8, device="meta"), torch.zeros(4, 8, device="meta")
+    with OperationCounter() as counter, mode():
+        linear(inputs)
+    assert counter.total == 2 * 4 * 8 * 8
 
 
 def test_fused_attention_has_its_operations() -> None:
@@ -174,6 +201,7 @@ def test_an_optimizer_is_probed_in_the_type_of_its_parameters(dtype: torch.dtype
     assert at_once.kernels < adamw.kernels
     twice = probe([torch.optim.AdamW([*parameters, nn.Parameter(torch.zeros(400, dtype=dtype))])], is_gpu=False)
     assert (twice.moved_bytes, twice.kernels) == (2 * adamw.moved_bytes, 1.5 * adamw.kernels)
+    assert probe([torch.optim.AdamW(parameters[:1])], is_gpu=True).kernels == at_once.kernels
     fused = probe([torch.optim.AdamW(parameters, fused=True)], is_gpu=False)
     # It may scale the gradient as well.
     assert fused.moved_bytes == 8 * size * 400
@@ -181,3 +209,7 @@ def test_an_optimizer_is_probed_in_the_type_of_its_parameters(dtype: torch.dtype
     # It reads the parameter and its gradient, and writes the parameter.
     assert plain.moved_bytes == 3 * size * 400
     assert plain.state_bytes == 0
+    # Those that cannot be tried step as AdamW does.
+    for other in (torch.optim.LBFGS(parameters), torch.optim.AdamW(parameters, capturable=True)):
+        found = probe([other], is_gpu=False)
+        assert (found.moved_bytes, found.kernels) == (adamw.moved_bytes, adamw.kernels)
