@@ -164,6 +164,26 @@ class TwoTypesTrial(UnusualTrial):
         return nn.Sequential(TwoTypesLayer())
 
 
+class TwoTypesBlocksTrial(UnusualTrial):
+    """Several layers of one class in a row are blocks, which are gathered one at a time."""
+
+    def make_model(self) -> nn.Module:
+        return nn.Sequential(TwoTypesLayer(), nn.Linear(3, 6), TwoTypesLayer())
+
+
+class FrozenTypeTrial(UnusualTrial):
+    """Frozen parameters have another type than trained ones of the same modules: blocks, and the model itself."""
+
+    def make_model(self) -> nn.Module:
+        model = nn.Sequential(TwoTypesLayer(), nn.Linear(3, 6), TwoTypesLayer())
+        for index in (0, 2):
+            model[index].bias.requires_grad_(False)
+        model.extra = nn.Parameter(torch.ones(2, dtype=torch.float64), requires_grad=False)
+        model.shift = nn.Parameter(torch.zeros(3))
+        model.register_forward_hook(lambda module, _, output: output + module.shift * module.extra.sum().float())
+        return model
+
+
 class AdafactorTrial(UnusualTrial):
     def make_optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         return [torch.optim.Adafactor(model.parameters(), lr=0.05)]

@@ -87,14 +87,19 @@ def test_copies_of_shards_may_have_several_types(tmp_path: Path) -> None:
     _check(work.DoubleTrial, tmp_path, ["hsdp"], size=4)
 
 
-def test_one_module_with_several_types_is_not_divided(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [work.TwoTypesTrial, work.TwoTypesBlocksTrial], ids=lambda kind: kind.__name__)
+def test_one_module_with_several_types_is_not_divided(tmp_path: Path, kind: type[work.UnusualTrial]) -> None:
     text = (
         "parallelism.model: {strategy} cannot divide Sequential.0, which has parameters of float32 and float64 itself; "
-        "give these parameters one type, or put those of another type into a module of their own that shares none of "
-        "them and is called, or use ddp or zero1"
+        "give these parameters one type, freeze those of another type before context.wrap_model, or put them into a "
+        "module of their own that shares none of them and is called, or use ddp or zero1"
     )
-    _check_refused(work.TwoTypesTrial, tmp_path, _DIVIDED, text)
-    _check(work.TwoTypesTrial, tmp_path / "whole", _WHOLE)
+    _check_refused(kind, tmp_path, _DIVIDED, text)
+    _check(kind, tmp_path / "whole", _WHOLE)
+
+
+def test_frozen_parameters_of_a_module_may_have_another_type(tmp_path: Path) -> None:
+    _check(work.FrozenTypeTrial, tmp_path, _ALL)
 
 
 @pytest.mark.parametrize(

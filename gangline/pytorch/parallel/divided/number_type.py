@@ -34,25 +34,33 @@ class _Division:
     def parts_of(self, unit: nn.Module) -> list[nn.Module]:
         """Returns the modules of a unit that must be gathered by themselves, inner ones first, and marks them as
         chosen."""
-        kinds = Counter[torch.dtype]()
-        for parameter in self._gathered_with(unit):
-            kinds[parameter.dtype] += parameter.numel()
-        if len(kinds) < 2:
+        gathered = list(self._gathered_with(unit))
+        if len({parameter.dtype for parameter in gathered}) < 2:
             return []
-        own = {parameter.dtype for parameter in _direct(unit)}
-        usual = next(iter(own)) if len(own) == 1 else kinds.most_common(1)[0][0]
+        usual = self._trained_type(unit) or _most_common_type(_trained(gathered) or gathered)
         parts = []
-        for module in reversed(list(unit.modules())):
+        # The unit itself is the first of its modules.
+        for module in reversed(list(unit.modules())[1:]):
             unusual = [parameter for parameter in _direct(module) if parameter.dtype is not usual]
             if not unusual or id(module) in self._chosen:
                 continue
-            if len({parameter.dtype for parameter in _direct(module)}) > 1:
-                raise self._refuse(module, f"has parameters of {_words(_direct(module))} itself")
+            self._trained_type(module)
             if not is_callable_part(module) or any(self._num_places[id(parameter)] > 1 for parameter in unusual):
+                if not _trained(unusual):
+                    continue
                 raise self._refuse(module, f"has parameters of {_words(unusual)} among those of {_word(usual)}")
             self._chosen.add(id(module))
             parts += [*self.parts_of(module), module]
         return parts
+
+    def _trained_type(self, module: nn.Module) -> torch.dtype | None:
+        """Returns the type of a module's own trained parameters, None where it has none. Raises GanglineError for
+        several types."""
+        trained = _trained(_direct(module))
+        types = {parameter.dtype for parameter in trained}
+        if len(types) > 1:
+            raise self._refuse(module, f"has parameters of {_words(trained)} itself")
+        return next(iter(types), None)
 
     def _gathered_with(self, unit: nn.Module) -> Iterable[nn.Parameter]:
         yield from _direct(unit)
@@ -66,8 +74,8 @@ class _Division:
         return invalid(
             "parallelism.model",
             f"{self._strategy} cannot divide {name}{'.' if path else ''}{path}, which {what}; give these parameters "
-            "one type, or put those of another type into a module of their own that shares none of them and is "
-            "called, or use ddp or zero1",
+            "one type, freeze those of another type before context.wrap_model, or put them into a module of their own "
+            "that shares none of them and is called, or use ddp or zero1",
         )
 
 
@@ -76,6 +84,19 @@ def _direct(module: nn.Module) -> list[nn.Parameter]:
     type."""
     parameters = module.parameters(recurse=False)
     return [parameter for parameter in parameters if parameter.dtype.is_floating_point or parameter.dtype.is_complex]
+
+
+def _trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Returns the parameters that are not frozen. torch gathers parameters of several types in one message of bytes;
+    only gradients need one type."""
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+def _most_common_type(parameters: Iterable[nn.Parameter]) -> torch.dtype:
+    counts = Counter[torch.dtype]()
+    for parameter in parameters:
+        counts[parameter.dtype] += parameter.numel()
+    return counts.most_common(1)[0][0]
 
 
 def _words(parameters: Iterable[nn.Parameter]) -> str:
