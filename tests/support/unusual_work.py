@@ -171,6 +171,28 @@ class TwoTypesBlocksTrial(UnusualTrial):
         return nn.Sequential(TwoTypesLayer(), nn.Linear(3, 6), TwoTypesLayer())
 
 
+class DoubleBlocksNet(nn.Module):
+    """The blocks and the head have another type than the stem, which has more numbers than the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()).double() for _ in range(2))
+        self.head = nn.Linear(8, 3).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).double()
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class DoubleBlocksTrial(UnusualTrial):
+    def make_model(self) -> nn.Module:
+        return DoubleBlocksNet()
+
+
 class FrozenTypeTrial(UnusualTrial):
     """Frozen parameters have another type than trained ones of the same modules: blocks, and the model itself."""
 

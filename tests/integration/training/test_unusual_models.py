@@ -77,7 +77,9 @@ def test_sparse_gradients_are_not_divided(tmp_path: Path, size: int, strategies:
 
 
 @pytest.mark.parametrize(
-    ("kind", "tolerance"), [(work.DoubleTrial, 1e-5), (work.HalfTrial, 3e-2)], ids=["fp64", "bf16"]
+    ("kind", "tolerance"),
+    [(work.DoubleTrial, 1e-5), (work.HalfTrial, 3e-2), (work.DoubleBlocksTrial, 1e-5)],
+    ids=["fp64", "bf16", "blocks"],
 )
 def test_parameters_of_several_types_train(tmp_path: Path, kind: type[work.UnusualTrial], tolerance: float) -> None:
     _check(kind, tmp_path, _ALL, tolerance=tolerance)

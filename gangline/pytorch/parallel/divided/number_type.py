@@ -34,13 +34,14 @@ class _Division:
     def parts_of(self, unit: nn.Module) -> list[nn.Module]:
         """Returns the modules of a unit that must be gathered by themselves, inner ones first, and marks them as
         chosen."""
-        gathered = list(self._gathered_with(unit))
+        modules = list(self._gathered_with(unit))
+        gathered = [parameter for module in modules for parameter in _direct(module)]
         if len({parameter.dtype for parameter in gathered}) < 2:
             return []
         usual = self._trained_type(unit) or _most_common_type(_trained(gathered) or gathered)
         parts = []
         # The unit itself is the first of its modules.
-        for module in reversed(list(unit.modules())[1:]):
+        for module in reversed(modules[1:]):
             unusual = [parameter for parameter in _direct(module) if parameter.dtype is not usual]
             if not unusual or id(module) in self._chosen:
                 continue
@@ -62,8 +63,9 @@ class _Division:
             raise self._refuse(module, f"has parameters of {_words(trained)} itself")
         return next(iter(types), None)
 
-    def _gathered_with(self, unit: nn.Module) -> Iterable[nn.Parameter]:
-        yield from _direct(unit)
+    def _gathered_with(self, unit: nn.Module) -> Iterable[nn.Module]:
+        """Yields a unit and the modules in it that are not part of a chosen one."""
+        yield unit
         for child in unit.children():
             if id(child) not in self._chosen:
                 yield from self._gathered_with(child)
