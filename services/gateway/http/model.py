@@ -89,6 +89,9 @@ class LogHit(Answer):
 
 
 class ExitReport(Answer):
+    """Describes how a member of an attempt ended. error_code: of the GanglineError that ended the rank; empty for other
+    failures."""
+
     agent_id: str
     kind: ExitKind
     message: str
@@ -99,6 +102,7 @@ class ExitReport(Answer):
     ended_at: Instant
     last_lines: list[str]
     batches_completed: int | None
+    error_code: str
     log_hits: list[LogHit]
 
 

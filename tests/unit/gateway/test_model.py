@@ -17,7 +17,9 @@ from services.gateway.http import model
 from services.gateway.mirror.ingest_record import IngestRecord
 from services.gateway.rpc import mapping
 
-EXIT = ExitReport("a1", ExitKind.USER_ERROR, "ValueError: no", 1, 1, None, 5.0, 6.0, ("line",))
+EXIT = ExitReport(
+    "a1", ExitKind.CONFIGURATION_ERROR, "use less", 1, 1, None, 5.0, 6.0, ("line",), error_code="parallelism.model"
+)
 TRIAL = Trial(
     "7.1", 7, 1, '{"lr": 0.1}', 3, State.TERMINAL, Outcome.FAILED, "failed", 1, 2, "c1", 100, '{"loss": 0.5}', 1.0, 9.0,
     Timeline(queued_at=1.0), EXIT,
@@ -42,7 +44,8 @@ def test_full_view_keeps_everything_in_both_forms() -> None:
     assert document["experiment"]["config"] == {"name": "n"}
     assert trial["trial"]["hparams"] == {"lr": 0.1}
     assert trial["trial"]["totalBatchesProcessed"] == 100
-    assert trial["trial"]["lastFailure"]["lastLines"] == ["line"]
+    failure = trial["trial"]["lastFailure"]
+    assert (failure["lastLines"], failure["errorCode"]) == (["line"], "parallelism.model")
     assert trial["allocation"]["members"] == [{"agentId": "a1", "nodeRank": 0, "slotIds": ["a1/0"]}]
     assert trial["reason"]["wouldStartIf"] == "one more is free"
     message = wire.to_proto(view)
