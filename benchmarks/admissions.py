@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -38,6 +37,7 @@ import grpc.aio
 
 from benchmarks.control_plane import ControlPlane, running_control_plane
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.simulated_agent import Book, SimulatedAgent
 from benchmarks.statistic import summarise
 from gangline.config import ExperimentConfig
@@ -293,4 +293,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

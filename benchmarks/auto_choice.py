@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.choice_judgment import AMPLE, Judgment, Outcome, judge
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.wire import Link, can_emulate, run_ranks
 from gangline.config.strategy_choice import parse_choice
 
@@ -142,4 +143,4 @@ def _ratio(ratios: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

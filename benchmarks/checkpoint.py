@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
-from benchmarks.process import torchrun
+from benchmarks.process import run_benchmark, torchrun
 from benchmarks.statistic import summarise
 
 WORKLOAD = Path(__file__).parent / "workload" / "saving.py"
@@ -64,4 +64,4 @@ def measure(strategy: str, state_mb: int, runs: int, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
-from benchmarks.process import end_process
+from benchmarks.process import end_process, run_benchmark
 from benchmarks.statistic import summarise
 from gangline.client import Client
 from gangline.local.etcd import find_etcd_binary
@@ -243,4 +243,4 @@ def _print_case(name: str, runs: list[FailOver], bar_seconds: float | None) -> N
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

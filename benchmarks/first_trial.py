@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
-from benchmarks.process import end_process
+from benchmarks.process import end_process, run_benchmark
 from benchmarks.statistic import summarise
 
 ROOT = Path(__file__).parent.parent
@@ -147,4 +147,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.wire import Link, can_emulate, run_ranks
 
 # Real-time priority of the ranks, below that of the wire.
@@ -258,4 +259,4 @@ def _verdict(is_met: bool) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

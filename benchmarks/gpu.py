@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.gpu_model import GPT2_WORDS, IMAGE_CLASSES, Gpt, ResNet
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.statistic import Ratio, paired_ratio, summarise
 from gangline import pytorch
 from gangline.config.optimization import parse_optimizations
@@ -278,4 +279,4 @@ JOBS = (
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -25,6 +25,7 @@ import psutil
 
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.recovery import (
     CONFIG,
     KILL_AFTER,
@@ -173,4 +174,4 @@ def _works_in(process: Identity, folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
-from benchmarks.process import processor_seconds
+from benchmarks.process import processor_seconds, run_benchmark
 from gangline.local.layout import Layout
 from gangline.local.process_table import load_table
 
@@ -89,4 +89,4 @@ def _sample(processes: dict[str, psutil.Process], seconds: float) -> dict[str, t
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -19,6 +19,7 @@ import psutil
 from benchmarks.clients import config_json, connected_clients, submit_all
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.throughput import finish
 from gangline.client.packing import pack_code
 from gangline.local.layout import Layout
@@ -88,4 +89,4 @@ def _of_family(process: psutil.Process) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

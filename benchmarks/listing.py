@@ -23,6 +23,7 @@ import httpx
 
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.statistic import summarise
 from gangline.client import Client
 from gangline.config import parse_config
@@ -167,4 +168,4 @@ def _headers(client: Client) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -27,6 +27,7 @@ import sqlalchemy as sa
 
 from benchmarks.machine import describe_machine
 from benchmarks.peer import PeersMissing, peer_python
+from benchmarks.process import run_benchmark
 from benchmarks.statistic import summarise
 from gangline.domain.history import MetricsPoint
 from services.gateway.history.condense import read_reports
@@ -157,4 +158,4 @@ def _measure_tensorboard(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.statistic import Ratio, paired_ratio, summarise
 from gangline.client import Client
 
@@ -128,4 +129,4 @@ def _print_history(client: Client, experiment_id: int, blocks: list[dict[str, An
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -22,7 +22,7 @@ import psutil
 from benchmarks.cluster import running_cluster
 from benchmarks.contest import HALF_WIDTH, WARM_UP_ROUNDS, Contest
 from benchmarks.machine import describe_machine
-from benchmarks.process import processor_seconds, torchrun
+from benchmarks.process import end_process, processor_seconds, run_benchmark, torchrun
 from benchmarks.statistic import summarise
 from benchmarks.turnstile import Side, Turnstile
 from gangline.client import Client
@@ -102,12 +102,11 @@ def _both(client: Client) -> Iterator[tuple[dict[str, Side], int]]:
         try:
             yield dict(turnstile.admit() for _ in range(2)), peer.pid
         finally:
-            peer.terminate()
-            peer.wait()
+            end_process(peer)
             client.kill_experiment(created.experiment.id)
             client.wait_experiment(created.experiment.id)
             turnstile.close()
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

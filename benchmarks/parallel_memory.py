@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
-from benchmarks.process import torchrun
+from benchmarks.process import run_benchmark, torchrun
 from benchmarks.sized import SizedTrial
 from gangline.pytorch.plan.measure import Measured, measure_trial
 from gangline.pytorch.plan.rule import Candidate, Place, Work, list_candidates
@@ -199,4 +199,4 @@ def _on_paper(measured: Measured, row: Candidate, size: int, batch: int) -> floa
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import describe_machine
-from benchmarks.process import torchrun
+from benchmarks.process import run_benchmark, torchrun
 
 WORKLOAD = Path(__file__).parent / "workload" / "layered.py"
 STRATEGIES = {1: ["none"], 2: ["ddp", "zero1", "zero2", "zero3"], 4: ["ddp", "zero1", "zero2", "zero3", "hsdp"]}
@@ -137,4 +137,4 @@ def is_within(optimizer: str, bits: int, losses: float, parameters: float) -> bo
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.contest import Contest
 from benchmarks.machine import describe_machine
 from benchmarks.parity import STEPS, differences_of, is_within, run
-from benchmarks.process import torchrun
+from benchmarks.process import run_benchmark, torchrun
 from benchmarks.statistic import Ratio, mean_of_runs
 from benchmarks.turnstile import WORKLOAD as FOLDER
 from benchmarks.turnstile import programs_at_turnstile
@@ -161,4 +161,4 @@ def _lines_of(function: str) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

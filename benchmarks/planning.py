@@ -13,13 +13,13 @@ import gc
 import json
 import math
 import random
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.statistic import summarise
 from services.scheduler.placement import AgentRoom, PendingRequest, Plan, PoolConfig, Running, Snapshot, plan
 from services.scheduler.placement.request.queue import Queue
@@ -243,4 +243,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
-from benchmarks.process import end_process, torchrun
+from benchmarks.process import end_process, run_benchmark, torchrun
 from benchmarks.statistic import summarise
 from gangline.client import Client
 
@@ -179,4 +179,4 @@ def print_row(name: str, runs: list[Recovery]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

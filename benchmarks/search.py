@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.statistic import summarise
 from gangline.client import Client
 from gangline.client.packing import pack_code
@@ -213,4 +214,4 @@ def describe(samples: Sequence[float], form: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

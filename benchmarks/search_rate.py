@@ -30,6 +30,7 @@ from pathlib import Path
 
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.statistic import summarise
 from gangline.client import Client
 from gangline.domain.allocation import Timeline
@@ -192,4 +193,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from benchmarks.process import run_benchmark
 from benchmarks.transformer import Transformer
 from gangline import pytorch
 from gangline.pytorch.parallel.staged.schedule import ScheduleThread
@@ -281,4 +282,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from gangline.pytorch.parallel.staged.partition import imbalance_ratio, partition
 from gangline.pytorch.parallel.staged.timing import ROUNDS as UNIT_ROUNDS
 from gangline.pytorch.parallel.staged.timing import measure
@@ -127,4 +128,4 @@ def equal_counts(units: int, stages: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

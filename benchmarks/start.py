@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
-from benchmarks.process import torchrun
+from benchmarks.process import run_benchmark, torchrun
 from benchmarks.statistic import Summary, summarise
 from gangline.client import Client
 from gangline.domain.allocation import Timeline
@@ -84,4 +84,4 @@ def _print_row(name: str, summary: Summary) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

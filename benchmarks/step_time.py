@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from benchmarks.contest import Contest
 from benchmarks.machine import describe_machine
 from benchmarks.peer import PeersMissing, peer_python
-from benchmarks.process import torchrun
+from benchmarks.process import run_benchmark, torchrun
 from benchmarks.turnstile import programs_at_turnstile
 
 # Our step time over the fastest one's must not exceed this.
@@ -66,4 +66,4 @@ def _ours() -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -20,7 +20,7 @@ import psutil
 from benchmarks.clients import config_json, connected_clients, submit_all
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
-from benchmarks.process import processor_seconds
+from benchmarks.process import processor_seconds, run_benchmark
 from benchmarks.statistic import summarise
 from gangline.client.packing import pack_code
 from gangline.local.layout import Layout
@@ -93,4 +93,4 @@ def _say(row: dict[str, float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from pathlib import Path
 from benchmarks.clients import NUM_CLIENTS, config_json, connected_clients, submit_all
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.slurm_cluster import HIGH_THROUGHPUT, Slurm, SlurmMissing, running_slurm
 from benchmarks.statistic import summarise
 from gangline.client import Client
@@ -221,4 +221,4 @@ def _measure_size(load: Load, num_runs: int, has_slurm: bool) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

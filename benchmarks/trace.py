@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections.abc import Callable, Sequence
 
 from benchmarks.machine import describe_machine
+from benchmarks.process import run_benchmark
 from benchmarks.statistic import summarise
 from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.figure import Figures, figures_of
@@ -109,4 +109,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

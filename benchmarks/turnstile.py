@@ -97,12 +97,13 @@ def programs_at_turnstile(commands: Mapping[str, Sequence[str]], options: Sequen
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with ExitStack() as stack:
             stack.callback(turnstile.close)
+            processes: list[subprocess.Popen[bytes]] = []
+            stack.callback(lambda: end_process(*processes))
             for name, command in commands.items():
                 output = stack.enter_context(Path(folder, f"{name}.txt").open("wb"))
-                process = subprocess.Popen(
-                    [*command, *options], cwd=folder, env=environment, stdout=output, stderr=output
+                processes.append(
+                    subprocess.Popen([*command, *options], cwd=folder, env=environment, stdout=output, stderr=output)
                 )
-                stack.callback(end_process, process)
             try:
                 admitted = dict(turnstile.admit() for _ in commands)
                 yield {name: admitted[name] for name in commands}
