@@ -13,10 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from gangline.pytorch.parallel.shared.ownership import plain_name
 from gangline.pytorch.parallel.staged.unit import Unit
-
-# What the names of a model that is compiled as a whole begin with.
-_COMPILED = "_orig_mod."
 
 
 class Holding:
@@ -26,7 +24,7 @@ class Holding:
     def __init__(self, model: nn.Module, units: Sequence[Unit], ranks_of_units: Sequence[int], size: int) -> None:
         self._model = model
         self._rank_by_path = {
-            path: rank for unit, rank in zip(units, ranks_of_units, strict=True) for path in unit.paths
+            plain_name(path): rank for unit, rank in zip(units, ranks_of_units, strict=True) for path in unit.paths
         }
         self._everyone = tuple(range(size))
         holders: dict[int, set[int]] = {}
@@ -89,7 +87,7 @@ class Holding:
                     empty_out(self._parameters[key])
 
     def _ranks_of_name(self, name: str) -> tuple[int, ...]:
-        parts = name.removeprefix(_COMPILED).split(".")
+        parts = plain_name(name).split(".")
         for count in range(len(parts) - 1, 0, -1):
             rank = self._rank_by_path.get(".".join(parts[:count]))
             if rank is not None:
