@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,11 @@ with pytorch.init(hparams={"global_batch_size": 16, "learning_rate": 0.003, **si
 
 def test_it_learns(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TRAIN_ALONE, str(FOLDER)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=90)
+    # Several threads wait for one another after each operation, which takes minutes on a loaded machine.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=90
+    )
     assert done.returncode == 0, done.stderr
     losses = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("loss ")]
     # The logarithm of 128 characters, and well below that of guessing by their frequency alone after 30 batches.
