@@ -56,6 +56,22 @@ async def test_it_runs_once_on_each_machine_and_sets_variables_of_all_processes(
     assert "lines nothing" in out
 
 
+@pytest.mark.parametrize(
+    ("entrypoint", "named"),
+    [("python3 -m gangline.launch.torch_distributed train.py", ""), ("pwd; echo $FROM_HOOK", "below")],
+    ids=["ranks", "command"],
+)
+async def test_its_cd_moves_the_rest_of_the_hook_alone(world: World, entrypoint: str, named: str) -> None:
+    script = "import os\nprint(os.getcwd(), os.environ['FROM_HOOK'], sep='\\n', flush=True)"
+    files = {"startup-hook.sh": "mkdir beside\ncd beside\nexport FROM_HOOK=$PWD\n", "below/note.txt": ""}
+    config = {"entrypoint": entrypoint, "environment": {"working_directory": named}}
+    (runner,) = await world.start(script, (1,), files=files, config=config, entrypoint=entrypoint)
+    report = await runner.wait(60)
+    assert report.kind is ExitKind.COMPLETED, report
+    code = runner.directory / "code"
+    assert world.gateway.lines("stdout") == [str(code / named), str(code / "beside")]
+
+
 async def test_its_packages_hide_those_of_the_agent_for_this_attempt_alone(world: World) -> None:
     (runner,) = await world.start(IMPORT, (2,), files={"startup-hook.sh": INSTALL})
     report = await runner.wait(120)
