@@ -39,7 +39,7 @@ class Block(nn.Module):
         self.trial = trial
 
     def forward(self, x):
-        self.trial.trouble()
+        self.trial.trouble(x)
         return x + torch.tanh(self.inner(x))
 
 
@@ -78,16 +78,21 @@ class MyTrial(pytorch.PyTorchTrial):
     def build_validation_data_loader(self):
         return self.build_training_data_loader()
 
-    def trouble(self):
+    def trouble(self, x):
         # Runs inside the blocks, so only on the rank of their stage.
         for kind, wanted, rank, batch_idx in self.context.get_hparam("troubles"):
             if [self.attempt, self.rank, self.batch_idx] == [wanted, rank, batch_idx] and self.model.training:
                 if kind == "raise":
-                    raise ArithmeticError("this stage breaks")
+                    self.break_stage()
+                if kind == "raise in backward" and x.requires_grad:
+                    x.register_hook(self.break_stage)
                 if kind == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if kind == "hang":
                     threading.Event().wait()
+
+    def break_stage(self, gradient=None):
+        raise ArithmeticError("this stage breaks")
 
     def train_batch(self, batch, epoch_idx, batch_idx):
         if self.context.get_hparam("is_paused") and self.attempt == 1 and batch_idx != self.batch_idx:
@@ -265,12 +270,35 @@ def test_a_stage_that_breaks_on_the_other_machine_is_named(cluster: Cluster, cli
     assert (failure.kind, failure.rank, failure.agent_id) == (ExitKind.USER_ERROR, 3, held[3][0])
     wanted = "ArithmeticError: this stage breaks (in stage 1 of 2 (blocks.2 to blocks.3), rank 3, microbatch"
     assert failure.message.startswith(wanted)
-    assert any("in trouble" in line for line in failure.last_lines), failure.last_lines
+    assert any("in break_stage" in line for line in failure.last_lines), failure.last_lines
     log = [entry.text for entry in client.stream_logs(view.experiment.id) if entry.rank == 3]
     assert "Traceback (most recent call last):" in log
     assert any(line.strip() == 'raise ArithmeticError("this stage breaks")' for line in log), log
     described = cluster.run("trial", "describe", trial.id).stdout
     assert wanted in " ".join(described.split())
+    assert "onnection closed" not in described
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_backward_pass_that_breaks_is_named_with_its_stage(
+    cluster: Cluster, client: Client, code: Path, schedule: str, rank: int
+) -> None:
+    section = {"strategy": "pipeline", "schedule": schedule, "microbatches": 4}
+    troubles = [("raise in backward", 1, rank, 2)]
+    view = _run(client, code, _config(section, troubles, resources={"slots_per_trial": 2}))
+    trial = view.trials[0].trial
+    failure = trial.last_failure
+    assert failure is not None
+    assert (trial.outcome, failure.kind, failure.rank) == (Outcome.FAILED, ExitKind.USER_ERROR, rank)
+    stage = ("0 of 2 (blocks.0 to blocks.1)", "1 of 2 (blocks.2 to blocks.3)")[rank]
+    if schedule == "ZBVZeroBubble":
+        stage = ("3 of 4 (blocks.3)", "2 of 4 (blocks.2)")[rank]
+    wanted = f"ArithmeticError: this stage breaks (in stage {stage}, rank {rank}, backward pass of microbatch 0 of 4)"
+    assert failure.message == wanted
+    described = cluster.run("trial", "describe", trial.id).stdout
+    assert wanted in " ".join(described.split())
+    assert "raise ArithmeticError" in described
     assert "onnection closed" not in described
 
 

@@ -317,6 +317,30 @@ class _BreakingBlock(Block):
         return super().forward(x)
 
 
+class BreakingWeight(Chain):
+    """Whose last block fails when the gradient of its weight is computed for the third microbatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[3] = _BreakingWeightBlock(_WIDTH)
+
+
+class _BreakingWeightBlock(Block):
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.factor = nn.Parameter(torch.ones(1))
+        self.factor.register_hook(self._on_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.factor
+
+    def _on_gradient(self, gradient: torch.Tensor) -> None:
+        self.passes += 1
+        if self.passes == 3:
+            raise ArithmeticError("the third gradient breaks")
+
+
 class ChainTrial(pytorch.PyTorchTrial):
     """hyperparameters: optimizer, records, rate. compiled: when the whole model is compiled, one of `before`,
     `in place`, `after` and `in place, after`. options: of torch.compile; without a backend, calls are counted."""
@@ -635,6 +659,7 @@ WRONG: dict[str, type[ChainTrial]] = {
     "compiled": _trains_with(_good, lambda: torch.compile(Chain(), backend=counted)),
     "reentrant": _trains_with(_good, Reentrant),
     "breaking": _trains_with(_good, Breaking),
+    "breaking weight": _trains_with(_good, BreakingWeight),
 }
 
 

@@ -334,3 +334,18 @@ def test_failure_names_its_stage_and_rank(schedule: str, rank: int, stage: int, 
     error.add_note(note)
     assert describe(error).message == f"ArithmeticError: the fourth call breaks ({note})"
     assert note in describe(error).traceback
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rank", "stage"),
+    [("1F1B", 1, "1 of 2"), ("GPipe", 1, "1 of 2"), ("Interleaved1F1B", 1, "3 of 4"), ("ZBVZeroBubble", 0, "3 of 4")],
+)
+def test_failure_of_a_backward_pass_names_its_stage_and_rank(
+    schedule: str, rank: int, stage: str, tmp_path: Path
+) -> None:
+    told = run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", "breaking weight", _pipeline(schedule=schedule))
+    text, notes = told[rank]
+    assert text == "the third gradient breaks"
+    (note,) = notes
+    assert note.startswith(f"in stage {stage} (")
+    assert note.endswith(f"to head), rank {rank}, backward pass of microbatch 2 of 8")

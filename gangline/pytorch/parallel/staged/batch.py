@@ -152,10 +152,7 @@ class BatchRun:
             with torch.autocast(self._device.type, dtype=inputs.autocast_type, enabled=inputs.is_autocast):
                 output = self._parts.run(part, received, layout, inputs.args, inputs.kwargs)
         except Exception as error:
-            error.add_note(
-                f"in {self._parts.name_of(part)}, rank {torch.distributed.get_rank()}, microbatch {number} of "
-                f"{self.count}"
-            )
+            error.add_note(f"in {self._parts.describe_place(part)}, microbatch {number} of {self.count}")
             raise
         self._beat.stay(EXCHANGE)
         if part == self._parts.count - 1:

@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
@@ -161,6 +162,10 @@ class Parts:
         first, last = (self._units[place] for place in self._ranges[part])
         units = first.paths[0] if first.paths[0] == last.paths[-1] else f"{first.paths[0]} to {last.paths[-1]}"
         return f"stage {part} of {self.count} ({units})"
+
+    def describe_place(self, part: int) -> str:
+        """Returns the name of an own part and its rank, for errors."""
+        return f"{self.name_of(part)}, rank {dist.get_rank()}"
 
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the shapes of a model's inputs, for which there is one layout."""

@@ -324,7 +324,6 @@ class PipelineStrategy(Strategy):
         count = self._batch.count
         schedule = self._schedules.pop((key, count), None)
         if schedule is None:
-            where = " or ".join(map(self._parts.name_of, self._parts.own))
             schedule = PartSchedule(
                 self._schedule_for(count),
                 self._modules,
@@ -334,7 +333,7 @@ class PipelineStrategy(Strategy):
                 group=self._replicas.inside,
                 loss_of=lambda number: self._running().loss_of(number),
                 beat=self._beat,
-                note=f"in {where}, rank {dist.get_rank()}, backward pass",
+                describe_place=self._parts.describe_place,
             )
         self._schedules[key, count] = schedule
         while len(self._schedules) > _MOST_SCHEDULES:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -66,27 +67,39 @@ class PartModule(nn.Module):
 
 
 class _Stage(PipelineStage):
-    """A stage that records in the rank's beat when it computes gradients."""
+    """A stage that records in the rank's beat when it computes gradients. place: for errors of backward passes."""
 
-    def __init__(self, *args: Any, beat: Beat, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, beat: Beat, place: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._beat = beat
+        self._place = place
 
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        self._beat.stay(BACKWARD)
-        super().backward_one_chunk(*args, **kwargs)
-        self._beat.stay(EXCHANGE)
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        with self._computing_gradients(bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
-    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        with self._computing_gradients(bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    @contextmanager
+    def _computing_gradients(self, number: int) -> Iterator[None]:
+        """Adds a note with the stage and the microbatch to an error of a backward pass."""
         self._beat.stay(BACKWARD)
-        super().backward_weight_one_chunk(*args, **kwargs)
+        try:
+            yield
+        except Exception as error:
+            # torch wraps errors of a whole backward pass, but not those of the pass for the weights alone.
+            own = error.__cause__ if _BACKWARD in str(error) and error.__cause__ is not None else error
+            own.add_note(f"in {self._place}, backward pass of microbatch {number} of {self.chunks}")
+            raise
         self._beat.stay(EXCHANGE)
 
 
 class PartSchedule:
     """A schedule for one number and one shape of microbatches. crossing: descriptions of all parts' outputs. group: of
-    the replica. loss_of: returns the loss of a microbatch; called on the rank of the last part. note: for errors of
-    backward passes. beat: gets BACKWARD during a backward pass, and EXCHANGE after it."""
+    the replica. loss_of: returns the loss of a microbatch; called on the rank of the last part. describe_place:
+    returns a part's name and rank, for errors. beat: gets BACKWARD during a backward pass, and EXCHANGE after it."""
 
     def __init__(
         self,
@@ -98,10 +111,9 @@ class PartSchedule:
         device: torch.device,
         group: dist.ProcessGroup,
         loss_of: Callable[[int], torch.Tensor],
-        note: str,
+        describe_place: Callable[[int], str],
         beat: Beat,
     ) -> None:
-        self._note = note
         self._count = microbatches
         self._stages = [
             _Stage(
@@ -110,6 +122,7 @@ class PartSchedule:
                 len(crossing),
                 device,
                 beat=beat,
+                place=describe_place(part),
                 input_args=_examples(crossing[part - 1]) if part else (),
                 output_args=_examples(crossing[part]),
                 group=group,
@@ -135,8 +148,6 @@ class PartSchedule:
         except RuntimeError as error:
             if error.__cause__ is None or not any(text in str(error) for text in (_FORWARD, _BACKWARD)):
                 raise
-            if _BACKWARD in str(error):
-                error.__cause__.add_note(self._note)
             raise error.__cause__ from None
         finally:
             self._schedule._internal_losses.clear()
