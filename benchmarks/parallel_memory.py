@@ -27,7 +27,8 @@ from benchmarks.machine import describe_machine
 from benchmarks.process import run_benchmark, torchrun
 from benchmarks.sized import SizedTrial
 from gangline.pytorch.plan.measure import Measured, measure_trial
-from gangline.pytorch.plan.rule import Candidate, Place, Work, list_candidates
+from gangline.pytorch.plan.rule import Candidate, Work, list_candidates
+from gangline.pytorch.plan.step_time import Place
 
 WORKLOAD = Path(__file__).parent / "sized.py"
 # Bars: differences of a prediction from what was counted.

@@ -27,7 +27,7 @@ from gangline.config.parallelism import parse_parallelism
 from gangline.config.strategy_choice import StrategyChoice
 from gangline.pytorch.fusion.agreement import agree_on_longest
 from gangline.pytorch.plan.decision import settled_section
-from gangline.pytorch.plan.rule import SPARE_BYTES, SPARE_RATIO
+from gangline.pytorch.plan.step_time import SPARE_BYTES, SPARE_RATIO
 
 # Steps that do not count: buckets, the optimizer's state and a pipeline's shapes are there after them.
 _WARM_UP = 3

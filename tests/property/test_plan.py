@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gangline.pytorch.plan.decision import decide
 from gangline.pytorch.plan.memory import ModelSize, UnitSize, slot_memory
-from gangline.pytorch.plan.rule import GIB, Place, Work, choose, list_candidates
+from gangline.pytorch.plan.rule import Work, choose, list_candidates
+from gangline.pytorch.plan.step_time import GIB, Place
 
 _UNITS = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**7)), min_size=0, max_size=9)
 

@@ -21,7 +21,7 @@ from gangline.config.strategy_choice import StrategyChoice
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.recomputation import Recomputed
 from gangline.pytorch.plan import place
-from gangline.pytorch.plan.rule import SPARE_BYTES, SPARE_RATIO
+from gangline.pytorch.plan.step_time import SPARE_BYTES, SPARE_RATIO
 from tests.support.strategy_work import Recorder
 
 _WIDTH = 512

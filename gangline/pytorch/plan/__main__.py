@@ -50,7 +50,7 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
     from gangline.pytorch.plan.decision import recomputations_of, work_of  # noqa: PLC0415
     from gangline.pytorch.plan.measure import measure_kinds  # noqa: PLC0415
     from gangline.pytorch.plan.report import make_plan  # noqa: PLC0415
-    from gangline.pytorch.plan.rule import GIB, Place  # noqa: PLC0415
+    from gangline.pytorch.plan.step_time import GIB, Place  # noqa: PLC0415
 
     trial_class = _load(entrypoint)
     generator = random.Random(config.reproducibility.experiment_seed or 0)  # noqa: S311 - a search's draw, no secret

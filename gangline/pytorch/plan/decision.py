@@ -19,7 +19,8 @@ from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES
 from gangline.config.strategy_choice import MOST_ROWS, CandidateRow, StrategyChoice
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.plan.memory import Memory, ModelSize
-from gangline.pytorch.plan.rule import Candidate, Place, Work, choose, list_candidates, nothing_fits, size_text
+from gangline.pytorch.plan.rule import Candidate, Work, choose, list_candidates, nothing_fits, size_text
+from gangline.pytorch.plan.step_time import Place
 
 _FAILED = "ran out of memory in an earlier attempt"
 

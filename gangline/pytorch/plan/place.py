@@ -24,7 +24,7 @@ from gangline.pytorch.fusion.agreement import agree_on_longest
 from gangline.pytorch.fusion.probe import measure_link_steadily
 from gangline.pytorch.plan.decision import groups_by_machine, rate_of, round_rate, slot_share
 from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
-from gangline.pytorch.plan.rule import Place
+from gangline.pytorch.plan.step_time import Place
 
 # Beyond the sizes for which an allocator keeps memory that is free.
 _COPIED_BYTES = 40 << 20

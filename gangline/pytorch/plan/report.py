@@ -15,7 +15,8 @@ from gangline.pytorch.parallel.staged.unit import divide_units
 from gangline.pytorch.plan.decision import bytes_by_purpose, decide, explain_failure, row_of
 from gangline.pytorch.plan.measure import Measured
 from gangline.pytorch.plan.memory import carried_bytes, stage_memory
-from gangline.pytorch.plan.rule import SEVERAL_MODELS, Candidate, Place, Work, stage_seconds
+from gangline.pytorch.plan.rule import SEVERAL_MODELS, Candidate, Work
+from gangline.pytorch.plan.step_time import Place, stage_seconds
 
 # Sizes of a model that the plan does not show.
 _LONG = ("units", "moments", "tensors", "connections")

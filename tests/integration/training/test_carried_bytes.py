@@ -12,7 +12,8 @@ import pytest
 from gangline.pytorch.parallel.staged.unit import divide_units
 from gangline.pytorch.plan.measure import Measured, measure_trial
 from gangline.pytorch.plan.memory import Memory, border_bytes, stage_memory
-from gangline.pytorch.plan.rule import Place, Work, list_candidates
+from gangline.pytorch.plan.rule import Work, list_candidates
+from gangline.pytorch.plan.step_time import Place
 from tests.support.carried_work import RECORDS, CarriedTrial, train_all
 from tests.support.gang import run_gang
 

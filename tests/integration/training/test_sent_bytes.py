@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.sized import SizedTrial
 from gangline.pytorch.plan.measure import measure_trial
-from gangline.pytorch.plan.rule import Candidate, Place, Work, list_candidates
+from gangline.pytorch.plan.rule import Candidate, Work, list_candidates
+from gangline.pytorch.plan.step_time import Place
 from tests.support.gang import run_gang
 from tests.support.sent_work import HPARAMS, Sent, train_all
 

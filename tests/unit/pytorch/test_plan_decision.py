@@ -29,7 +29,8 @@ from gangline.pytorch.plan.decision import (
 )
 from gangline.pytorch.plan.memory import Memory, ModelSize, UnitSize
 from gangline.pytorch.plan.place import cgroup_limits
-from gangline.pytorch.plan.rule import GIB, Candidate, Place, Work
+from gangline.pytorch.plan.rule import Candidate, Work
+from gangline.pytorch.plan.step_time import GIB, Place
 
 _MODEL = ModelSize(round(0.35e9), 0, activation_bytes=2e9)
 # Slots that exchange over gloo, where zero1 sends no more bytes than zero2.

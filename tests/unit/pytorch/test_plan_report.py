@@ -14,7 +14,7 @@ from gangline.pytorch.plan.decision import decide, recomputations_of, record_of,
 from gangline.pytorch.plan.measure import Measured
 from gangline.pytorch.plan.memory import Connection, ModelSize, UnitSize
 from gangline.pytorch.plan.report import make_plan
-from gangline.pytorch.plan.rule import GIB, Place
+from gangline.pytorch.plan.step_time import GIB, Place
 
 _MODEL = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
 _UNITS = tuple(find_units(_MODEL))

@@ -8,18 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gangline.pytorch.plan.memory import Connection, ModelSize, UnitSize
-from gangline.pytorch.plan.rule import (
-    GIB,
-    Candidate,
-    Place,
-    Work,
-    choose,
-    fewest_slots,
-    list_candidates,
-    moved_bytes,
-    nothing_fits,
-    stage_seconds,
-)
+from gangline.pytorch.plan.rule import Candidate, Work, choose, fewest_slots, list_candidates, nothing_fits
+from gangline.pytorch.plan.step_time import GIB, Place, moved_bytes, stage_seconds
 
 # Each slot has the same batch, whose activations are 2 x 10^9 bytes, on any number of slots.
 _SAME_BATCH = Work(records=None)
