@@ -166,11 +166,11 @@ def _bytes_seconds(name: str, model: ModelSize, place: Place) -> float:
 def copied_bytes(name: str, model: ModelSize, slots: int) -> float:
     """Returns the bytes that a slot copies for the exchanges of a step. A gathering copies the slot's part into a
     message, receives all parts in one tensor, and copies them out of it. A sum of gradients copies them into a message
-    and receives the slot's part. With zero1 a slot receives the parameters of the other owners in new memory."""
+    and receives the slot's part. With zero1 parameters are received in new memory, owner by owner, while all wait."""
     part = 1 / slots
     gathering, summing = model.computed * (2 + part), model.gradient * (1 + part)
     per_parameter = {
-        "zero1": model.gradient * (1 - part),
+        "zero1": model.gradient,
         "zero2": gathering + summing,
         "zero3": 2 * gathering + summing,
         "hsdp": 2 * gathering + summing,
