@@ -18,6 +18,9 @@ _MESSAGES = {"ddp": 1, "zero1": 2, "zero2": 2, "zero3": 3, "hsdp": 4}
 # Both passes over the forward pass, where the backward pass was not measured: it computes about twice as much. With
 # recomputation the forward pass runs twice.
 _PASSES, _PASSES_WITH_RECOMPUTATION = 3.0, 4.0
+# Operations in whose time a slot schedules one pass of a microbatch through one part, beside its messages: measured in
+# a pipeline of layers so small that nothing else takes time.
+PASS_KERNELS = 150.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,7 @@ def stage_seconds(
 ) -> list[float]:
     """Returns the seconds in which each slot of a replica computes in a step, without waiting. records: of the
     replica's batch. Unknown operations of units are spread as their parameters. Each microbatch issues the kernels of a
-    whole batch; units have equal numbers of them."""
+    whole batch, of which units have equal numbers, and is scheduled in both passes."""
     known = sum(unit.forward_flops for unit in model.units)
     numel = max(1, sum(unit.parameters for unit in model.units))
 
@@ -251,6 +254,7 @@ def stage_seconds(
         moved = moved_bytes(model, sum(unit.parameters for unit in own), microbatches)
         computed = _both_passes(model, own, flops, model.flop_passes)
         issued = _both_passes(model, own, kernels, model.kernel_passes)
+        issued += 2 * PASS_KERNELS * SCHEDULES[schedule].parts
         found.append(place.compute_seconds(computed * records, issued * microbatches, moved))
     return found
 

@@ -9,7 +9,7 @@ import pytest
 
 from gangline.pytorch.plan.memory import Connection, ModelSize, UnitSize
 from gangline.pytorch.plan.rule import Candidate, Work, choose, fewest_slots, list_candidates, nothing_fits
-from gangline.pytorch.plan.step_time import GIB, Place, moved_bytes, stage_seconds
+from gangline.pytorch.plan.step_time import GIB, PASS_KERNELS, Place, moved_bytes, stage_seconds
 
 # Each slot has the same batch, whose activations are 2 x 10^9 bytes, on any number of slots.
 _SAME_BATCH = Work(records=None)
@@ -134,7 +134,8 @@ def test_no_backward_pass_reaches_frozen_units_at_the_beginning() -> None:
 
     assert seconds(place) == pytest.approx([2 * 8, 5 * 8])
     issued = replace(place, slot_flops=math.inf, kernel_seconds=1.0)
-    assert seconds(issued) == pytest.approx([2 * 4, 8 * 4])
+    scheduled = 2 * PASS_KERNELS
+    assert seconds(issued) == pytest.approx([(2 + scheduled) * 4, (8 + scheduled) * 4])
 
 
 def test_measured_passes_count_instead_of_the_usual_ones() -> None:
@@ -161,7 +162,8 @@ def test_each_microbatch_of_a_pipeline_issues_the_kernels_and_moves_the_paramete
     name = "pipeline (stages 2 microbatches 8)"
     issued = _seconds(model, replace(place, kernel_seconds=1e-5), 64)
     assert issued["ddp"] == pytest.approx(300e-5)
-    assert issued[name] == pytest.approx(9 * 150e-5)
+    # And a microbatch is scheduled in both passes.
+    assert issued[name] == pytest.approx(9 * (150 + 2 * PASS_KERNELS) * 1e-5)
     moved = _seconds(model, replace(place, memory_rate=1e6), 64)
     assert moved["ddp"] == pytest.approx(8000 * 12 / 1e6)
     assert moved[name] == pytest.approx(4000 * (8 * 12 + 7 * 12) / 1e6 * 9 / 8)
@@ -314,7 +316,7 @@ def test_a_reason_of_several_strategies_is_named_once() -> None:
 def test_a_pipeline_sends_what_its_own_borders_carry() -> None:
     """A byte takes a second, and everything else no time. The largest output is inside of the first part."""
     units = tuple(UnitSize(str(place), 10, 0, size) for place, size in enumerate((500, 20, 30, 40)))
-    place = Place(2, 2, slot_flops=float("inf"), inside_rate=1, message_seconds=0)
+    place = Place(2, 2, slot_flops=float("inf"), inside_rate=1, message_seconds=0, kernel_seconds=0)
     for connections, border in (((), 20), ((Connection("0", 500, 0, 1, 3),), 520)):
         model = ModelSize(40, 10, units=units, connections=connections)
         [row] = [each for each in list_candidates(model, Work(8), place) if each.strategy == "pipeline"]
