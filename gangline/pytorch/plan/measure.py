@@ -8,7 +8,7 @@ if its parameters take at most a quarter of the machine's memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,10 +155,10 @@ class _Attempt:
             notes.append(
                 f"activations and operations are not counted, because {what} failed here: {_line(self.problem)}"
             )
-        if self._passes is not None and self._passes.problem:
+        if self._passes is not None and self._passes.problem is not None:
             notes.append(
                 "only what the forward pass keeps and computes is counted, because the backward pass failed here: "
-                f"{self._passes.problem}"
+                f"{_line(self._passes.problem)}"
             )
         units, refusal = self._units()
         if units:
@@ -183,7 +183,8 @@ class _Attempt:
         models, blocks = self.context.models, self._section.blocks
         parameters = _unique(models)
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        total = max(1, sum(parameter.numel() for parameter in parameters))
+        numel = sum(parameter.numel() for parameter in parameters)
+        total = max(1, numel)
         stored = sum(parameter.nbytes for parameter in parameters) / total
         passes = self._passes or Passes.of_none(len(units))
         flops = sum(passes.flops)
@@ -192,14 +193,14 @@ class _Attempt:
             update = UpdateSize(_ADAM_BYTES * sum(parameter.numel() for parameter in trained))
         groups = [numel for model in models for numel in _groups(model, blocks)]
         return ModelSize(
-            sum(parameter.numel() for parameter in parameters),
+            numel,
             max(groups, default=0),
             stored,
             gradient=sum(parameter.nbytes for parameter in trained) / total,
             optimizer=update.state_bytes / total,
             computed=stored,
             activation_bytes=sum(passes.activation_bytes) / passes.records,
-            units=tuple(_unit_size(models[0], units, place, passes) for place in range(len(units))),
+            units=tuple(_unit_sizes(models[0], units, passes)),
             forward_flops=flops / passes.records,
             moments=passes.moments,
             step_bytes=update.temporary_bytes / total,
@@ -222,20 +223,21 @@ class _Attempt:
             return [], error.message
 
 
-def _unit_size(model: nn.Module, units: Sequence[Unit], place: int, passes: Passes) -> UnitSize:
-    unit = units[place]
-    tensors = _unique([model.get_submodule(path) for path in unit.paths])
-    before = _unique([model.get_submodule(path) for each in units[: place + 1] for path in each.paths])
-    return UnitSize(
-        unit.name,
-        unit.numel,
-        passes.activation_bytes[place] / passes.records,
-        passes.output_bytes[place] / passes.records,
-        passes.flops[place] / passes.records,
-        passes.peak_bytes[place] / passes.records,
-        tuple(value.numel() for value in tensors),
-        any(value.requires_grad for value in before),
-    )
+def _unit_sizes(model: nn.Module, units: Sequence[Unit], passes: Passes) -> Iterator[UnitSize]:
+    has_backward = False
+    for place, unit in enumerate(units):
+        parameters = _unique([model.get_submodule(path) for path in unit.paths])
+        has_backward = has_backward or any(parameter.requires_grad for parameter in parameters)
+        yield UnitSize(
+            unit.name,
+            unit.numel,
+            passes.activation_bytes[place] / passes.records,
+            passes.output_bytes[place] / passes.records,
+            passes.flops[place] / passes.records,
+            passes.peak_bytes[place] / passes.records,
+            tuple(parameter.numel() for parameter in parameters),
+            has_backward,
+        )
 
 
 def _groups(model: nn.Module, blocks: Sequence[str] | None) -> list[int]:

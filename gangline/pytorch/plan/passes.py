@@ -28,8 +28,7 @@ class Passes:
     activation_bytes: kept by the forward pass. flops, kernels: operations of the forward pass, and how many were
     issued. all_flops, all_kernels: with those of the backward pass; 0 where it failed. moments: those that need most
     memory; empty where the backward pass failed. peak_bytes: of a unit's own passes, 0 where they are not known.
-    connections: outputs of units that later units need besides. problem: why the backward pass failed; empty for one
-    that did not."""
+    connections: outputs of units that later units need besides. problem: the exception that ended the backward pass."""
 
     records: int
     activation_bytes: list[float]
@@ -41,7 +40,7 @@ class Passes:
     all_kernels: int = 0
     moments: tuple[Moment, ...] = ()
     connections: tuple[Connection, ...] = ()
-    problem: str = ""
+    problem: Exception | None = None
 
     @classmethod
     def of_none(cls, num_units: int, records: int = 1) -> Self:
@@ -140,7 +139,7 @@ class _Meter:
                 return
             self._peak.backward(loss)
         except Exception as error:  # noqa: BLE001 - an operation without a backward pass here; the forward pass is counted
-            found.problem = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+            found.problem = error
             return
         found.all_flops = float(self._operations.total)
         found.all_kernels = self._live_bytes.num_kernels

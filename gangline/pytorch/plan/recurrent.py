@@ -172,29 +172,19 @@ def _kept_bytes(
     """Returns the bytes that an LSTM on the CPU keeps for a record, beside its operands and its outputs; None where
     oneDNN does not run it. record: steps and width of its input. states: layers and width of both. weights: their
     shapes."""
-    # What counts and keeps the trial's passes does not see this LSTM.
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-    with _disable_current_modes(), hooks:
-        return _try(record, states, weights, dtype, options)
-
-
-def _try(
-    record: tuple[int, int],
-    states: tuple[tuple[int, int], ...],
-    weights: tuple[tuple[int, ...], ...],
-    dtype: torch.dtype,
-    options: tuple[Any, ...],
-) -> float | None:
     ledger, names = Ledger("cpu"), _Names()
     steps, width = record
     shape = (_RECORDS, steps, width) if options[_BATCH_FIRST] else (steps, _RECORDS, width)
-    inputs = torch.zeros(shape, dtype=dtype, device="cpu", requires_grad=True)
-    zeros = tuple(torch.zeros(layers, _RECORDS, size, dtype=dtype, device="cpu") for layers, size in states)
-    own = [torch.zeros(each, dtype=dtype, device="cpu", requires_grad=True) for each in weights]
-    # Operations that return views of them would count them otherwise.
-    ledger.ignore([inputs, *zeros, *own])
-    with torch.enable_grad(), names, LiveBytes(ledger):
-        outputs = torch.lstm(inputs, zeros, own, *options)
-        held = {output.untyped_storage()._cdata: output.untyped_storage().nbytes() for output in outputs}
-        kept = max(0, ledger.live - sum(held.values())) / _RECORDS
+    # What counts and keeps the trial's passes does not see this LSTM.
+    own_hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with _disable_current_modes(), own_hooks, torch.enable_grad():
+        inputs = torch.zeros(shape, dtype=dtype, device="cpu", requires_grad=True)
+        zeros = tuple(torch.zeros(layers, _RECORDS, size, dtype=dtype, device="cpu") for layers, size in states)
+        own = [torch.zeros(each, dtype=dtype, device="cpu", requires_grad=True) for each in weights]
+        # Operations that return views of them would count them otherwise.
+        ledger.ignore([inputs, *zeros, *own])
+        with names, LiveBytes(ledger):
+            outputs = torch.lstm(inputs, zeros, own, *options)
+            held = {output.untyped_storage()._cdata: output.untyped_storage().nbytes() for output in outputs}
+            kept = max(0, ledger.live - sum(held.values())) / _RECORDS
     return kept if torch.ops.aten.mkldnn_rnn_layer in names.seen else None

@@ -27,8 +27,6 @@ from gangline.pytorch.plan.step_time import GIB, Place, pipeline_seconds, whole_
 
 # The largest number of slots that the search for one that fits tries.
 _MOST_SLOTS = 4096
-
-
 # Why a trial gets no pipeline; after the word.
 SEVERAL_MODELS = "cuts one model, and the trial wraps several"
 

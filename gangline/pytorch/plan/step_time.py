@@ -160,7 +160,8 @@ def _bytes_seconds(name: str, model: ModelSize, place: Place) -> float:
         return inside + 2 * _ring(copies) * gradients / place.across_rate
     rate = place.rate(slots)
     if name == "zero1":
-        # The owners of parameters send one after the other, so all parameters pass the link.
+        # After the gradients of ddp, owners send their parameters one after the other: all of them pass the link.
+        # Frozen ones are not sent, and a parameter has as many bytes as its gradient.
         broadcast = model.gradient * model.parameters / (place.broadcast_rate or rate)
         return sent_bytes("ddp", model, slots, reduces_whole=place.reduces_whole) / rate + broadcast
     return sent_bytes(name, model, slots, reduces_whole=place.reduces_whole) / rate
@@ -183,17 +184,14 @@ def copied_bytes(name: str, model: ModelSize, slots: int) -> float:
 
 def sent_bytes(name: str, model: ModelSize, slots: int, *, reduces_whole: bool) -> float:
     """Returns the bytes of parameters and gradients that a slot sends in a step, as a mean over the slots. name: of a
-    strategy that does not cut the model, without hsdp. reduces_whole: as in Place.
+    strategy that does not cut the model, without zero1 and hsdp. reduces_whole: as in Place.
 
-    An all-reduce sends each byte 2 (n - 1) / n times; the sum of parts, a gathering and a broadcast half as often.
-    zero1 averages all gradients as ddp does, and then broadcasts the new parameters. zero3 gathers once more for the
-    backward pass; modules outside of blocks stay gathered, so it sends that much less."""
+    An all-reduce sends each byte 2 (n - 1) / n times; the sum of parts and a gathering half as often. zero3 gathers
+    once more for the backward pass; modules outside of blocks stay gathered, so it sends that much less."""
     gathered, gradient = model.computed, model.gradient
     per_parameter = {
         "none": 0.0,
         "ddp": 2 * gradient,
-        # Frozen parameters are not sent, and a parameter has as many bytes as its gradient.
-        "zero1": 2 * gradient + gradient,
         "zero2": gathered + gradient * (2 if reduces_whole else 1),
         "zero3": 2 * gathered + gradient * (2 if reduces_whole else 1),
     }
