@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.pytorch.plan.decision import decide
-from gangline.pytorch.plan.memory import ModelSize, UnitSize, slot_memory
+from gangline.pytorch.plan.memory import slot_memory
+from gangline.pytorch.plan.model_size import ModelSize, UnitSize
 from gangline.pytorch.plan.rule import Work, choose, list_candidates
 from gangline.pytorch.plan.step_time import GIB, Place
 

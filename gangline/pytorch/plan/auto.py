@@ -41,7 +41,7 @@ from gangline.pytorch.plan.decision import (
     work_of,
 )
 from gangline.pytorch.plan.measure import measure_kinds
-from gangline.pytorch.plan.memory import ModelSize
+from gangline.pytorch.plan.model_size import ModelSize
 from gangline.pytorch.plan.place import measure_place
 from gangline.pytorch.trial.setting import TrialSetting
 

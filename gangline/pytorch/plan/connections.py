@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.marks import NONE, Marks, ReadWatch, Sources, depends_on_values, storages_of
 from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.plan.memory import Connection
+from gangline.pytorch.plan.model_size import Connection
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ from gangline.config.parallelism import RECOMPUTATIONS, STRATEGIES, Parallelism
 from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES
 from gangline.config.strategy_choice import MOST_ROWS, CandidateRow, StrategyChoice
 from gangline.errors import GanglineError, invalid
-from gangline.pytorch.plan.memory import Memory, ModelSize
+from gangline.pytorch.plan.memory import Memory
+from gangline.pytorch.plan.model_size import ModelSize
 from gangline.pytorch.plan.rule import Candidate, Work, choose, list_candidates, nothing_fits, size_text
 from gangline.pytorch.plan.step_time import Place
 

@@ -21,7 +21,7 @@ from gangline.pytorch.data import seed
 from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.shared.ownership import check_initialised, class_name
 from gangline.pytorch.parallel.staged.unit import Unit, check_carried, find_units
-from gangline.pytorch.plan.memory import ModelSize, UnitSize
+from gangline.pytorch.plan.model_size import ModelSize, UnitSize
 from gangline.pytorch.plan.optimizer_probe import UpdateSize, probe
 from gangline.pytorch.plan.passes import Passes, measure_passes
 from gangline.pytorch.plan.planning_context import PlanningContext, Reached

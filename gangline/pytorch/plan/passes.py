@@ -15,7 +15,7 @@ from gangline.pytorch.data.loader import DataLoader
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.unit import Unit
 from gangline.pytorch.plan.connections import ConnectionWatch
-from gangline.pytorch.plan.memory import Connection, Moment
+from gangline.pytorch.plan.model_size import Connection, Moment
 from gangline.pytorch.plan.planning_context import PlanningContext, Reached
 from gangline.pytorch.plan.recurrent import LstmOfCpu
 from gangline.pytorch.plan.refusal import left_out

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from gangline.config.elastic import slots_conflict
 from gangline.config.parallelism import Parallelism
-from gangline.config.pipeline import DEFAULT_SCHEDULE, bubble_ratio, choose_microbatches
+from gangline.config.pipeline import DEFAULT_SCHEDULE, choose_microbatches
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.partition import imbalance_ratio
 from gangline.pytorch.parallel.staged.unit import divide_units
 from gangline.pytorch.plan.decision import bytes_by_purpose, decide, explain_failure, row_of
 from gangline.pytorch.plan.measure import Measured
-from gangline.pytorch.plan.memory import carried_bytes, stage_memory
 from gangline.pytorch.plan.rule import SEVERAL_MODELS, Candidate, Work
+from gangline.pytorch.plan.stages import Pipeline, carried_bytes, stage_memory
 from gangline.pytorch.plan.step_time import Place, stage_seconds
 
 # Sizes of a model that the plan does not show.
@@ -48,22 +48,20 @@ def _pipeline(
     kinds: Sequence[Measured], work: Work, place: Place, section: Parallelism, chosen: Candidate | None
 ) -> dict[str, Any]:
     """Returns the stages as configured, or of the chosen pipeline, or with the most stages that the model and the slots
-    allow."""
+    allow; or why there are none."""
     is_configured = section.strategy == "pipeline"
     chosen = chosen if chosen is not None and chosen.strategy == "pipeline" and not is_configured else None
     # The first kind is the configured one.
     measured = next((each for each in kinds if chosen and each.size.recomputation == chosen.recomputation), kinds[0])
-    schedule = section.schedule or DEFAULT_SCHEDULE
-    if place.slots < 2:
-        return {"refusal": "a pipeline needs at least 2 slots; see --slots"}
-    if measured.num_models > 1 or measured.cut_refusal:
-        return {"refusal": measured.cut_refusal or f"pipeline {SEVERAL_MODELS}"}
-    if "pipeline" in work.refused:
-        return {"refusal": work.refused["pipeline"]}
-    stages = section.stages or (place.slots if is_configured else _stages(measured, place, chosen))
+    refusal = _refusal(measured, work, place)
+    if refusal is not None:
+        return {"refusal": refusal}
+    options = dict(chosen.options) if chosen is not None else {}
+    stages = section.stages or (place.slots if is_configured else _stages(measured, place, options))
     if stages is None or place.slots % stages:
         conflict = slots_conflict("pipeline", place.slots, "the slots of this plan are", section.stages)
         return {"refusal": conflict or f"{len(measured.units)} units cannot be divided over {place.slots} slots"}
+    schedule = section.schedule or DEFAULT_SCHEDULE
     replicas = place.slots // stages
     records = work.records // replicas if work.records else stages
     microbatches = section.microbatches or choose_microbatches(max(1, records), stages, schedule)
@@ -74,31 +72,32 @@ def _pipeline(
         if is_configured:
             raise
         return {"refusal": error.message}
-    size = measured.size
-    is_divided = replicas > 1 and "zero2" in (
-        section.replicas,
-        dict(chosen.options).get("replicas") if chosen else None,
-    )
-    memories = stage_memory(
-        size,
-        counts,
-        stages,
-        schedule,
-        microbatches=microbatches,
-        records=records,
-        replicas=replicas,
-        is_divided=is_divided,
-    )
-    seconds = stage_seconds(size, counts, stages, schedule, records=records, place=place, microbatches=microbatches)
+    is_divided = replicas > 1 and "zero2" in (section.replicas, options.get("replicas"))
+    pipeline = Pipeline(tuple(counts), stages, schedule, microbatches, records, replicas, is_divided)
+    return _describe(measured, pipeline, place)
+
+
+def _refusal(measured: Measured, work: Work, place: Place) -> str | None:
+    """Returns why no pipeline can be planned, whatever its stages; None for no reason."""
+    if place.slots < 2:
+        return "a pipeline needs at least 2 slots; see --slots"
+    if measured.num_models > 1 or measured.cut_refusal:
+        return measured.cut_refusal or f"pipeline {SEVERAL_MODELS}"
+    return work.refused.get("pipeline")
+
+
+def _describe(measured: Measured, pipeline: Pipeline, place: Place) -> dict[str, Any]:
+    memories = stage_memory(measured.size, pipeline)
+    seconds = stage_seconds(measured.size, pipeline, place)
     return {
-        "schedule": schedule,
-        "stages": stages,
-        "replicas": replicas,
-        "has_divided_replicas": is_divided,
-        "microbatches": microbatches,
-        "bubble": bubble_ratio(stages, microbatches, schedule),
-        "largest_to_mean": imbalance_ratio([unit.numel for unit in measured.units], counts),
-        "parts": _parts(measured, counts),
+        "schedule": pipeline.schedule,
+        "stages": pipeline.stages,
+        "replicas": pipeline.replicas,
+        "has_divided_replicas": pipeline.is_divided,
+        "microbatches": pipeline.microbatches,
+        "bubble": pipeline.bubble,
+        "largest_to_mean": imbalance_ratio([unit.numel for unit in measured.units], pipeline.counts),
+        "parts": _parts(measured, pipeline),
         "slots": [
             {"bytes": bytes_by_purpose(memory), "step_seconds": second}
             for memory, second in zip(memories, seconds, strict=True)
@@ -106,21 +105,22 @@ def _pipeline(
     }
 
 
-def _stages(measured: Measured, place: Place, chosen: Candidate | None) -> int | None:
-    if chosen is not None:
-        return int(dict(chosen.options)["stages"])
+def _stages(measured: Measured, place: Place, options: Mapping[str, int | str]) -> int | None:
+    """options: of the chosen pipeline; empty for none."""
+    if options:
+        return int(options["stages"])
     possible = [count for count in range(2, place.slots + 1) if place.slots % count == 0]
     return max((count for count in possible if count <= len(measured.units)), default=None)
 
 
-def _parts(measured: Measured, counts: Sequence[int]) -> list[dict[str, Any]]:
+def _parts(measured: Measured, pipeline: Pipeline) -> list[dict[str, Any]]:
     """Returns the parts. carried_bytes: of a record, over the border behind the part, besides the output of its last
     unit."""
-    found, first = [], 0
+    found = []
     # Nothing goes on from the last part.
-    for count, carried in zip(counts, [*carried_bytes(measured.size, counts), 0.0], strict=True):
-        units = measured.units[first : first + count]
-        first += count
+    all_carried = [*carried_bytes(measured.size, pipeline), 0.0]
+    for end, count, carried in zip(pipeline.ends, pipeline.counts, all_carried, strict=True):
+        units = measured.units[end - count : end]
         found.append(
             {
                 "modules": [path for unit in units for path in unit.paths],

@@ -15,14 +15,15 @@ from gangline.config.pipeline import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
     batch_conflict,
-    bubble_ratio,
     choose_microbatches,
     microbatch_conflict,
 )
 from gangline.config.strategy_choice import first_of_fastest
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.staged.partition import imbalance_ratio, partition
-from gangline.pytorch.plan.memory import Memory, ModelSize, slot_memory, stage_memory
+from gangline.pytorch.plan.memory import Memory, slot_memory
+from gangline.pytorch.plan.model_size import ModelSize
+from gangline.pytorch.plan.stages import Pipeline, stage_memory
 from gangline.pytorch.plan.step_time import GIB, Place, pipeline_seconds, whole_seconds
 
 # The largest number of slots that the search for one that fits tries.
@@ -233,32 +234,13 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, kind: str
         text = f"a replica's {records} records cannot be cut into the {stages} microbatches that {schedule} needs"
         return Candidate("pipeline", options, refusal=text)
     costs = [unit.parameters for unit in model.units]
-    counts = partition(costs, parts)
-    memories = stage_memory(
-        model,
-        counts,
-        stages,
-        schedule,
-        microbatches=microbatches,
-        records=records,
-        replicas=replicas,
-        is_divided=is_divided,
-    )
-    seconds = pipeline_seconds(
-        model,
-        counts,
-        stages,
-        schedule,
-        records=records,
-        place=place,
-        microbatches=microbatches,
-        is_divided=is_divided,
-    )
+    counts = tuple(partition(costs, parts))
+    pipeline = Pipeline(counts, stages, schedule, microbatches, records, replicas, is_divided)
     return Candidate(
         "pipeline",
         (*options, ("microbatches", microbatches), *(("replicas", kind) for _ in range(is_divided))),
-        max(memories, key=lambda memory: memory.total),
-        seconds,
-        bubble=bubble_ratio(stages, microbatches, schedule),
+        max(stage_memory(model, pipeline), key=lambda memory: memory.total),
+        pipeline_seconds(model, pipeline, place),
+        bubble=pipeline.bubble,
         imbalance=imbalance_ratio(costs, counts),
     )

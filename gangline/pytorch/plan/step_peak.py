@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from gangline.pytorch.plan import recurrent
 from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
-from gangline.pytorch.plan.memory import Moment
+from gangline.pytorch.plan.model_size import Moment
 
 _flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

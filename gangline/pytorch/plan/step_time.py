@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gangline.config.parallelism import STRATEGIES
-from gangline.config.pipeline import SCHEDULES, bubble_ratio
-from gangline.pytorch.plan.memory import ModelSize, UnitSize, border_bytes, owned_ratio, stage_units
+from gangline.pytorch.plan.memory import owned_ratio
+from gangline.pytorch.plan.model_size import ModelSize, UnitSize
+from gangline.pytorch.plan.stages import Pipeline, border_bytes, stage_units
 
 GIB = 1024.0**3
 # Part of a slot's memory, and bytes, that stay free: for the device's context, libraries and fragmentation.
@@ -92,36 +93,22 @@ def whole_seconds(name: str, model: ModelSize, place: Place, records: float, sha
     return compute + _update_seconds(model, place, owned, tensors) + _traffic_seconds(name, model, place)
 
 
-def pipeline_seconds(
-    model: ModelSize,
-    counts: Sequence[int],
-    stages: int,
-    schedule: str,
-    *,
-    records: float,
-    place: Place,
-    microbatches: int,
-    is_divided: bool,
-) -> float:
-    """Returns the seconds of a step of a pipeline. counts: the units of each part. records: of a replica's batch.
-    is_divided: as in stage_memory."""
-    replicas, parts = place.slots // stages, SCHEDULES[schedule].parts
-    slowest = max(
-        stage_seconds(model, counts, stages, schedule, records=records, place=place, microbatches=microbatches)
-    )
-    compute = slowest / (1 - bubble_ratio(stages, microbatches, schedule))
+def pipeline_seconds(model: ModelSize, pipeline: Pipeline, place: Place) -> float:
+    """Returns the seconds of a step of a pipeline."""
+    replicas, is_divided = pipeline.replicas, pipeline.is_divided
+    compute = max(stage_seconds(model, pipeline, place)) / (1 - pipeline.bubble)
     # Outputs go to the next stage and their gradients come back.
-    sent = 2 * max(border_bytes(model, counts)) * records * parts / place.rate(stages)
+    rate = place.rate(pipeline.stages)
+    sent = 2 * max(border_bytes(model, pipeline)) * pipeline.records * pipeline.parts_per_slot / rate
     # Each microbatch on its way through the stages, there and back.
-    sent += 2 * (microbatches + stages - 1) * parts * place.hop_seconds
+    sent += 2 * (pipeline.microbatches + pipeline.stages - 1) * pipeline.parts_per_slot * place.hop_seconds
     # One message joins gradients; owners send one for each replica and direction.
     sent += (0 if replicas == 1 else 2 * replicas if is_divided else 1) * place.message_seconds
-    largest = max(sum(unit.parameters for unit in own) for own in stage_units(model, counts, stages, schedule))
+    largest = max(sum(unit.parameters for unit in own) for own in stage_units(model, pipeline))
     owned = largest / max(1, model.parameters) / (replicas if is_divided else 1)
-    joined = joined_bytes(
-        model.gradient * largest, replicas, is_divided=is_divided, reduces_whole=place.reduces_whole
-    ) / place.rate(place.slots)
-    return compute + _update_seconds(model, place, owned, owned) + sent + joined
+    gradients = model.gradient * largest
+    joined = joined_bytes(gradients, replicas, is_divided=is_divided, reduces_whole=place.reduces_whole)
+    return compute + _update_seconds(model, place, owned, owned) + sent + joined / place.rate(place.slots)
 
 
 def _update_seconds(model: ModelSize, place: Place, owned: float, tensors: float) -> float:
@@ -200,7 +187,7 @@ def sent_bytes(name: str, model: ModelSize, slots: int, *, reduces_whole: bool) 
 
 def joined_bytes(gradients: float, replicas: int, *, is_divided: bool, reduces_whole: bool) -> float:
     """Returns the bytes that a slot of a pipeline sends to the same stage of other replicas in a step, as a mean over
-    the replicas. gradients: bytes of the stage's gradients. is_divided: as in stage_memory; each gradient goes to its
+    the replicas. gradients: bytes of the stage's gradients. is_divided: as in Pipeline; each gradient goes to its
     owner then, and the new parameter to all. gloo sums the parts of a tensor on all ranks and then moves them to the
     owner."""
     to_owner = 1 + 1 / replicas if is_divided and reduces_whole else 1.0
@@ -223,19 +210,10 @@ def _ring(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def stage_seconds(
-    model: ModelSize,
-    counts: Sequence[int],
-    stages: int,
-    schedule: str,
-    *,
-    records: float,
-    place: Place,
-    microbatches: int,
-) -> list[float]:
-    """Returns the seconds in which each slot of a replica computes in a step, without waiting. records: of the
-    replica's batch. Unknown operations of units are spread as their parameters. Each microbatch issues the kernels of a
-    whole batch, of which units have equal numbers, and is scheduled in both passes."""
+def stage_seconds(model: ModelSize, pipeline: Pipeline, place: Place) -> list[float]:
+    """Returns the seconds in which each slot of a replica computes in a step, without waiting. Unknown operations of
+    units are spread as their parameters. Each microbatch issues the kernels of a whole batch, of which units have equal
+    numbers, and is scheduled in both passes."""
     known = sum(unit.forward_flops for unit in model.units)
     numel = max(1, sum(unit.parameters for unit in model.units))
 
@@ -248,12 +226,12 @@ def stage_seconds(
         return model.forward_kernels * len(units) / max(1, len(model.units))
 
     found = []
-    for own in stage_units(model, counts, stages, schedule):
-        moved = moved_bytes(model, sum(unit.parameters for unit in own), microbatches)
+    for own in stage_units(model, pipeline):
+        moved = moved_bytes(model, sum(unit.parameters for unit in own), pipeline.microbatches)
         computed = _both_passes(model, own, flops, model.flop_passes)
         issued = _both_passes(model, own, kernels, model.kernel_passes)
-        issued += 2 * PASS_KERNELS * SCHEDULES[schedule].parts
-        found.append(place.compute_seconds(computed * records, issued * microbatches, moved))
+        issued += 2 * PASS_KERNELS * pipeline.parts_per_slot
+        found.append(place.compute_seconds(computed * pipeline.records, issued * pipeline.microbatches, moved))
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 
 from gangline.pytorch.parallel.staged.unit import divide_units
 from gangline.pytorch.plan.measure import Measured, measure_trial
-from gangline.pytorch.plan.memory import Memory, border_bytes, stage_memory
 from gangline.pytorch.plan.rule import Work, list_candidates
+from gangline.pytorch.plan.stages import Pipeline, border_bytes, stage_memory
 from gangline.pytorch.plan.step_time import Place
 from tests.support.carried_work import RECORDS, CarriedTrial, train_all
 from tests.support.gang import run_gang
@@ -37,14 +36,15 @@ def _measure(model: str) -> Measured:
     return measure_trial(CarriedTrial, _hparams(model), config, 2, is_gpu=False)
 
 
-def _paths(measured: Measured, counts: list[int]) -> list[list[str]]:
+def _pipeline(measured: Measured, schedule: str) -> Pipeline:
+    counts = divide_units(measured.model, measured.units, 2, None, schedule)
+    return Pipeline(tuple(counts), 2, schedule, _MICROBATCHES, RECORDS)
+
+
+def _paths(measured: Measured, pipeline: Pipeline) -> list[list[str]]:
     """The plan's connections over each border; none behind the last part."""
-    ends = list(accumulate(counts))
-    return [sorted(each.path for each in measured.size.connections if each.crosses(end - 1)) for end in ends]
-
-
-def _memories(measured: Measured, counts: list[int], schedule: str) -> list[Memory]:
-    return stage_memory(measured.size, counts, 2, schedule, microbatches=_MICROBATCHES, records=RECORDS)
+    connections = measured.size.connections
+    return [sorted(each.path for each in connections if each.crosses(end - 1)) for end in pipeline.ends]
 
 
 def test_ranks_carry_send_and_keep_the_bytes_of_the_plan(tmp_path: Path) -> None:
@@ -52,17 +52,17 @@ def test_ranks_carry_send_and_keep_the_bytes_of_the_plan(tmp_path: Path) -> None
     ranks = list(zip(*run_gang(2, tmp_path, train_all, tmp_path / "work", cases), strict=True))
     for (model, schedule), found in zip(_CASES, ranks, strict=True):
         measured = _measure(model)
-        counts = divide_units(measured.model, measured.units, 2, None, schedule)
-        paths = _paths(measured, counts)
+        pipeline = _pipeline(measured, schedule)
+        paths = _paths(measured, pipeline)
         assert [rank.carried for rank in found] == [paths, paths], (model, schedule)
         assert any(paths)
         if model != "unet":
             # Its tensors are smaller than what ranks tell each other in a step.
             continue
         # Outputs go over the borders and gradients come back.
-        sent = 2 * RECORDS * sum(border_bytes(measured.size, counts))
+        sent = 2 * RECORDS * sum(border_bytes(measured.size, pipeline))
         assert sum(rank.written for rank in found) == pytest.approx(sent, rel=0.05), schedule
-        for rank, memory in zip(found, _memories(measured, counts, schedule), strict=True):
+        for rank, memory in zip(found, stage_memory(measured.size, pipeline), strict=True):
             assert rank.peak == pytest.approx(memory.total, rel=0.15), (schedule, rank)
     # The table's row has the same numbers.
     place = Place(2, 2, slot_flops=math.inf, inside_rate=1, message_seconds=0)

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from gangline import pytorch
 from gangline.pytorch.plan.connections import ConnectionWatch
 from gangline.pytorch.plan.measure import Measured, measure_trial
-from gangline.pytorch.plan.memory import Connection
+from gangline.pytorch.plan.model_size import Connection
 
 _WIDTH, _BATCH = 16, 8
 # Bytes of a record of an output.

@@ -27,7 +27,8 @@ from gangline.pytorch.plan.decision import (
     slot_share,
     work_of,
 )
-from gangline.pytorch.plan.memory import Memory, ModelSize, UnitSize
+from gangline.pytorch.plan.memory import Memory
+from gangline.pytorch.plan.model_size import ModelSize, UnitSize
 from gangline.pytorch.plan.place import cgroup_limits
 from gangline.pytorch.plan.rule import Candidate, Work
 from gangline.pytorch.plan.step_time import GIB, Place

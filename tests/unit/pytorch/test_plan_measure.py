@@ -126,6 +126,14 @@ def test_a_trial_is_measured_on_the_meta_device() -> None:
     assert torch.get_default_device() == torch.device("cpu")
 
 
+def test_the_peak_of_a_unit_leaves_out_what_the_others_keep() -> None:
+    """Equal blocks need as much, however many come before."""
+    units = measure_trial(_Blocks, {"global_batch_size": 2 * _BATCH}, {}, 2).size.units
+    assert [unit.peak_bytes for unit in units] == [units[0].peak_bytes] * 4
+    # The output's gradient, and the weights' own before it is the parameter's, are there as well.
+    assert units[0].peak_bytes > units[0].activation_bytes + 4 * _WIDTH
+
+
 def test_a_trial_that_reads_values_is_measured_on_the_cpu() -> None:
     found = _measure(_ReadsValues)
     assert not any(parameter.is_meta for parameter in found.model.parameters())

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gangline.pytorch.plan.memory import (
-    Connection,
-    ModelSize,
-    UnitSize,
-    border_bytes,
-    carried_bytes,
-    in_flight,
-    slot_memory,
-    stage_memory,
-    stage_units,
-)
+from gangline.pytorch.plan.memory import slot_memory
+from gangline.pytorch.plan.model_size import Connection, ModelSize, UnitSize
+from gangline.pytorch.plan.stages import Pipeline, border_bytes, carried_bytes, stage_memory, stage_units
 
 _E9 = 1e9
 
@@ -75,12 +69,12 @@ def test_gathered_groups_are_never_more_than_the_model() -> None:
 def test_a_stage_has_its_units_and_the_microbatches_in_flight() -> None:
     units = tuple(UnitSize(name, numel, activation_bytes=5) for name, numel in (("a", 10), ("b", 20), ("c", 30)))
     model = ModelSize(60, 30, units=units)
-    first, last = stage_memory(model, [2, 1], 2, "1F1B", microbatches=4, records=8)
+    first, last = stage_memory(model, Pipeline((2, 1), 2, "1F1B", 4, 8))
     assert (first.parameters, first.gradients, first.optimizer) == (120, 120, 240)
     assert (last.parameters, last.gradients, last.optimizer) == (120, 120, 240)
     # Two records a microbatch; the first slot keeps two microbatches of two units, the last one microbatch of one.
     assert (first.activations, last.activations) == (2 * 2 * 10, 2 * 5)
-    first, last = stage_memory(model, [2, 1], 2, "GPipe", microbatches=4, records=8)
+    first, last = stage_memory(model, Pipeline((2, 1), 2, "GPipe", 4, 8))
     assert (first.activations, last.activations) == (8 * 10, 8 * 5)
 
 
@@ -89,9 +83,7 @@ def test_replicas_that_divide_the_step() -> None:
     units = (UnitSize("a", 16, activation_bytes=5, tensors=(8, 4, 4)), UnitSize("b", 10))
     model = ModelSize(26, 16, units=units, step_bytes=4)
     for replicas, owned in ((2, 8), (3, 8)):
-        first, last = stage_memory(
-            model, [1, 1], 2, "1F1B", microbatches=4, records=8, replicas=replicas, is_divided=True
-        )
+        first, last = stage_memory(model, Pipeline((1, 1), 2, "1F1B", 4, 8, replicas, is_divided=True))
         assert (first.parameters, first.gradients, first.optimizer) == (4 * 16, 4 * owned, 8 * owned)
         # The other gradients are whole until the replicas join them.
         assert first.transient == 4 * (16 - owned)
@@ -99,7 +91,7 @@ def test_replicas_that_divide_the_step() -> None:
         assert first.activations == 4 * owned
         # Without known tensors the shares are equal.
         assert last.optimizer == pytest.approx(8 * 10 / replicas)
-    whole = stage_memory(model, [1, 1], 2, "1F1B", microbatches=4, records=8, replicas=2)[0]
+    whole = stage_memory(model, Pipeline((1, 1), 2, "1F1B", 4, 8, replicas=2))[0]
     assert (whole.gradients, whole.optimizer, whole.transient) == (4 * 16, 8 * 16, 0)
 
 
@@ -107,16 +99,17 @@ def test_schedules_with_two_parts_in_each_slot() -> None:
     units = tuple(UnitSize(str(number), number) for number in range(4))
     model = ModelSize(6, 3, units=units)
     found = {
-        name: [[unit.name for unit in slot] for slot in stage_units(model, [1, 1, 1, 1], 2, name)]
+        name: [[unit.name for unit in slot] for slot in stage_units(model, Pipeline((1, 1, 1, 1), 2, name, 4, 4))]
         for name in ("Interleaved1F1B", "ZBVZeroBubble")
     }
     assert found == {"Interleaved1F1B": [["0", "2"], ["1", "3"]], "ZBVZeroBubble": [["0", "3"], ["1", "2"]]}
 
 
 def test_microbatches_in_flight() -> None:
-    assert [in_flight(slot, 4, "1F1B", 8) for slot in range(4)] == [4, 3, 2, 1]
-    assert in_flight(0, 4, "1F1B", 2) == 2
-    assert in_flight(3, 4, "GPipe", 8) == 8
+    pipeline = Pipeline((1, 1, 1, 1), 4, "1F1B", 8, 8)
+    assert [pipeline.in_flight(slot) for slot in range(4)] == [4, 3, 2, 1]
+    assert replace(pipeline, microbatches=2).in_flight(0) == 2
+    assert replace(pipeline, schedule="GPipe").in_flight(3) == 8
 
 
 def _skipping(*connections: Connection) -> ModelSize:
@@ -124,23 +117,26 @@ def _skipping(*connections: Connection) -> ModelSize:
     return ModelSize(0, 0, units=tuple(UnitSize(str(place), 0, 0, 10) for place in range(6)), connections=connections)
 
 
+def _cut(*counts: int) -> Pipeline:
+    return Pipeline(counts, len(counts), "1F1B", 6, 12)
+
+
 def test_bytes_carried_over_borders() -> None:
     """Unit 0 reaches unit 5 and unit 1 reaches unit 3."""
     model = _skipping(Connection("a", 100, 0, 1, 5), Connection("b", 7, 1, 2, 3))
-    assert carried_bytes(model, [2, 2, 2]) == [100, 100]
-    assert carried_bytes(model, [3, 3]) == [107]
+    assert carried_bytes(model, _cut(2, 2, 2)) == [100, 100]
+    assert carried_bytes(model, _cut(3, 3)) == [107]
     # The output of unit 0 crosses the border behind it as the part's output.
-    assert carried_bytes(model, [1, 4, 1]) == [0, 100]
-    assert carried_bytes(model, [6]) == []
-    assert carried_bytes(_skipping(), [2, 2, 2]) == [0, 0]
-    assert border_bytes(model, [2, 2, 2]) == [110, 110]
+    assert carried_bytes(model, _cut(1, 4, 1)) == [0, 100]
+    assert carried_bytes(model, _cut(6)) == []
+    assert carried_bytes(_skipping(), _cut(2, 2, 2)) == [0, 0]
+    assert border_bytes(model, _cut(2, 2, 2)) == [110, 110]
 
 
 def test_slots_keep_what_they_receive_pass_on_and_make() -> None:
     """Three stages of 1F1B with 6 microbatches of 2 records."""
     plain, skipping = (
-        stage_memory(model, [2, 2, 2], 3, "1F1B", microbatches=6, records=12)
-        for model in (_skipping(), _skipping(Connection("a", 100, 0, 1, 5)))
+        stage_memory(model, _cut(2, 2, 2)) for model in (_skipping(), _skipping(Connection("a", 100, 0, 1, 5)))
     )
     # Buffers for all records: of gradients, of both, of outputs.
     assert [more.transient - less.transient for more, less in zip(skipping, plain, strict=True)] == [1200, 2400, 1200]
@@ -148,16 +144,14 @@ def test_slots_keep_what_they_receive_pass_on_and_make() -> None:
     assert [memory.activations for memory in skipping] == [3 * 200, 2 * 200, 0]
     # An output that the first stage's units keep anyway is no more; one that a later stage keeps is.
     for keeper, first in ((1, 0), (3, 600)):
-        kept = stage_memory(
-            _skipping(Connection("a", 100, 0, 1, 5, keeper)), [2, 2, 2], 3, "1F1B", microbatches=6, records=12
-        )
+        kept = stage_memory(_skipping(Connection("a", 100, 0, 1, 5, keeper)), _cut(2, 2, 2))
         assert [memory.activations for memory in kept] == [first, 400, 0]
 
 
 def test_parts_of_one_slot_need_no_buffers_between_them() -> None:
     """ZBVZeroBubble: parts 1 and 2 are on the second slot."""
     model = _skipping(Connection("a", 100, 2, 3, 4))
-    memories = stage_memory(model, [1, 3, 1, 1], 2, "ZBVZeroBubble", microbatches=4, records=4)
-    plain = stage_memory(_skipping(), [1, 3, 1, 1], 2, "ZBVZeroBubble", microbatches=4, records=4)
+    pipeline = Pipeline((1, 3, 1, 1), 2, "ZBVZeroBubble", 4, 4)
+    memories, plain = stage_memory(model, pipeline), stage_memory(_skipping(), pipeline)
     assert [memory.transient for memory in memories] == [memory.transient for memory in plain]
     assert [memory.activations for memory in memories] == [0, 400]

@@ -12,7 +12,7 @@ from gangline.config.parallelism import parse_parallelism
 from gangline.pytorch.parallel.staged.unit import find_units
 from gangline.pytorch.plan.decision import decide, recomputations_of, record_of, work_of
 from gangline.pytorch.plan.measure import Measured
-from gangline.pytorch.plan.memory import Connection, ModelSize, UnitSize
+from gangline.pytorch.plan.model_size import Connection, ModelSize, UnitSize
 from gangline.pytorch.plan.report import make_plan
 from gangline.pytorch.plan.step_time import GIB, Place
 

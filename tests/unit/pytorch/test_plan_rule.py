@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gangline.pytorch.plan.memory import Connection, ModelSize, UnitSize
+from gangline.pytorch.plan.model_size import Connection, ModelSize, UnitSize
 from gangline.pytorch.plan.rule import Candidate, Work, choose, fewest_slots, list_candidates, nothing_fits
+from gangline.pytorch.plan.stages import Pipeline
 from gangline.pytorch.plan.step_time import GIB, PASS_KERNELS, Place, moved_bytes, stage_seconds
 
 # Each slot has the same batch, whose activations are 2 x 10^9 bytes, on any number of slots.
@@ -130,7 +131,7 @@ def test_no_backward_pass_reaches_frozen_units_at_the_beginning() -> None:
     place = replace(_CPUS, slots=2, slot_flops=1.0)
 
     def seconds(place: Place) -> list[float]:
-        return stage_seconds(model, (2, 2), 2, "1F1B", records=8, place=place, microbatches=4)
+        return stage_seconds(model, Pipeline((2, 2), 2, "1F1B", 4, 8), place)
 
     assert seconds(place) == pytest.approx([2 * 8, 5 * 8])
     issued = replace(place, slot_flops=math.inf, kernel_seconds=1.0)
