@@ -214,6 +214,7 @@ class _Attempt:
             kernel_passes=passes.all_kernels / passes.kernels if passes.kernels else 0.0,
             update_kernels=update.kernels,
             update_bytes=update.moved_bytes / total,
+            batch_bytes=passes.batch_bytes / passes.records,
         )
 
     def _units(self) -> tuple[list[Unit], str]:
@@ -237,6 +238,8 @@ def _unit_sizes(model: nn.Module, units: Sequence[Unit], passes: Passes) -> Iter
             passes.peak_bytes[place] / passes.records,
             tuple(parameter.numel() for parameter in parameters),
             has_backward,
+            passes.passed_bytes[place] / passes.records,
+            passes.taken_bytes[place] / passes.records,
         )
 
 

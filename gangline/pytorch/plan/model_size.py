@@ -11,7 +11,8 @@ class UnitSize:
     pass, for one record. output_bytes: what the next unit gets, for one record. forward_flops: for one record.
     peak_bytes: the most in its forward and backward pass, kept ones included, for one record; 0 if not measured.
     tensors: numbers of elements of its parameter tensors; empty if not measured. has_backward: whether the backward
-    pass reaches it, as parameters are trained in it or before it."""
+    pass reaches it, as parameters are trained in it or before it. passed_bytes: of the output, where this unit does
+    not keep it. taken_bytes: the part of activation_bytes that is the output of the unit before."""
 
     name: str
     parameters: int
@@ -21,6 +22,8 @@ class UnitSize:
     peak_bytes: float = 0.0
     tensors: tuple[int, ...] = ()
     has_backward: bool = True
+    passed_bytes: float = 0.0
+    taken_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class ModelSize:
     """parameters, largest_block: numbers of parameters, of the model and of the largest group that is gathered at once.
 
     stored, gradient, optimizer, computed: bytes for a parameter: as stored, of its gradient, of the optimizer's state,
-    and of a gathered copy. activation_bytes: for one record, over the whole model. units: the chain that a pipeline can
+    and of a gathered copy. batch_bytes: for one record, of what the data loader gives. activation_bytes: kept besides
+    from the forward to the backward pass, for one record, over the whole model. units: the chain that a pipeline can
     cut; empty for a model that it cannot cut. forward_flops: for one record. moments: those that need most, measured in
     a forward and backward pass; empty where only the forward pass was measured. step_bytes: of temporary tensors in the
     optimizer's step, for each parameter that is stepped; step_tensor_bytes: for the largest parameter tensor, where the
@@ -91,6 +95,7 @@ class ModelSize:
     kernel_passes: float = 0.0
     update_kernels: float = 0.0
     update_bytes: float = 0.0
+    batch_bytes: float = 0.0
 
     @property
     def kept(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import nn
 from gangline.pytorch.data.batch_data import count_records, move
 from gangline.pytorch.data.loader import DataLoader
 from gangline.pytorch.parallel.staged.layout import tensors_of
+from gangline.pytorch.parallel.staged.marks import storages_of
 from gangline.pytorch.parallel.staged.unit import Unit
 from gangline.pytorch.plan.connections import ConnectionWatch
 from gangline.pytorch.plan.model_size import Connection, Moment
@@ -25,7 +27,9 @@ from gangline.pytorch.plan.step_peak import FusedAttention, OperationCounter, St
 @dataclass(slots=True)
 class Passes:
     """What the passes of one batch keep and compute, for each unit; without units in one entry. records: of the batch.
-    activation_bytes: kept by the forward pass. flops, kernels: operations of the forward pass, and how many were
+    batch_bytes: of the batch's own tensors, which no other number has. activation_bytes: kept by the forward pass.
+    passed_bytes: of a unit's output, where it keeps none of it. taken_bytes: kept of the output of the unit before, as
+    part of activation_bytes. flops, kernels: operations of the forward pass, and how many were
     issued. all_flops, all_kernels: with those of the backward pass; 0 where it failed. moments: those that need most
     memory; empty where the backward pass failed. peak_bytes: of a unit's own passes, 0 where they are not known.
     connections: outputs of units that later units need besides. problem: the exception that ended the backward pass."""
@@ -33,8 +37,11 @@ class Passes:
     records: int
     activation_bytes: list[float]
     output_bytes: list[float]
+    passed_bytes: list[float]
+    taken_bytes: list[float]
     flops: list[float]
     peak_bytes: list[float]
+    batch_bytes: float = 0.0
     kernels: int = 0
     all_flops: float = 0.0
     all_kernels: int = 0
@@ -45,8 +52,7 @@ class Passes:
     @classmethod
     def of_none(cls, num_units: int, records: int = 1) -> Self:
         """Returns those of no pass."""
-        activations, outputs, flops, peaks = ([0.0] * max(1, num_units) for _ in range(4))
-        return cls(records, activations, outputs, flops, peaks)
+        return cls(records, *([0.0] * max(1, num_units) for _ in range(6)))
 
 
 def measure_passes(
@@ -59,7 +65,7 @@ def measure_passes(
     batch = move(_first_batch(trial.build_training_data_loader(), context.get_trial_seed()), device)
     for each in context.models:
         each.train()
-    meter = _Meter(context, units, carry, count_records(batch), StepPeak(context.models, batch, device))
+    meter = _Meter(context, units, carry, batch, StepPeak(context.models, batch, device))
     context.on_backward = meter.on_backward
     with meter.counting(), FusedAttention(), nullcontext() if is_gpu else LstmOfCpu():
         _train(trial, batch, context)
@@ -86,17 +92,20 @@ class _Meter:
     """Counts the passes of one batch until the first backward pass has ended. found: what was counted so far."""
 
     def __init__(
-        self, context: PlanningContext, units: Sequence[Unit], carry: Sequence[str], records: int, peak: StepPeak
+        self, context: PlanningContext, units: Sequence[Unit], carry: Sequence[str], batch: Any, peak: StepPeak
     ) -> None:
         self._context = context
         self._units = units
         self._model = model = context.models[0]
-        self.found = Passes.of_none(len(units), max(1, records))
+        self.found = Passes.of_none(len(units), max(1, count_records(batch)))
         self._peak = peak
         self._live_bytes = peak.counting()
         self._operations = OperationCounter()
         self._connections = ConnectionWatch(model, units, carry)
-        self._own = {
+        given = {storage._cdata: storage for storage in storages_of(tensors_of(batch))}
+        self.found.batch_bytes = float(sum(storage.nbytes() for storage in given.values()))
+        # The models' and the batch's own storages, all of which stay.
+        self._own = set(given) | {
             tensor.untyped_storage()._cdata
             for each in context.models
             for tensor in (*each.parameters(), *each.buffers())
@@ -104,6 +113,8 @@ class _Meter:
         # Each storage with the unit that keeps it. They stay alive, so that no later one gets the address of one of
         # these.
         self._kept: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        # The newest unit that has ended, and the storages of its output that it does not keep.
+        self._passed: tuple[int, list[weakref.ref[torch.UntypedStorage]]] = 0, []
         self._place = 0
         self._counted_flops = 0
         self._is_done = False
@@ -156,16 +167,32 @@ class _Meter:
         self._place, self._counted_flops = place, total
 
     def _leave(self, place: int, output: Any) -> None:
-        if not self._is_done:
-            self.found.output_bytes[place] = float(sum(value.nbytes for value in tensors_of(output)))
+        if self._is_done:
+            return
+        tensors = tensors_of(output)
+        passed = [value for value in tensors if not all(map(self._has, storages_of(value)))]
+        self._passed = place, list(map(weakref.ref, storages_of(passed)))
+        self.found.output_bytes[place] = float(sum(value.nbytes for value in tensors))
+        self.found.passed_bytes[place] = float(sum(value.nbytes for value in passed))
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if not self._is_done and key not in self._own and key not in self._kept:
-            self._kept[key] = storage, self._place
-            self.found.activation_bytes[self._place] += min(storage.nbytes(), tensor.numel() * tensor.element_size())
+        storage, place = tensor.untyped_storage(), self._place
+        if not self._is_done and not self._has(storage):
+            self._kept[storage._cdata] = storage, place
+            count = min(storage.nbytes(), tensor.numel() * tensor.element_size())
+            self.found.activation_bytes[place] += count
+            maker, passed = self._passed
+            if not any(reference() is storage for reference in passed):
+                return tensor
+            if maker == place:
+                # Code behind the unit's module counts to the unit.
+                self.found.passed_bytes[place] -= count
+            else:
+                self.found.taken_bytes[place] += count
         return tensor
+
+    def _has(self, storage: torch.UntypedStorage) -> bool:
+        return storage._cdata in self._own or storage._cdata in self._kept
 
     def _note_peaks(self) -> None:
         """Notes the most bytes at each unit's backward pass, without what the units before it keep."""
@@ -173,7 +200,7 @@ class _Meter:
             {id(value) for path in unit.paths for value in self._model.get_submodule(path).parameters()}
             for unit in self._units
         ]
-        before = 0.0
+        before = self.found.batch_bytes
         for place, count in enumerate(self._peak.peaks_of(parts)):
             self.found.peak_bytes[place] = max(0.0, count - before)
             before += self.found.activation_bytes[place]

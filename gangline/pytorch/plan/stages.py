@@ -51,14 +51,15 @@ class Pipeline:
 def stage_memory(model: ModelSize, pipeline: Pipeline) -> list[Memory]:
     """Returns the bytes of each slot of a replica; of the replica that owns most where they divide parameters."""
     found = []
-    received, carried = _received_bytes(model, pipeline), _held_bytes(model, pipeline)
+    received, held = _received_bytes(model, pipeline), _held_bytes(model, pipeline)
     records = pipeline.records
     for slot, own in enumerate(stage_units(model, pipeline)):
         numel = float(sum(unit.parameters for unit in own))
         saved = sum(unit.activation_bytes for unit in own)
         flying = pipeline.in_flight(slot)
-        kept_bytes = saved * (flying - 1) + _pass_bytes(own) + carried[slot] * flying
-        activations = kept_bytes * records / pipeline.microbatches
+        kept_bytes = saved * (flying - 1) + _pass_bytes(own) + held[slot] * flying
+        # Each rank has the whole batch, of which microbatches are views.
+        activations = (model.batch_bytes + kept_bytes / pipeline.microbatches) * records
         kept = _largest_share(own, pipeline.replicas) if pipeline.is_divided else numel
         # Gradients are whole until the replicas join them; the buffers stay from step to step.
         buffers, late = received[slot] * records, model.gradient * (numel - kept)
@@ -122,15 +123,17 @@ def _received_bytes(model: ModelSize, pipeline: Pipeline) -> list[float]:
 
 
 def _held_bytes(model: ModelSize, pipeline: Pipeline) -> list[float]:
-    """Returns, for one record, the bytes that each slot keeps until the backward pass of what its parts give to later
-    ones besides: copies of what they have received and pass on, and outputs of their own that no unit of theirs keeps
-    anyway."""
+    """Returns, for one record, the bytes that each slot keeps until the backward pass besides what its units keep: what
+    its parts give to later ones, received copies and own outputs, unless a unit of theirs keeps it anyway. What the
+    first unit of a part keeps of its input is in the buffer for it, or on this slot already, so that counts less."""
     found, first = [0.0] * pipeline.stages, 0
     for part, end in enumerate(pipeline.ends[:-1]):
-        last = end - 1
+        last, slot = end - 1, pipeline.slot_of(part)
+        found[slot] += model.units[last].passed_bytes
+        found[pipeline.slot_of(part + 1)] -= model.units[end].taken_bytes
         for each in model.connections:
             is_kept = first <= each.maker and each.keeper is not None and each.keeper <= last
             if each.crosses(last) and not is_kept:
-                found[pipeline.slot_of(part)] += each.bytes
+                found[slot] += each.bytes
         first = end
     return found

@@ -118,9 +118,13 @@ def test_a_trial_is_measured_on_the_meta_device() -> None:
     assert size.update_bytes == 20 * 4
     assert size.update_kernels > 8
     assert [unit.forward_flops for unit in size.units] == [2 * _WIDTH * _WIDTH] * 4
+    # Inputs and targets. The first layer's input is one of them.
+    assert size.batch_bytes == 128
     # A layer keeps its input: 16 numbers of 4 bytes a record. The loss keeps one more row of them, after the last one.
-    assert [unit.activation_bytes for unit in size.units] == [64, 64, 64, 128]
+    assert [unit.activation_bytes for unit in size.units] == [0, 64, 64, 128]
+    assert [unit.taken_bytes for unit in size.units] == [0, 64, 64, 64]
     assert [unit.output_bytes for unit in size.units] == [64] * 4
+    assert [unit.passed_bytes for unit in size.units] == [64] * 4
     assert [unit.tensors for unit in size.units] == [(256, 16)] * 4
     assert found.refused == {}
     assert torch.get_default_device() == torch.device("cpu")
@@ -128,10 +132,12 @@ def test_a_trial_is_measured_on_the_meta_device() -> None:
 
 def test_the_peak_of_a_unit_leaves_out_what_the_others_keep() -> None:
     """Equal blocks need as much, however many come before."""
-    units = measure_trial(_Blocks, {"global_batch_size": 2 * _BATCH}, {}, 2).size.units
-    assert [unit.peak_bytes for unit in units] == [units[0].peak_bytes] * 4
+    first, *others = measure_trial(_Blocks, {"global_batch_size": 2 * _BATCH}, {}, 2).size.units
+    assert [unit.peak_bytes for unit in others] == [others[0].peak_bytes] * 3
     # The output's gradient, and the weights' own before it is the parameter's, are there as well.
-    assert units[0].peak_bytes > units[0].activation_bytes + 4 * _WIDTH
+    assert others[0].peak_bytes > others[0].activation_bytes + 4 * _WIDTH
+    # The first one's input belongs to the batch.
+    assert first.peak_bytes == others[0].peak_bytes - 4 * _WIDTH
 
 
 def test_a_trial_that_reads_values_is_measured_on_the_cpu() -> None:
@@ -220,14 +226,46 @@ def test_recomputed_blocks_keep_their_inputs_alone() -> None:
     config = {"global_batch_size": 2 * _BATCH}
     plain = measure_trial(_Blocks, config, {}, 2).size
     again = measure_trial(_Blocks, config, {}, 2, recomputation="blocks").size
-    assert [unit.activation_bytes for unit in again.units[:3]] == [4.0 * _WIDTH] * 3
-    assert [unit.activation_bytes for unit in plain.units[:3]] == [4.0 * (_WIDTH + 2 * 64)] * 3
+    # The first one's input belongs to the batch.
+    assert [unit.activation_bytes for unit in again.units[:3]] == [0.0, 4.0 * _WIDTH, 4.0 * _WIDTH]
+    own = 4.0 * 2 * 64
+    assert [unit.activation_bytes for unit in plain.units[:3]] == [own, own + 4.0 * _WIDTH, own + 4.0 * _WIDTH]
     assert max(each.working_bytes for each in again.moments) < max(each.working_bytes for each in plain.moments)
     assert (plain.recomputation, again.recomputation) == ("none", "blocks")
     assert again.forward_flops == plain.forward_flops
     # A block's second layer does not run again: nothing needs its output.
     assert again.flop_passes == plain.flop_passes + 1 / 2
     assert again.kernel_passes > plain.kernel_passes
+
+
+def test_a_unit_that_keeps_its_output_passes_nothing_that_the_next_one_keeps() -> None:
+    """tanh keeps its output. That of the second linear layer is kept by code behind it. A sum keeps nothing."""
+
+    class Sum(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs + 1
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(_WIDTH, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, _WIDTH), Sum()])
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            for place, block in enumerate(self.blocks):
+                values = block(values)
+                if place == 2:
+                    values = values * values
+            return values
+
+    class Kept(_Trial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            self.context = context
+            self.model = context.wrap_model(Net())
+
+    units = _measure(Kept).size.units
+    assert [unit.passed_bytes for unit in units] == [64, 0, 0, 64]
+    assert [unit.taken_bytes for unit in units] == [0, 0, 0, 0]
+    assert [unit.activation_bytes for unit in units] == [0, 64, 64, 64]
 
 
 def test_a_second_call_of_the_model_is_noticed() -> None:

@@ -155,3 +155,31 @@ def test_parts_of_one_slot_need_no_buffers_between_them() -> None:
     memories, plain = stage_memory(model, pipeline), stage_memory(_skipping(), pipeline)
     assert [memory.transient for memory in memories] == [memory.transient for memory in plain]
     assert [memory.activations for memory in memories] == [0, 400]
+
+
+def test_an_output_counts_once_on_each_side_of_a_border() -> None:
+    """With 1F1B the first of two slots has 2 microbatches of 2 records in flight. Its part does not keep the output, so
+    the slot has 40 bytes of it. The other part keeps its input, which is in the buffer. Both slots have the batch."""
+    plain = (UnitSize("a", 0, 50, 10), UnitSize("b", 0, 30, 10))
+    passing = (replace(plain[0], passed_bytes=10), replace(plain[1], taken_bytes=10))
+    for schedule, flying in (("1F1B", (2, 1)), ("GPipe", (4, 4))):
+        pipeline = Pipeline((1, 1), 2, schedule, 4, 8)
+        less, more = (stage_memory(ModelSize(0, 0, units=units), pipeline) for units in (plain, passing))
+        assert more[0].activations - less[0].activations == flying[0] * 2 * 10
+        assert more[1].activations - less[1].activations == -flying[1] * 2 * 10
+        batch = stage_memory(ModelSize(0, 0, units=plain, batch_bytes=7), pipeline)
+        assert [each.activations - old.activations for each, old in zip(batch, less, strict=True)] == [8 * 7, 8 * 7]
+
+
+def test_an_output_that_the_next_part_of_the_slot_keeps_counts_once() -> None:
+    """ZBVZeroBubble: parts 1 and 2 are on the second slot."""
+    plain = tuple(UnitSize(name, 0, 30, 10) for name in "abcd")
+    passing = (plain[0], replace(plain[1], passed_bytes=10), replace(plain[2], taken_bytes=10), plain[3])
+    pipeline = Pipeline((1, 1, 1, 1), 2, "ZBVZeroBubble", 4, 8)
+    less, more = (stage_memory(ModelSize(0, 0, units=units), pipeline) for units in (plain, passing))
+    assert more == less
+
+
+def test_without_a_measured_backward_pass_the_batch_counts_as_well() -> None:
+    model = ModelSize(0, 0, activation_bytes=5, batch_bytes=2)
+    assert slot_memory(model, "ddp", 2, 10).activations == 70
