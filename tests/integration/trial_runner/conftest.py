@@ -13,6 +13,7 @@ import pytest
 
 from gangline.domain.allocation import ExitReport
 from gangline.v1 import runner_pb2
+from services.agent.allocations.launcher import RunnerProgram
 from tests.support.runner_peers import GatewayPeer, SchedulerPeer
 from tests.support.runner_process import TOKEN, Host, Runner, WarmProcess, make_archive, make_spec
 
@@ -27,7 +28,8 @@ class Templates:
 def templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Templates]:
     folder = tmp_path_factory.mktemp("templates")
     runner = WarmProcess(folder / "runner.sock", "services.trial_runner.program")
-    rank = WarmProcess(folder / "rank.sock", "torch,torch._dynamo,gangline.core,gangline.rank.entrypoint")
+    # As agents do. A rank that imports the training library by itself takes a second of a core.
+    rank = WarmProcess(folder / "rank.sock", ",".join(RunnerProgram().rank_preload))
     yield Templates(runner, rank)
     runner.close()
     rank.close()
