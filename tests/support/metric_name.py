@@ -40,7 +40,7 @@ def find_metrics() -> list[MetricDefinition]:
     definitions = [
         MetricDefinition(_full_name(call), _callee(call), file.path)
         for file in list_source_files()
-        if file.path.startswith(("services/", "gangline/"))
+        if file.path.startswith(("services/", "gangline/")) and any(kind in file.text for kind in SUFFIXES_BY_KIND)
         for call in ast.walk(file.tree)
         if isinstance(call, ast.Call) and _callee(call) in SUFFIXES_BY_KIND and _first_text(call).startswith("gangline")
     ]

@@ -1,19 +1,22 @@
 """Reads the repository's own Python files for the tests that check its structure.
 
-Generated stubs are excluded. Called by tests/unit/test_size.py and test_layers.py.
+Generated stubs are excluded. Syntax trees are not kept: those of all files are millions of objects, which each garbage
+collection would visit. Called by tests/unit/test_size.py and test_layers.py.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("benchmarks", "examples", "gangline", "scripts", "services", "tests")
 GENERATED = ROOT / "gangline" / "v1"
+_DOCSTRING = re.compile(r'(?:#[^\n]*\n|\s)*"""(.*?)"""', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +24,17 @@ class SourceFile:
     """path is relative to the repository; module is its dotted name."""
 
     path: str
-    module: str
-    num_lines: int
-    tree: ast.Module
+    module: str = field(compare=False)
+    text: str = field(compare=False, repr=False)
+
+    @property
+    def num_lines(self) -> int:
+        return self.text.count("\n")
 
     @property
     def docstring(self) -> str:
-        return ast.get_docstring(self.tree) or ""
+        found = _DOCSTRING.match(self.text)
+        return found[1] if found else ""
 
     @property
     def is_test(self) -> bool:
@@ -36,6 +43,20 @@ class SourceFile:
     @property
     def is_pure(self) -> bool:
         return self.docstring.startswith("PURE")
+
+    @property
+    def tree(self) -> ast.Module:
+        """Its syntax tree, parsed anew."""
+        return ast.parse(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """line: the first one. num_lines: with decorators left out."""
+
+    name: str
+    line: int
+    num_lines: int
 
 
 @cache
@@ -48,27 +69,37 @@ def list_source_files() -> tuple[SourceFile, ...]:
     )
 
 
-def iterate_functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+def list_functions(file: SourceFile) -> tuple[Function, ...]:
     """Methods and inner functions too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+    return _facts_of(file)[0]
 
 
-@cache
-def list_imports(tree: ast.AST) -> frozenset[str]:
+def list_imports(file: SourceFile) -> frozenset[str]:
     """Dotted names of what is imported anywhere in the file; of `from a import b` both "a" and "a.b".
 
     What stands under `if TYPE_CHECKING:` is left out: it is never loaded.
     """
-    names: set[str] = set()
+    return _facts_of(file)[1]
+
+
+@cache
+def _facts_of(file: SourceFile) -> tuple[tuple[Function, ...], frozenset[str]]:
+    tree = file.tree
+    functions = tuple(
+        Function(node.name, node.lineno, (node.end_lineno or 0) - node.lineno + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return functions, frozenset(_iterate_imports(tree))
+
+
+def _iterate_imports(tree: ast.Module) -> Iterator[str]:
     for node in _walk_loaded(tree):
         if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return frozenset(names)
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _walk_loaded(node: ast.AST) -> Iterator[ast.AST]:
@@ -80,11 +111,6 @@ def _walk_loaded(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _read(path: Path) -> SourceFile:
-    text = path.read_text()
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return SourceFile(
-        path=str(path.relative_to(ROOT)),
-        module=".".join(parts[:-1] if parts[-1] == "__init__" else parts),
-        num_lines=text.count("\n"),
-        tree=ast.parse(text),
-    )
+    module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return SourceFile(str(path.relative_to(ROOT)), module, path.read_text())

@@ -33,20 +33,18 @@ def test_pure_module_has_no_effects_through_ours(file: SourceFile) -> None:
     file_by_module = {source.module: source for source in list_source_files()}
     seen, waiting = {file.module}, [file]
     while waiting:
-        names = list_imports(waiting.pop().tree) & file_by_module.keys() - seen
+        names = list_imports(waiting.pop()) & file_by_module.keys() - seen
         seen |= names
         waiting += [file_by_module[name] for name in names]
     assert [name for name in sorted(seen) if _effects_of(file_by_module[name])] == []
 
 
 def _effects_of(file: SourceFile) -> set[str]:
-    return {name for name in list_imports(file.tree) if name in EFFECTS or name.split(".")[0] in EFFECTS}
+    return {name for name in list_imports(file) if name in EFFECTS or name.split(".")[0] in EFFECTS}
 
 
 def test_one_package_talks_to_etcd() -> None:
-    users = [
-        file.path for file in list_source_files() if any(n.split(".")[0] == "aetcd" for n in list_imports(file.tree))
-    ]
+    users = [file.path for file in list_source_files() if any(n.split(".")[0] == "aetcd" for n in list_imports(file))]
     assert [path for path in users if not path.startswith(("services/common/etcd", "tests/"))] == []
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from tests.support.source import SourceFile, iterate_functions, list_source_files
+from tests.support.source import SourceFile, list_functions, list_source_files
 
 MAX_LINES_OF_FILE = 500
 MAX_LINES_OF_TEST_FILE = 800
@@ -53,10 +53,7 @@ def test_every_file_says_what_it_is() -> None:
 
 
 def _function_lengths(file: SourceFile) -> list[tuple[str, int]]:
-    return [
-        (f"{file.path}:{function.lineno} {function.name}", (function.end_lineno or 0) - function.lineno + 1)
-        for function in iterate_functions(file.tree)
-    ]
+    return [(f"{file.path}:{function.line} {function.name}", function.num_lines) for function in list_functions(file)]
 
 
 def _nearest_rank(values: list[int], quantile: float) -> int:
