@@ -24,7 +24,7 @@ from gangline.domain.view import ExperimentView
 from gangline.errors import ErrorKind, GanglineError
 from gangline.local.shutdown import find_runners
 from tests.support import hostile
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 from tests.support.failing_trial import failing_config, failing_source, write_code
 from tests.support.gated_trial import wait_for
 
@@ -34,9 +34,8 @@ BOOM = "raise RuntimeError('boom')"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("bad")) as running:
-        yield running
+def cluster(two_agents: Cluster) -> Cluster:
+    return two_agents
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@ whose whole storage is away goes on from the latest when the storage is back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import yaml
 
 from gangline.domain.state import ExitKind, Outcome
 from gangline.domain.view import TrialView
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 
 # The first attempt saves three checkpoints, damages the last one or its storage, and ends with an error.
 SCRIPT = """
@@ -45,9 +44,8 @@ with core.init() as context:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("damaged"), agents=1, slots=1) as running:
-        yield running
+def cluster(one_agent: Cluster) -> Cluster:
+    return one_agent
 
 
 def train(cluster: Cluster, folder: Path, damage: str) -> tuple[TrialView, str]:

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import httpx
 import pytest
 
 from gangline.pytorch import load_checkpoint
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 from tests.support.gated_trial import wait_for
 from tests.support.source import ROOT
 
@@ -45,9 +44,8 @@ print(sum(tensor.numel() for tensor in model.values()), own)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("digits")) as running:
-        yield running
+def cluster(two_agents: Cluster) -> Cluster:
+    return two_agents
 
 
 class Watcher(threading.Thread):

@@ -7,7 +7,6 @@ import sys
 import urllib.request
 import venv
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import yaml
 from gangline.config.layer.secret import MASK
 from gangline.domain.state import Outcome
 from gangline.errors import GanglineError
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -31,9 +30,8 @@ print("sees", os.environ["HF_TOKEN"], data["db"]["password"], os.environ.get("FR
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("environment"), agents=1, slots=1) as running:
-        yield running
+def cluster(one_agent: Cluster) -> Cluster:
+    return one_agent
 
 
 def write_code(folder: Path, config: dict[str, Any], hook: str = "") -> Path:

@@ -11,7 +11,7 @@ import pytest
 from gangline.client import Client
 from gangline.domain.state import ExitKind, Outcome
 from gangline.domain.view import ExperimentView
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 from tests.support.failing_trial import failing_config, failing_source, write_code
 
 pytestmark = pytest.mark.timeout(180)
@@ -21,9 +21,8 @@ SAY_AND_FAIL = "(print('uncorrectable ECC error', flush=True), [][0])"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("fail")) as running:
-        yield running
+def cluster(two_agents: Cluster) -> Cluster:
+    return two_agents
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from gangline.domain.state import Outcome, State
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 from tests.support.frameworks import install_frameworks
 from tests.support.source import ROOT
 
@@ -24,9 +23,8 @@ def frameworks() -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(frameworks: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("f"), agents=1, slots=2) as cluster:
-        yield cluster
+def cluster(one_agent: Cluster) -> Cluster:
+    return one_agent
 
 
 @pytest.mark.timeout(300)

@@ -17,7 +17,7 @@ from gangline.config.strategy_choice import parse_choice
 from gangline.domain.state import ExitKind, Outcome, State
 from gangline.domain.view import ExperimentView
 from gangline.pytorch import load_checkpoint
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 from tests.support.gated_trial import wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -113,9 +113,8 @@ class MyTrial(pytorch.PyTorchTrial):
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("pipe"), agents=2, slots=2) as running:
-        yield running
+def cluster(two_agents: Cluster) -> Cluster:
+    return two_agents
 
 
 @pytest.fixture(scope="module")

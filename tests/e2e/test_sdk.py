@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 from gangline import AsyncClient, Client, Experiment
 from gangline.domain.state import Outcome
 from gangline.login import HOME_VARIABLE
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 from tests.support.gated_run import gated_run, services_away
 from tests.support.gated_trial import wait_for
 from tests.support.source import ROOT
@@ -31,9 +31,8 @@ Readings = tuple[list[int], list[int], Outcome | None]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("sdk")) as running:
-        yield running
+def cluster(two_agents: Cluster) -> Cluster:
+    return two_agents
 
 
 def test_examples_work_as_printed(cluster: Cluster, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,15 @@ from gangline import custom_search
 from gangline.domain.state import Outcome, State
 from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 from tests.support.gated_trial import NUM_BATCHES, Gate, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("search"), agents=1, slots=2) as running:
-        yield running
+def cluster(one_agent: Cluster) -> Cluster:
+    return one_agent
 
 
 def _holding(view: ExperimentView) -> set[str]:
@@ -59,7 +57,8 @@ def test_grid_of_four_completes_two_at_a_time(cluster: Cluster, tmp_path: Path) 
 def test_paused_trial_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "pause")
     gate.allow(NUM_BATCHES)
-    gate.pace(0.2)
+    # So slow that it cannot end before the command has arrived.
+    gate.pace(2)
     with cluster.connect() as client:
         number = client.create_experiment(gate.config(slots=2), gate.code).experiment.id
         gate.wait_at(f"{number}.1.1", 2, num_ranks=2)
@@ -72,6 +71,7 @@ def test_paused_trial_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Pa
         assert client.get_cluster().num_slots_used == 0
         described = cluster.run("experiment", "describe", str(number)).stdout
         assert f"it is activated: gangline experiment activate {number}" in described
+        gate.pace(0)
         client.activate_experiment(number)
         trial = client.wait_experiment(number, 90).trials[0].trial
         assert (trial.outcome, trial.attempts, trial.restarts) == (Outcome.COMPLETED, 2, 0)

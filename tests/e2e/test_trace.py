@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gangline.domain.state import Outcome, State
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 from tests.support.gated_run import GatedRun, gated_run
 from tests.support.gated_trial import wait_for
 
@@ -33,9 +32,8 @@ with core.init() as context:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("trace"), agents=1) as running:
-        yield running
+def cluster(one_agent: Cluster) -> Cluster:
+    return one_agent
 
 
 def test_a_running_trial_is_traced_by_the_command(cluster: Cluster, tmp_path: Path) -> None:

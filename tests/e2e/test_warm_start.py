@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,15 @@ import pytest
 import yaml
 
 from gangline.domain.state import Outcome
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 from tests.support.determined_checkpoint import NEWEST, NEXT_LOSSES, unpack
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("w"), agents=1, slots=2) as cluster:
-        yield cluster
+def cluster(one_agent: Cluster) -> Cluster:
+    return one_agent
 
 
 def _config(title: str, num_batches: int, **searcher: Any) -> str:
