@@ -9,8 +9,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,8 +26,10 @@ from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings, Put
 from services.common.security import allocation_token, as_password, hash_token
 from services.gateway.program import GatewaySettings
+from tests.support.forked_service import ForkedService, fork_service, load_service
 from tests.support.wait import until
 
+PROGRAM = "services.gateway.__main__"
 CLUSTER_TOKEN = "cluster-token-of-the-tests"
 USER_TOKEN = "token-of-alice-in-the-tests"
 CONFIG = {"name": "digits", "entrypoint": "model_def:Digits", "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 10}}, "hyperparameters": {"global_batch_size": 8}}  # fmt: skip # noqa: E501  read as one
@@ -114,18 +114,16 @@ class GatewayProcess:
             "ready-file": str(folder / "ready.json"),
             **flags,
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: ForkedService | None = None
         self.addresses: dict[str, Any] = {}
 
-    def launch(self) -> subprocess.Popen[bytes]:
+    def launch(self) -> ForkedService:
         arguments = [part for name, value in self.flags.items() for part in (f"--{name}", value)]
-        with (self._folder / "gateway.log").open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.gateway", *arguments], stderr=output, stdin=subprocess.DEVNULL
-            )
+        self.process = fork_service(PROGRAM, arguments, self._folder / "gateway.log", Path.cwd())
         return self.process
 
     async def start(self) -> None:
+        await asyncio.to_thread(load_service, PROGRAM)
         ready = self._folder / "ready.json"
         ready.unlink(missing_ok=True)
         process = self.launch()

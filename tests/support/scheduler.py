@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +22,11 @@ from gangline.domain.state import Availability, ExperimentAction
 from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common.etcd import EtcdSettings
+from tests.support.forked_service import ForkedService, fork_service, load_service
 from tests.support.source import ROOT
 from tests.support.wait import until
 
+PROGRAM = "services.scheduler.__main__"
 CLUSTER_TOKEN = "cluster-token-of-the-tests"
 ADMIN_TOKEN = "admin-token-of-the-tests"
 
@@ -67,8 +66,8 @@ class SchedulerProcess:
             (directory / file).write_text(token)
         self._ready = directory / f"{name}.ready"
         self.log = directory / f"{name}.log"
-        self._command = [
-            *(sys.executable, "-m", "services.scheduler", "--id", name),
+        self._arguments = [
+            *("--id", name),
             *("--etcd-endpoints", ",".join(etcd.endpoints), "--listen", "127.0.0.1:0"),
             *("--metrics-listen", "127.0.0.1:0"),
             *(() if storage == "" else ("--storage-url", storage or str(directory / "storage"))),
@@ -76,20 +75,20 @@ class SchedulerProcess:
             *("--admin-token-file", str(directory / "admin-token")),
             *("--ready-file", str(self._ready), *flags),
         ]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: ForkedService | None = None
 
     async def start(self) -> SchedulerProcess:
         """Returns once it leads or stands by."""
+        await asyncio.to_thread(load_service, PROGRAM)
         process = self._spawn()
         await until(lambda: self._ready.exists() or process.poll() is not None, f"{self.name} being ready", 30)
         assert process.poll() is None, self.log.read_text()
         self.address = str(json.loads(self._ready.read_text())["grpc"])
         return self
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> ForkedService:
         self._ready.unlink(missing_ok=True)
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stderr=log, cwd=ROOT, env={**os.environ})
+        self.process = fork_service(PROGRAM, self._arguments, self.log, ROOT)
         return self.process
 
     @property

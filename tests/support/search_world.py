@@ -15,7 +15,7 @@ from services.common.etcd.transaction import MAX_OPERATIONS
 from services.scheduler.leader.planner_snapshot import take_snapshot
 from services.scheduler.placement import Assignment, Plan, plan
 from services.scheduler.searcher.interface import Brief
-from services.scheduler.searcher.replay import replay
+from services.scheduler.searcher.replay import keep_searcher, take_searcher
 from services.scheduler.searcher.sampled import Sampled
 from services.scheduler.searcher.study import Record, Study
 from services.scheduler.state.codec import operations_of, record_of
@@ -50,6 +50,7 @@ class SearchWorld:
 
     def __init__(self, config: str, seed: int = 7) -> None:
         self.records = SchedulerState()
+        self._study: Study | None = None
         self.now = 100.0
         agents = (Agent("a1", slots=tuple(Slot(f"a1/{number}") for number in range(64))),)
         for agent in agents:
@@ -64,6 +65,7 @@ class SearchWorld:
 
     def change_leader(self) -> None:
         """Drops all state that is not in etcd."""
+        self._study = None
         change = StateChange(puts=tuple(record for table in self.records.tables.values() for record in table.values()))
         puts = [KeyValue(put.key, put.value, 0, 0) for put in operations_of(change) if isinstance(put, Put)]
         records = [record_of(item) for item in puts]
@@ -77,12 +79,13 @@ class SearchWorld:
     def _suggestions(self) -> Suggestions:
         """As the leader makes them outside of transitions."""
         facts = facts_of(self.experiment.config_json)
-        searcher = replay(self.records, self.search, facts)
+        searcher = take_searcher(self.records, self.search, facts)
+        keep_searcher(self.records, self.search, searcher)
         if not isinstance(searcher, Sampled):
             return {}
-        study = Study(Brief(facts.searcher, facts.hyperparameters, self.search.seed))
+        self._study = self._study or Study(Brief(facts.searcher, facts.hyperparameters, self.search.seed))
         known = [json.loads(trial.hyperparameters_json) for trial in self.trials]
-        return study.suggest(Record(known, searcher.told, searcher.num_told_by_number), 8)
+        return self._study.suggest(Record(known, searcher.told, searcher.num_told_by_number), 8)
 
     def place(self) -> list[str]:
         """Everything that is not held starts; their trials."""

@@ -114,6 +114,8 @@ def project(tmp_path: Path) -> Path:
         tmp_path / "tests/conftest.py",
         "from hypothesis import settings\n\nsettings.register_profile('mutants', derandomize=True, database=None)\n",
     )
+    # No run loads a plugin that it does not use.
+    _write(tmp_path / "pytest.ini", "[pytest]\naddopts = --disable-plugin-autoload -p _hypothesis_pytestplugin\n")
     # A package with a file of its own comes before one that is installed.
     for package in ("services", "services/scheduler", "services/scheduler/placement"):
         _write(tmp_path / package / "__init__.py", "")
