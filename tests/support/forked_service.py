@@ -1,8 +1,8 @@
 """Services as processes forked from one that has imported them: an import takes longer than what most tests do.
 
 Owns one server for each service, which ends with the test process. A forked service reads its flags and environment,
-logs, takes signals and ends as one that was started by its command. Called by tests/support/gateway.py and scheduler.py;
-the tests of the programs' command lines and the whole clusters of tests/e2e start the commands.
+logs, takes signals and ends as one that was started by its command. Called by tests/support/gateway.py and
+tests/support/scheduler.py. The whole clusters of tests/e2e start the commands.
 """
 
 from __future__ import annotations

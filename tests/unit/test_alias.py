@@ -86,12 +86,6 @@ for code in sys.argv[1:]:
 """
 
 
-def test_what_is_lacking_is_named_with_the_page_of_differences(tmp_path: Path) -> None:
-    done = _python("", tmp_path, arguments=("-c", _INSTALL + _TRYING, *_LACKING))
-    page = "docs/from-determined.md says what is, and what to use instead"
-    assert done.stdout.splitlines() == [f"{name} is not part of Gangline; {page}" for name in _LACKING.values()]
-
-
 _WAYS_OUT = {
     "import determined.keras": "determined.keras is not part of Gangline; Gangline trains with PyTorch alone",
     "from determined import keras": "determined.keras is not part of Gangline; Gangline trains with PyTorch alone",
@@ -101,8 +95,22 @@ _WAYS_OUT = {
 }
 
 
-def test_other_frameworks_are_named_with_their_ways_out(tmp_path: Path) -> None:
-    lines = _python("", tmp_path, arguments=("-c", _INSTALL + _TRYING, *_WAYS_OUT)).stdout.splitlines()
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The errors of _LACKING and _WAYS_OUT, all of one process: it loads torch, which takes seconds."""
+    codes = [*_LACKING, *_WAYS_OUT]
+    done = _python("", tmp_path_factory.mktemp("errors"), arguments=("-c", _INSTALL + _TRYING, *codes))
+    return done.stdout.splitlines()
+
+
+def test_what_is_lacking_is_named_with_the_page_of_differences(errors: list[str]) -> None:
+    page = "docs/from-determined.md says what is, and what to use instead"
+    expected = [f"{name} is not part of Gangline; {page}" for name in _LACKING.values()]
+    assert errors[: len(_LACKING)] == expected
+
+
+def test_other_frameworks_are_named_with_their_ways_out(errors: list[str]) -> None:
+    lines = errors[len(_LACKING) :]
     assert [line[: len(words)] for line, words in zip(lines, _WAYS_OUT.values(), strict=True)] == [*_WAYS_OUT.values()]
 
 
