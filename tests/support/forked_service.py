@@ -131,11 +131,11 @@ def _serve(link: socket.socket) -> dict[str, Any] | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     link.send(b"{}")
     while True:
-        ready, _, _ = select.select([link, reader], [], [])
+        ready = select.select([link.fileno(), reader], [], [])[0]
         if reader in ready:
             os.read(reader, 1 << 16)
             _report_ends(link)
-        if link in ready:
+        if link.fileno() in ready:
             message = link.recv(1 << 20)
             if not message:
                 return None
