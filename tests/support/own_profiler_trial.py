@@ -1,13 +1,14 @@
-"""A program: a trial of eight batches that profiles itself by `python -m tests.support.own_profiler_trial KIND`.
+"""A trial of eight batches that profiles itself, as the work of a gang of one rank.
 
-After the first batch, batches 3 to 5 are ordered to be traced. The trial's own profile is written to own.json. It is a
-process of its own because two sessions of torch's profiler at once end a process by a signal.
+After the first batch, batches 3 to 5 are ordered to be traced. The trial's own profile is written to own.json. The rank
+is a process of its own because two sessions of torch's profiler at once end a process by a signal.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,8 +47,9 @@ class OneOrder(LocalLink):
 class _Named(SmallTrial):
     """Each batch has a name in the profile."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+    def __init__(self, context: pytorch.PyTorchTrialContext, kind: str) -> None:
         super().__init__(context)
+        self.kind = kind
         context.core.link = OneOrder()
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
@@ -57,7 +59,7 @@ class _Named(SmallTrial):
 
 class _Spanning(_Named):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        first, last, make = _SPANS[sys.argv[1]]
+        first, last, make = _SPANS[self.kind]
         if batch_idx + 1 == first:
             self.own = make()
             self.own.__enter__()
@@ -69,9 +71,9 @@ class _Spanning(_Named):
 
 
 class _Scheduled(_Named):
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        schedule = torch.profiler.schedule(**_SCHEDULES[sys.argv[1]], repeat=1)
+    def __init__(self, context: pytorch.PyTorchTrialContext, kind: str) -> None:
+        super().__init__(context, kind)
+        schedule = torch.profiler.schedule(**_SCHEDULES[kind], repeat=1)
 
         def write(profile: Any) -> None:
             profile.export_chrome_trace("own.json")
@@ -85,8 +87,22 @@ class _Scheduled(_Named):
         return loss
 
 
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO)
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())
+
+
+def train(directory: Path, kind: str) -> list[str]:
+    """Trains in that folder, with a profile of that kind. Returns what was logged."""
+    os.chdir(directory)
+    lines = _Lines()
+    logging.basicConfig(level=logging.INFO, handlers=[lines])
     training_schedule._MOST_BATCHES = 1
-    trial = fit(_Spanning if sys.argv[1] in _SPANS else _Scheduled, max_length=pytorch.Batch(BATCHES))
+    make = _Spanning if kind in _SPANS else _Scheduled
+    trial = fit(lambda context: make(context, kind), max_length=pytorch.Batch(BATCHES))
     assert trial.context.position.batches == BATCHES
+    return lines.found

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,10 +12,10 @@ import torch
 from torch.autograd import profiler
 
 from gangline.pytorch.profile import other_session
-from tests.support.own_profiler_trial import KINDS
+from tests.support import own_profiler_trial
+from tests.support.gang import run_gang
 
 CPU = [torch.profiler.ProfilerActivity.CPU]
-ROOT = Path(__file__).parents[3]
 WHY = "the trial's own code begins to profile"
 NOT_WRITTEN = f"the ordered trace is not written: {WHY} before its first batch was over"
 REFUSED = "the ordered trace is refused: the trial's own code runs torch's profiler, of which there is one at a time"
@@ -47,14 +44,9 @@ def _batches(path: Path) -> list[int]:
 def test_a_profiler_of_the_trials_own_goes_first(
     kind: str, ours: list[int], own: list[int], line: str, tmp_path: Path
 ) -> None:
-    assert kind in KINDS
-    command = [sys.executable, "-m", "tests.support.own_profiler_trial", kind]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert line in done.stderr
+    assert kind in own_profiler_trial.KINDS
+    (lines,) = run_gang(1, tmp_path / "gang", own_profiler_trial.train, tmp_path, kind)
+    assert line in lines
     assert _batches(tmp_path / "own.json") == own
     assert [_batches(path) for path in (tmp_path / "tensorboard").glob("*.pt.trace.json")] == ([ours] if ours else [])
 
