@@ -45,7 +45,7 @@ class Run:
 
     kind: str
     parallelism: Any
-    batches: int = 6
+    batches: int = 4
     hparams: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     latest: int | None = None

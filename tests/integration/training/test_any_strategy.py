@@ -10,9 +10,13 @@ import pytest
 
 from gangline.pytorch import load_checkpoint
 from tests.support.gang import run_gang
+from tests.support.once import make_once
 from tests.support.pipeline_work import Chain, Result, Run, train_on
 
-_BATCHES = (3, 5, 7, 9)
+# After each leg. The fourth batch ends an epoch and has 4 records of 12. The optimizer's restored state shows in
+# the loss of the next leg, and that of the last leg in the model.
+_BATCHES = (2, 3, 4, 5)
+_RECORDS = 40
 
 
 def _pipeline(stages: int, schedule: str = "1F1B") -> dict[str, Any]:
@@ -32,45 +36,57 @@ _NAMES = [(name, optimizer) for name in _COURSES for optimizer in _OPTIMIZERS]
 
 
 def _run(parallelism: Any, optimizer: str, batches: int) -> Run:
-    hparams = {"global_batch_size": 12, "optimizer": optimizer}
+    hparams = {"global_batch_size": 12, "optimizer": optimizer, "records": _RECORDS}
     return Run("ChainTrial", parallelism, batches=batches, hparams=hparams, saves=True)
 
 
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("storage")
+Courses = dict[tuple[str, str], list[Result]]
 
 
-@pytest.fixture(scope="module")
-def courses(storage: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[Result]]:
-    """The result of each leg of each course, as rank 0 has it."""
-    found: dict[tuple[str, str], list[Result]] = {key: [] for key in _NAMES}
+def _train_courses(directory: Path) -> tuple[Courses, Path]:
+    """The result of each leg of each course, as rank 0 has it, and the folder of their checkpoints."""
+    storage = directory / "storage"
+    found: Courses = {key: [] for key in _NAMES}
     for leg, size in enumerate((4, 3, 2)):
         runs = [
             (_run(_COURSES[name][leg], optimizer, _BATCHES[leg]), _checkpoint(found[name, optimizer]))
             for name, optimizer in _NAMES
         ]
-        for key, result in zip(
-            _NAMES, run_gang(size, tmp_path_factory.mktemp("gang"), train_on, storage, runs)[0], strict=True
-        ):
+        results = run_gang(size, directory / f"gang{leg}", train_on, storage, runs)[0]
+        for key, result in zip(_NAMES, results, strict=True):
             found[key].append(result)
+    last = [(_run("none", optimizer, _BATCHES[3]), _checkpoint(found[name, optimizer])) for name, optimizer in _NAMES]
+    for key, result in zip(_NAMES, _train_alone(storage, last), strict=True):
+        found[key].append(result)
+    return found, storage
+
+
+def _train_alone(storage: Path, runs: list[tuple[Run, str | None]]) -> list[Result]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(storage)
-        last = [
-            (_run("none", optimizer, _BATCHES[3]), _checkpoint(found[name, optimizer])) for name, optimizer in _NAMES
-        ]
-        for key, result in zip(_NAMES, train_on(storage, last), strict=True):
-            found[key].append(result)
-    return found
+        return train_on(storage, runs)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Courses, Path]:
+    return make_once(tmp_path_factory, "any_strategy", _train_courses)
+
+
+@pytest.fixture(scope="module")
+def courses(trained: tuple[Courses, Path]) -> Courses:
+    return trained[0]
+
+
+@pytest.fixture(scope="module")
+def storage(trained: tuple[Courses, Path]) -> Path:
+    return trained[1]
 
 
 @pytest.fixture(scope="module")
 def whole(storage: Path) -> dict[str, Result]:
     """The same trial in one process without a break."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(storage)
-        runs = [(_run("none", optimizer, _BATCHES[3]), None) for optimizer in _OPTIMIZERS]
-        return dict(zip(_OPTIMIZERS, train_on(storage, runs), strict=True))
+    runs: list[tuple[Run, str | None]] = [(_run("none", optimizer, _BATCHES[3]), None) for optimizer in _OPTIMIZERS]
+    return dict(zip(_OPTIMIZERS, _train_alone(storage, runs), strict=True))
 
 
 def _checkpoint(legs: list[Result]) -> str | None:
@@ -79,7 +95,7 @@ def _checkpoint(legs: list[Result]) -> str | None:
 
 @pytest.mark.parametrize(("name", "optimizer"), _NAMES)
 def test_a_trial_goes_on_under_any_strategy_on_any_number_of_slots(
-    name: str, optimizer: str, courses: dict[tuple[str, str], list[Result]], whole: dict[str, Result]
+    name: str, optimizer: str, courses: Courses, whole: dict[str, Result]
 ) -> None:
     legs, reference = courses[name, optimizer], whole[optimizer]
     first = 0
@@ -91,9 +107,7 @@ def test_a_trial_goes_on_under_any_strategy_on_any_number_of_slots(
 
 
 @pytest.mark.parametrize(("name", "optimizer"), _NAMES)
-def test_each_checkpoint_fits_the_plain_model(
-    name: str, optimizer: str, courses: dict[tuple[str, str], list[Result]], storage: Path
-) -> None:
+def test_each_checkpoint_fits_the_plain_model(name: str, optimizer: str, courses: Courses, storage: Path) -> None:
     for leg in courses[name, optimizer]:
         assert leg.checkpoint is not None
         (path,) = storage.rglob(leg.checkpoint)

@@ -14,6 +14,7 @@ import torch
 from gangline.launch.failure import describe
 from gangline.pytorch import load_checkpoint
 from tests.support.gang import run_gang
+from tests.support.once import make_once
 from tests.support.pipeline_work import Chain, Result, Run, refuse, train_all
 
 
@@ -61,10 +62,10 @@ _OF_TWO = {
     "full dataset": Run("FullTrial", _pipeline(), batches=2),
     "aggregation": Run("ChainTrial", _pipeline(), config={"optimizations": {"aggregation_frequency": 2}}),
     # The last batch of an epoch has 4 records, for which there are fewer microbatches.
-    "last batch": Run("ChainTrial", _pipeline(), hparams={"records": 52}),
+    "last batch": Run("ChainTrial", _pipeline(), batches=6, hparams={"records": 52}),
     # It has 5 records here, no multiple of the stages.
     "interleaved, last batch": Run(
-        "ChainTrial", _pipeline(schedule="Interleaved1F1B", microbatches=8), hparams={"records": 53}
+        "ChainTrial", _pipeline(schedule="Interleaved1F1B", microbatches=8), batches=6, hparams={"records": 53}
     ),
     "recomputed blocks": Run("ChainTrial", _pipeline(activation_checkpointing="blocks")),
     "recomputed in full": Run(
@@ -79,7 +80,7 @@ _OF_TWO = {
         f"recomputed, {name}": Run("ChainTrial", {"strategy": name, "activation_checkpointing": "full"}, batches=3)
         for name in ("ddp", "zero1", "zero2", "zero3")
     },
-    "saved": Run("ChainTrial", _pipeline(), saves=True),
+    "saved": Run("ChainTrial", _pipeline(), batches=6, saves=True),
 }
 _OF_FOUR = {
     "four stages": Run("TiedTrial", _pipeline(), hparams=_SGD),
@@ -87,7 +88,7 @@ _OF_FOUR = {
     "skip connection over two stages": Run("SkippingTrial", _pipeline(), hparams=_SGD),
     "two replicas": Run("TiedTrial", _pipeline(stages=2), hparams=_SGD),
     "weights used outside": Run("OutsideTrial", _pipeline(stages=2), hparams=_SGD),
-    "two replicas, last batch": Run("ChainTrial", _pipeline(stages=2), hparams={"records": 52}),
+    "two replicas, last batch": Run("ChainTrial", _pipeline(stages=2), batches=6, hparams={"records": 52}),
     "whole replicas": Run("ChainTrial", _pipeline(stages=2)),
     "divided replicas": Run("ChainTrial", _pipeline(stages=2, replicas="zero2")),
     "divided, tied": Run("TiedTrial", _pipeline(stages=2, replicas="zero2", schedule="Interleaved1F1B"), hparams=_SGD),
@@ -136,21 +137,34 @@ _MIXED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("work")
-
-
-@pytest.fixture(scope="module")
-def of_two(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> list[list[Result]]:
+def _train_two(directory: Path) -> tuple[list[list[Result]], Path]:
     runs = [*_OF_TWO.values(), *_CONTINUED, *_MIXED, Run("DropoutTrial", _pipeline(), batches=2)]
-    return run_gang(2, tmp_path_factory.mktemp("two"), train_all, folder, runs)
+    return run_gang(2, directory / "gang", train_all, directory / "work", runs), directory / "work"
+
+
+def _train_four(directory: Path) -> list[list[Result]]:
+    return run_gang(4, directory / "gang", train_all, directory / "work", [*_OF_FOUR.values(), *_DIVIDED_MIXED])
+
+
+@pytest.fixture(scope="module")
+def trained_by_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[Result]], Path]:
+    return make_once(tmp_path_factory, "pipeline_of_two", _train_two)
+
+
+@pytest.fixture(scope="module")
+def of_two(trained_by_two: tuple[list[list[Result]], Path]) -> list[list[Result]]:
+    return trained_by_two[0]
+
+
+@pytest.fixture(scope="module")
+def folder(trained_by_two: tuple[list[list[Result]], Path]) -> Path:
+    """Has the checkpoints."""
+    return trained_by_two[1]
 
 
 @pytest.fixture(scope="module")
 def of_four(tmp_path_factory: pytest.TempPathFactory) -> list[list[Result]]:
-    directory = tmp_path_factory.mktemp("four")
-    return run_gang(4, directory / "gang", train_all, directory / "work", [*_OF_FOUR.values(), *_DIVIDED_MIXED])
+    return make_once(tmp_path_factory, "pipeline_of_four", _train_four)
 
 
 @pytest.fixture(scope="module")
