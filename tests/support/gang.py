@@ -74,6 +74,8 @@ def _be_rank(place: dict[str, Any], work: Callable[..., Any], arguments: tuple[A
     # What a rank that is killed leaves goes with the test's folder.
     tempfile.tempdir = str(directory)
     torch.set_num_threads(1)
+    # The fork server leaves its own way to start processes, with which workers of a data loader would load torch anew.
+    multiprocessing.set_start_method(None, force=True)
     try:
         if size > 1:
             dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=size)

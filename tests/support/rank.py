@@ -273,6 +273,8 @@ def _become_rank(environment: dict[str, str], code: str, directory: str) -> None
     sys.stdout = os.fdopen(1, "w", buffering=1)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     os.environ.update(environment)
+    # The fork server leaves its own way to start processes. Workers of a data loader would load torch anew.
+    multiprocessing.set_start_method(None, force=True)
     os.chdir(code)
     sys.path.insert(0, code)
     torch.set_num_threads(1)
