@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from filelock import FileLock
 
 T = TypeVar("T")
 
@@ -18,7 +18,8 @@ def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     """Returns make(folder), which can be pickled. name: of the value and its folder, unique among all tests."""
     folder = _folder_of_all_workers(factory) / name
     made = folder.with_name(f"{name}.pkl")
-    with FileLock(folder.with_name(f"{name}.lock")):
+    with folder.with_name(f"{name}.lock").open("w") as lock:
+        flock(lock, LOCK_EX)
         if not made.exists():
             value = make(folder)
             made.write_bytes(pickle.dumps(value))
