@@ -52,7 +52,8 @@ class Passes:
     @classmethod
     def of_none(cls, num_units: int, records: int = 1) -> Self:
         """Returns those of no pass."""
-        return cls(records, *([0.0] * max(1, num_units) for _ in range(6)))
+        kept, outputs, passed, taken, flops, peaks = ([0.0] * max(1, num_units) for _ in range(6))
+        return cls(records, kept, outputs, passed, taken, flops, peaks)
 
 
 def measure_passes(
