@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -163,7 +164,6 @@ def test_class_that_cannot_be_imported(tmp_path: Path) -> None:
     ) as caught:
         load_trial_from_checkpoint_path(folder)
     assert caught.value.code == "checkpoint.code"
-    (folder / "code" / "model_def.py").unlink()
-    (folder / "code").rmdir()
+    shutil.rmtree(folder / "code")
     with pytest.raises(GanglineError, match="lacks its code"):
         load_trial_from_checkpoint_path(folder)
