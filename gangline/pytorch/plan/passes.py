@@ -182,15 +182,19 @@ class _Meter:
             self._kept[storage._cdata] = storage, place
             count = min(storage.nbytes(), tensor.numel() * tensor.element_size())
             self.found.activation_bytes[place] += count
-            maker, passed = self._passed
-            if not any(reference() is storage for reference in passed):
-                return tensor
-            if maker == place:
-                # Code behind the unit's module counts to the unit.
-                self.found.passed_bytes[place] -= count
-            else:
-                self.found.taken_bytes[place] += count
+            self._note_taken(storage, place, count)
         return tensor
+
+    def _note_taken(self, storage: torch.UntypedStorage, place: int, count: int) -> None:
+        """Notes bytes that a unit keeps, if they are of the newest output that its own unit does not keep."""
+        maker, passed = self._passed
+        if not any(reference() is storage for reference in passed):
+            return
+        if maker == place:
+            # Code behind the unit's module counts to the unit.
+            self.found.passed_bytes[place] -= count
+        else:
+            self.found.taken_bytes[place] += count
 
     def _has(self, storage: torch.UntypedStorage) -> bool:
         return storage._cdata in self._own or storage._cdata in self._kept

@@ -119,8 +119,8 @@ def _parts(measured: Measured, pipeline: Pipeline) -> list[dict[str, Any]]:
     found = []
     # Nothing goes on from the last part.
     all_carried = [*carried_bytes(measured.size, pipeline), 0.0]
-    for end, count, carried in zip(pipeline.ends, pipeline.counts, all_carried, strict=True):
-        units = measured.units[end - count : end]
+    for (first, end), carried in zip(pipeline.spans, all_carried, strict=True):
+        units = measured.units[first:end]
         found.append(
             {
                 "modules": [path for unit in units for path in unit.paths],

@@ -39,6 +39,11 @@ class Pipeline:
         """The number of units up to the end of each part."""
         return list(accumulate(self.counts))
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The first unit of each part, and the one behind its last."""
+        return [(end - count, end) for end, count in zip(self.ends, self.counts, strict=True)]
+
     def slot_of(self, part: int) -> int:
         return slot_of_part(part, self.stages, self.schedule)
 
@@ -76,8 +81,8 @@ def stage_memory(model: ModelSize, pipeline: Pipeline) -> list[Memory]:
 def stage_units(model: ModelSize, pipeline: Pipeline) -> list[list[UnitSize]]:
     """Returns the units of each slot of a replica."""
     slots: list[list[UnitSize]] = [[] for _ in range(pipeline.stages)]
-    for part, (end, count) in enumerate(zip(pipeline.ends, pipeline.counts, strict=True)):
-        slots[pipeline.slot_of(part)] += model.units[end - count : end]
+    for part, (first, end) in enumerate(pipeline.spans):
+        slots[pipeline.slot_of(part)] += model.units[first:end]
     return slots
 
 
@@ -126,8 +131,8 @@ def _held_bytes(model: ModelSize, pipeline: Pipeline) -> list[float]:
     """Returns, for one record, the bytes that each slot keeps until the backward pass besides what its units keep: what
     its parts give to later ones, received copies and own outputs, unless a unit of theirs keeps it anyway. What the
     first unit of a part keeps of its input is in the buffer for it, or on this slot already, so that counts less."""
-    found, first = [0.0] * pipeline.stages, 0
-    for part, end in enumerate(pipeline.ends[:-1]):
+    found = [0.0] * pipeline.stages
+    for part, (first, end) in enumerate(pipeline.spans[:-1]):
         last, slot = end - 1, pipeline.slot_of(part)
         found[slot] += model.units[last].passed_bytes
         found[pipeline.slot_of(part + 1)] -= model.units[end].taken_bytes
@@ -135,5 +140,4 @@ def _held_bytes(model: ModelSize, pipeline: Pipeline) -> list[float]:
             is_kept = first <= each.maker and each.keeper is not None and each.keeper <= last
             if each.crosses(last) and not is_kept:
                 found[slot] += each.bytes
-        first = end
     return found

@@ -206,7 +206,7 @@ async def test_rare_matches_are_found_in_bounded_steps(seen: Client, monkeypatch
         assert len(page["logs"]) <= 1
         after, num_pages = page["nextAfterId"], num_pages + 1
     assert texts == [f"line {n}" for n in range(1, 401) if "99" in str(n)]
-    assert num_pages >= 4
+    assert num_pages > 4
 
 
 async def test_event_loop_is_free_while_a_hostile_pattern_is_searched_for(seen: Client) -> None:
