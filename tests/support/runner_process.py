@@ -31,12 +31,12 @@ TOKEN = "alloc:7.1.1:test-token"
 
 
 class WarmProcess:
-    """A fork server as the agent runs it."""
+    """A fork server as the agent runs it. folder: its working directory; None for that of this process."""
 
-    def __init__(self, socket_path: Path, preload: str, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, socket_path: Path, preload: str, prefix: Sequence[str] = (), folder: Path | None = None) -> None:
         self.socket_path = str(socket_path)
         command = [*prefix, sys.executable, "-m", "gangline.launch.forkserver", "--socket", self.socket_path]
-        self._process = subprocess.Popen([*command, "--preload", preload], stdin=subprocess.PIPE)
+        self._process = subprocess.Popen([*command, "--preload", preload], stdin=subprocess.PIPE, cwd=folder)
         deadline = time.monotonic() + 20
         while not socket_path.exists():
             assert self._process.poll() is None, "the fork server ended"
