@@ -79,7 +79,8 @@ class StrategyChoice:
     memory in earlier attempts, oldest first. notes: lines about what could not be measured. refused: for each strategy
     that refused the trial's code in an earlier attempt, its line.
 
-    slot_flops: operations a second of the slowest slot. inside_rate, across_rate: bytes a second between slots of one
+    slot_flops, convolution_flops: operations a second of the slowest slot in products of matrices, and in convolutions
+    with kernels of several points. inside_rate, across_rate: bytes a second between slots of one
     machine, and between machines. message_seconds: of a message beside the time for its bytes. None where there
     is no such link, and in records of earlier versions. kernel_seconds: of issuing an operation. memory_rate,
     copy_rate: bytes a second of a slot's memory, and into new memory. broadcast_rate: bytes a second of a tensor that
@@ -100,6 +101,7 @@ class StrategyChoice:
     memory_rate: float | None = None
     copy_rate: float | None = None
     broadcast_rate: float | None = None
+    convolution_flops: float | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -222,6 +224,8 @@ def _speeds(record: StrategyChoice) -> list[str]:
     if record.slot_flops is None:
         return []
     words = [f"measured: {record.slot_flops / 1e9:.3g} GFLOP a second and slot"]
+    if record.convolution_flops is not None:
+        words.append(f"{record.convolution_flops / 1e9:.3g} in convolutions")
     for rate, where in ((record.inside_rate, "inside a machine"), (record.across_rate, "between machines")):
         if rate is not None:
             words.append(f"{rate / 1e9:.3g} GB a second {where}")

@@ -149,6 +149,7 @@ def record_of(decision: Decision, place: Place, notes: Sequence[str]) -> Strateg
         place.memory_rate,
         place.copy_rate,
         broadcast_rate=place.broadcast_rate,
+        convolution_flops=place.convolution_flops,
         refused=decision.refused,
     )
 

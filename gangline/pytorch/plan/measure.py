@@ -210,6 +210,7 @@ class _Attempt:
             forward_kernels=float(passes.kernels),
             num_groups=len(groups),
             connections=passes.connections,
+            convolved=passes.convolved,
             flop_passes=passes.all_flops / flops if flops else 0.0,
             kernel_passes=passes.all_kernels / passes.kernels if passes.kernels else 0.0,
             update_kernels=update.kernels,

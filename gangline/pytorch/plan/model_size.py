@@ -71,7 +71,8 @@ class ModelSize:
     outputs of units that are carried over borders of a pipeline. flop_passes, kernel_passes: operations of the forward
     and backward pass, and those that are issued, over the forward pass's own; 0 where the backward pass was not
     measured. update_kernels: operations that a step of the optimizer issues for all parameters. update_bytes: bytes
-    that it reads and writes, for each parameter.
+    that it reads and writes, for each parameter. convolved: the part of the operations of its passes that convolutions
+    have whose kernels are larger than one point.
     """
 
     parameters: int
@@ -96,6 +97,7 @@ class ModelSize:
     update_kernels: float = 0.0
     update_bytes: float = 0.0
     batch_bytes: float = 0.0
+    convolved: float = 0.0
 
     @property
     def kept(self) -> float:

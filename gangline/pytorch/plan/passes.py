@@ -30,7 +30,8 @@ class Passes:
     batch_bytes: of the batch's own tensors, which no other number has. activation_bytes: kept by the forward pass.
     passed_bytes: of a unit's output, where it keeps none of it. taken_bytes: kept of the output of the unit before, as
     part of activation_bytes. flops, kernels: operations of the forward pass, and how many were
-    issued. all_flops, all_kernels: with those of the backward pass; 0 where it failed. moments: those that need most
+    issued. convolved: the part of all operations that convolutions have, as OperationCounter has it. all_flops,
+    all_kernels: with those of the backward pass; 0 where it failed. moments: those that need most
     memory; empty where the backward pass failed. peak_bytes: of a unit's own passes, 0 where they are not known.
     connections: outputs of units that later units need besides. problem: the exception that ended the backward pass."""
 
@@ -43,6 +44,7 @@ class Passes:
     peak_bytes: list[float]
     batch_bytes: float = 0.0
     kernels: int = 0
+    convolved: float = 0.0
     all_flops: float = 0.0
     all_kernels: int = 0
     moments: tuple[Moment, ...] = ()
@@ -141,6 +143,7 @@ class _Meter:
         found = self.found
         self._enter(self._place)
         found.kernels = self._live_bytes.num_kernels
+        found.convolved = self._operations.convolved / max(1, self._operations.total)
         keepers = {key: place for key, (_, place) in self._kept.items()}
         found.connections = self._connections.found(found.records, keepers)
         self._kept.clear()
@@ -154,6 +157,7 @@ class _Meter:
             found.problem = error
             return
         found.all_flops = float(self._operations.total)
+        found.convolved = self._operations.convolved / max(1, self._operations.total)
         found.all_kernels = self._live_bytes.num_kernels
         found.moments = self._peak.moments(found.records)
         self._note_peaks()

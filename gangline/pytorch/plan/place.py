@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import resource
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional
 
 from gangline.core import DistributedContext
 from gangline.pytorch.fusion.agreement import agree_on_longest
@@ -30,10 +32,16 @@ from gangline.pytorch.plan.step_time import Place
 _COPIED_BYTES = 40 << 20
 # Side of the product before a message.
 _SHORT_SIDE = 256
-_MESSAGES = 12
+# Rounds of messages, and the messages of each. A core that waits for the end of another thread's turn delays some of
+# these by milliseconds, so a step has the mean of them; a round as a whole is disturbed by other work on the machine.
+_ROUNDS, _MESSAGES = 2, 24
+# Of each message: as few as cost no time, but not so few that they go another way than those of a model.
+_MESSAGE_BYTES = 4 << 10
 # Features and layers of a model of small tensors.
 _SMALL = 8
 _SIDE = {"cpu": 512, "cuda": 4096}
+# Records, channels and points of a side of what is convolved.
+_CONVOLVED = {"cpu": (8, 64, 16), "cuda": (32, 256, 32)}
 # Repetitions of a measured computation, and the seconds that they last at least: other work on the machine interrupts
 # some of them.
 _REPETITIONS, _LEAST_SECONDS = 3, 0.05
@@ -49,6 +57,7 @@ def measure_place(distributed: DistributedContext, device: torch.device, dtype: 
         _measure_flops(device, dtype),
         _measure_kernel(device),
         *_measure_copies(device),
+        _measure_convolution(device, dtype),
     ]
     facts = distributed.allgather(own)
     machines = [fact[0] for fact in facts]
@@ -61,6 +70,7 @@ def measure_place(distributed: DistributedContext, device: torch.device, dtype: 
         kernel_seconds=round_rate(max(fact[4] for fact in facts)),
         memory_rate=round_rate(min(fact[5] for fact in facts)),
         copy_rate=round_rate(min(fact[6] for fact in facts)),
+        convolution_flops=round_rate(min(fact[7] for fact in facts)),
     )
     if distributed.size == 1:
         return place
@@ -115,6 +125,16 @@ def _measure_flops(device: torch.device, dtype: torch.dtype) -> float:
     side = _SIDE.get(device.type, 512)
     matrix = torch.ones(side, side, device=device, dtype=dtype)
     return 2.0 * side**3 / _fastest_seconds(device, lambda: torch.mm(matrix, matrix))
+
+
+def _measure_convolution(device: torch.device, dtype: torch.dtype) -> float:
+    """Returns the operations a second of this slot in a usual convolution, for which a library of its own may be more
+    or less fast than that for matrix products."""
+    records, channels, side = _CONVOLVED.get(device.type, _CONVOLVED["cpu"])
+    images = torch.ones(records, channels, side, side, device=device, dtype=dtype)
+    kernel = torch.ones(channels, channels, 3, 3, device=device, dtype=dtype)
+    seconds = _fastest_seconds(device, lambda: functional.conv2d(images, kernel, padding=1))
+    return 2.0 * images.numel() * kernel[0].numel() / seconds
 
 
 def _measure_kernel(device: torch.device) -> float:
@@ -183,17 +203,20 @@ def _measure_broadcast(distributed: DistributedContext, device: torch.device) ->
 def _measure_message(distributed: DistributedContext, device: torch.device) -> float:
     """Returns the seconds of an exchange of few bytes among slots that compute meanwhile. On CPUs the threads that
     exchange wait for a core then."""
-    matrix, numbers = torch.ones(_SHORT_SIDE, _SHORT_SIDE, device=device), torch.ones(1, device=device)
+    matrix = torch.ones(_SHORT_SIDE, _SHORT_SIDE, device=device)
+    numbers = torch.ones(_MESSAGE_BYTES // 4, device=device)
     least = _fastest_seconds(device, lambda: torch.mm(matrix, matrix))
     own = []
-    for _ in range(_MESSAGES):
+    for _ in range(_ROUNDS * _MESSAGES):
         _wait_for(device)
         began = time.perf_counter()
         torch.mm(matrix, matrix)
         dist.all_reduce(numbers)
         _wait_for(device)
         own.append(max(1e-9, time.perf_counter() - began - least))
-    return min(agree_on_longest(distributed, own))
+    longest = agree_on_longest(distributed, own)
+    rounds = [longest[first : first + _MESSAGES] for first in range(0, len(longest), _MESSAGES)]
+    return min(map(statistics.fmean, rounds))
 
 
 def _wait_for(device: torch.device) -> None:

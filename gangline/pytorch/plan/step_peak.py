@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,11 +142,13 @@ def _attention(
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Counts floating-point operations by torch's formulas, and those of the CPU's fused attention and LSTM. total: so
-    far. torch's own counter has hooks that keep what recomputation would free."""
+    far. convolved: those of them that convolutions have whose kernels are larger than one point; the others compute as
+    matrix products do. torch's own counter has hooks that keep what recomputation would free."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.total = 0
+        self.convolved = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -156,8 +159,20 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
                 parts = func.decompose(*args, **kwargs)
             return func(*args, **kwargs) if parts is NotImplemented else parts
         result = func(*args, **kwargs)
-        self.total += formula(*args, **kwargs, out_val=result)
+        count = formula(*args, **kwargs, out_val=result)
+        self.total += count
+        if _is_convolution(func, args):
+            self.convolved += count
         return result
+
+
+def _is_convolution(func: Any, args: Sequence[Any]) -> bool:
+    """args: of the operation. A kernel for each channel alone (a depthwise convolution) does not count."""
+    place = _KERNEL_PLACES.get(func._overloadpacket)
+    if place is None:
+        return False
+    _, channels, *points = args[place].shape
+    return bool(channels > 1 and math.prod(points) > 1)
 
 
 def _attention_operations(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -175,6 +190,8 @@ _own_formulas = {
     _flash_attention_backward: _attention_backward_operations,
     **recurrent.OPERATIONS,
 }
+# Where a convolution has its kernel among its arguments.
+_KERNEL_PLACES = {torch.ops.aten.convolution: 1, torch.ops.aten._convolution: 1, torch.ops.aten.convolution_backward: 2}
 # Formulas get the shapes of tensors.
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,

@@ -27,7 +27,8 @@ PASS_KERNELS = 150.0
 @dataclass(frozen=True, slots=True)
 class Place:
     """The slots of a trial. memory_bytes: of each slot; None where it is not known. slot_flops: operations a second
-    of one slot. inside_rate, across_rate: bytes a second between slots of one machine, and between machines.
+    of one slot in products of matrices. convolution_flops: in convolutions whose kernels are larger than one point;
+    None for slot_flops. inside_rate, across_rate: bytes a second between slots of one machine, and between machines.
     message_seconds: the time that an exchange among all slots takes beside that for its bytes. reduces_whole:
     whether ranks sum whole tensors where each needs a part of the sum, as gloo does; NCCL sends each part to its
     rank. Ranks that do so compute on CPUs: they issue an operation, and exchange a block, only after the one
@@ -48,6 +49,7 @@ class Place:
     memory_rate: float = 1e12
     copy_rate: float = 1e12
     broadcast_rate: float | None = None
+    convolution_flops: float | None = None
 
     @property
     def machines(self) -> int:
@@ -65,10 +67,11 @@ class Place:
         2 (n - 1) such hops, as an all-reduce in a ring does."""
         return self.message_seconds / max(1, 2 * (self.slots - 1))
 
-    def compute_seconds(self, flops: float, kernels: float, moved: float) -> float:
+    def compute_seconds(self, flops: float, kernels: float, moved: float, convolved: float = 0.0) -> float:
         """Returns the time of so many floating-point operations, issued as so many kernels that move so many bytes of
-        parameters and gradients. A GPU does these at the same time."""
-        parts = flops / self.slot_flops, kernels * self.kernel_seconds, moved / self.memory_rate
+        parameters and gradients. A GPU does these at the same time. convolved: as in ModelSize."""
+        products = (1 - convolved) / self.slot_flops + convolved / (self.convolution_flops or self.slot_flops)
+        parts = flops * products, kernels * self.kernel_seconds, moved / self.memory_rate
         return sum(parts) if self.reduces_whole else max(parts)
 
     def rate(self, ranks: int) -> float:
@@ -84,6 +87,7 @@ def whole_seconds(name: str, model: ModelSize, place: Place, records: float, sha
         (model.flop_passes or passes) * model.forward_flops * records,
         (model.kernel_passes or passes) * model.forward_kernels,
         moved_bytes(model, model.parameters, 1),
+        model.convolved,
     )
     if name == "zero1":
         owned = tensors = owned_ratio(model, place.slots)
@@ -231,7 +235,10 @@ def stage_seconds(model: ModelSize, pipeline: Pipeline, place: Place) -> list[fl
         computed = _both_passes(model, own, flops, model.flop_passes)
         issued = _both_passes(model, own, kernels, model.kernel_passes)
         issued += 2 * PASS_KERNELS * pipeline.parts_per_slot
-        found.append(place.compute_seconds(computed * pipeline.records, issued * pipeline.microbatches, moved))
+        seconds = place.compute_seconds(
+            computed * pipeline.records, issued * pipeline.microbatches, moved, model.convolved
+        )
+        found.append(seconds)
     return found
 
 

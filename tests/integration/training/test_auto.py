@@ -78,9 +78,9 @@ def test_with_enough_memory_each_slot_has_the_whole_model(of_two: list[list[Outc
     assert record.choice in _WHOLE
     assert (record.slots, record.out_of_memory, record.notes) == (2, (), ())
     assert [row.strategy for row in record.rows] == ["none", "ddp", "zero1", "zero2", "zero3", "hsdp", "pipeline"]
-    measured = (record.slot_flops, record.kernel_seconds, record.memory_rate, record.copy_rate)
-    of_links = (record.inside_rate, record.broadcast_rate, record.message_seconds)
-    assert all(value is not None and 0 < value < math.inf for value in (*measured, *of_links))
+    speeds = (record.slot_flops, record.convolution_flops, record.kernel_seconds, record.message_seconds)
+    rates = (record.memory_rate, record.copy_rate, record.inside_rate, record.broadcast_rate)
+    assert all(value is not None and 0 < value < math.inf for value in (*speeds, *rates))
 
 
 def test_with_too_little_for_ddp_it_is_another(of_two: list[list[Outcome]]) -> None:

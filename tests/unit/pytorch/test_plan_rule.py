@@ -139,6 +139,19 @@ def test_no_backward_pass_reaches_frozen_units_at_the_beginning() -> None:
     assert seconds(issued) == pytest.approx([(2 + scheduled) * 4, (8 + scheduled) * 4])
 
 
+def test_operations_of_convolutions_have_their_own_speed() -> None:
+    units = (UnitSize("first", 1000, forward_flops=1.0), UnitSize("second", 1000, forward_flops=1.0))
+    model = ModelSize(2000, 1000, units=units, forward_flops=2.0, flop_passes=3.0, convolved=0.5)
+    place = Place(2, 2, slot_flops=1.0, memory_rate=math.inf, kernel_seconds=0.0)
+    cut = Pipeline((1, 1), 2, "1F1B", 4, 8)
+    assert stage_seconds(model, cut, place) == pytest.approx([3 * 8, 3 * 8])
+    # Half of the operations take a quarter of the time.
+    faster = replace(place, convolution_flops=4.0)
+    assert stage_seconds(model, cut, faster) == pytest.approx([3 * 8 * 5 / 8] * 2)
+    alone = replace(faster, slots=1)
+    assert _seconds(model, alone, 1)["none"] == pytest.approx(2 * 3 * 5 / 8)
+
+
 def test_measured_passes_count_instead_of_the_usual_ones() -> None:
     model = replace(_model(1.0), forward_flops=1e12, forward_kernels=1000.0, recomputation="full")
     one = Place(1, 1, 80 * GIB, slot_flops=1e12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -122,6 +123,29 @@ def test_operations_without_gradients_count(mode: Any) -> None:
     with OperationCounter() as counter, mode():
         linear(inputs)
     assert counter.total == 2 * 4 * 8 * 8
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.inference_mode])
+@pytest.mark.parametrize(
+    ("layer", "part"),
+    [
+        (nn.Conv2d(4, 4, 3, padding=1), 1),
+        (nn.ConvTranspose2d(4, 4, 3, padding=1), 1),
+        (nn.Conv1d(4, 4, 3, padding=1, groups=2), 1),
+        (nn.Conv2d(4, 4, 1), 0),
+        (nn.Conv2d(4, 4, 3, padding=1, groups=4), 0),
+        (nn.Linear(8, 8), 0),
+    ],
+    ids=["conv", "transposed", "two groups", "one point", "depthwise", "linear"],
+)
+def test_operations_of_convolutions_are_counted_apart(layer: nn.Module, part: int, mode: Any) -> None:
+    inputs = torch.zeros(4, 8) if isinstance(layer, nn.Conv1d) else torch.zeros(2, 4, 8, 8)
+    with OperationCounter() as counter, mode():
+        outputs = layer(inputs)
+        if outputs.requires_grad:
+            outputs.sum().backward()
+    assert counter.total > 0
+    assert counter.convolved == part * counter.total
 
 
 def test_fused_attention_has_its_operations() -> None:
