@@ -78,6 +78,15 @@ class _Blocks(_Trial):
         self.model = context.wrap_model(nn.Sequential(*(_Block() for _ in range(4))))
 
 
+class _Convolutions(_Trial):
+    """Two convolutions of images of 2 x 2 points with 4 channels, the second one of single points."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        layers = nn.Unflatten(1, (4, 2, 2)), nn.Conv2d(4, 2, 3, padding=1), nn.Conv2d(2, 4, 1), nn.Flatten()
+        self.model = context.wrap_model(nn.Sequential(*layers))
+
+
 class _Half(_Trial):
     """The first half of the layers is frozen, and SGD has momentum."""
 
@@ -100,6 +109,12 @@ class _Twice(_Trial):
 
 def _measure(trial: Any) -> Measured:
     return measure_trial(trial, {"global_batch_size": 2 * _BATCH}, {}, 2)
+
+
+def test_convolutions_have_their_part_of_the_operations() -> None:
+    # The input needs no gradient, so the first one computes twice, and the second one three times.
+    first, second = 2 * (4 * 2 * 9), 3 * (2 * 4)
+    assert _measure(_Convolutions).size.convolved == first / (first + second)
 
 
 def test_a_trial_is_measured_on_the_meta_device() -> None:
