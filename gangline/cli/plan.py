@@ -16,6 +16,7 @@ import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import table_lines
+from gangline.cli.output.text import count
 from gangline.cli.shared import Json, Overrides, show
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.text_file import read_text
@@ -136,21 +137,21 @@ def _pipeline_lines(pipeline: Mapping[str, Any]) -> list[str]:
         return [f"pipeline: {pipeline['refusal']}"]
     divided = " with zero2" if pipeline["has_divided_replicas"] else ""
     heading = (
-        f"pipeline: {pipeline['stages']} stages, {pipeline['replicas']} replica(s){divided}, {pipeline['schedule']}, "
-        f"{pipeline['microbatches']} microbatches; bubble {pipeline['bubble']:.1%}; largest / mean "
-        f"{pipeline['largest_to_mean']:.2f}"
+        f"pipeline: {pipeline['stages']} stages, {count(pipeline['replicas'], 'replica')}{divided}, "
+        f"{pipeline['schedule']}, {pipeline['microbatches']} microbatches; bubble {pipeline['bubble']:.1%}; "
+        f"largest / mean {pipeline['largest_to_mean']:.2f}"
     )
     parts, slots = pipeline["parts"], pipeline["slots"]
     carries = any(part["carried_bytes"] for part in parts)
     rows = [
         (number, _span(part["modules"]), f"{part['parameters']:,}", *([_mib(part["carried_bytes"])] * carries))
-        for number, part in enumerate(parts, 1)
+        for number, part in enumerate(parts)
     ]
     columns = [Column("PART"), Column("MODULES", 1, least=16), Column("PARAMETERS")]
     # Outputs of units that go on to the next part besides that of its last unit.
     columns += [Column("MIB A RECORD CARRIED ON")] * carries
     lines = [heading, *table_lines(columns, rows)]
-    sizes = [(number, _mib(slot["bytes"]["total"]), _ms(slot["step_seconds"])) for number, slot in enumerate(slots, 1)]
+    sizes = [(number, _mib(slot["bytes"]["total"]), _ms(slot["step_seconds"])) for number, slot in enumerate(slots)]
     return [*lines, *table_lines((Column("STAGE"), Column("MIB A SLOT"), Column("MS A STEP")), sizes)]
 
 

@@ -140,7 +140,7 @@ def units_conflict(num_units: int, stages: int, schedule: str) -> str | None:
     if stages * per_stage <= num_units:
         return None
     most = num_units // per_stage
-    advice = f"use stages: {most}" if most == 2 else f"use at most {most} stages"
+    advice = f"use stages: {most}" if most == 2 else f"use at most {most} stages, a number that divides the slots"
     if most < 2:
         advice = "use schedule: 1F1B with 2 stages" if num_units >= 2 else "use ddp"
     return f"has {num_units} units, but {stages} stages with {schedule} are {stages * per_stage} parts; {advice}"

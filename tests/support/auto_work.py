@@ -152,6 +152,15 @@ class BrokenTrial(StackTrial):
         raise ValueError("no data in the folder\nand more")
 
 
+class Lazy(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.LazyLinear(64))
+
+
+class LazyTrial(StackTrial):
+    make = Lazy
+
+
 class LeavingTrial(StackTrial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         raise SystemExit("the trial leaves")

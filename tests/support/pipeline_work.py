@@ -307,13 +307,24 @@ class Breaking(Chain):
         self.blocks[3] = _BreakingBlock(_WIDTH)
 
 
+class BreakingAtOnce(Chain):
+    """Whose last block fails in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[3] = _BreakingBlock(_WIDTH, 1)
+
+
 class _BreakingBlock(Block):
-    calls = 0
+    def __init__(self, width: int, at: int = 4) -> None:
+        super().__init__(width)
+        self.at = at
+        self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        if self.calls == 4:
-            raise ArithmeticError("the fourth call breaks")
+        if self.calls == self.at:
+            raise ArithmeticError(f"call {self.at} breaks")
         return super().forward(x)
 
 
@@ -659,6 +670,7 @@ WRONG: dict[str, type[ChainTrial]] = {
     "compiled": _trains_with(_good, lambda: torch.compile(Chain(), backend=counted)),
     "reentrant": _trains_with(_good, Reentrant),
     "breaking": _trains_with(_good, Breaking),
+    "breaking at once": _trains_with(_good, BreakingAtOnce),
     "breaking weight": _trains_with(_good, BreakingWeight),
 }
 

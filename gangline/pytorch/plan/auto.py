@@ -32,6 +32,7 @@ from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.launch.failure import describe
 from gangline.pytorch.checkpoint.content import is_of_another_trial
+from gangline.pytorch.parallel.shared.ownership import LAZY_MODEL
 from gangline.pytorch.plan.decision import (
     decide,
     explain_failure,
@@ -188,9 +189,9 @@ def _measure(
     try:
         return _measure_all(make_trial, setting, slots, section, is_gpu)
     except GanglineError as error:
-        return _Measurement(
-            f"parallelism: auto cannot measure the trial: {error.message}; or {_WAY_OUT}", error.__cause__
-        )
+        # All strategies refuse a model without shapes, so only its own way out helps.
+        other = "" if error.code == LAZY_MODEL else f"; or {_WAY_OUT}"
+        return _Measurement(f"parallelism: auto cannot measure the trial: {error.message}{other}", error.__cause__)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - all ranks must learn of it, whatever the user's code does
         why = next(iter(str(error).strip().splitlines()), "")
         return _Measurement(

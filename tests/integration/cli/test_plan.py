@@ -18,7 +18,7 @@ def test_plan_of_an_example(cli: Cli) -> None:
     assert (text.status, text.err) == (0, "")
     lines = text.out.splitlines()
     assert lines[0] == "model_def:DigitsTrial: Sequential with 38,378 parameters, 12.0 bytes for each with SGD"
-    assert "pipeline: 2 stages, 1 replica(s), 1F1B, 8 microbatches; bubble 11.1%; largest / mean 1.74" in lines
+    assert "pipeline: 2 stages, 1 replica, 1F1B, 8 microbatches; bubble 11.1%; largest / mean 1.74" in lines
     assert lines[-1] == "choice: ddp, the fastest that fits in 0.40 GiB (10 % + 0.5 GiB stay free)"
     found = json.loads(document.out)
     assert found["choice"] == "ddp"

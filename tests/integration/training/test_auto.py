@@ -36,6 +36,7 @@ _OF_TWO = {
     "nothing fits": Case("StackTrial", "least"),
     "broken": Case("BrokenTrial"),
     "leaving": Case("LeavingTrial"),
+    "lazy": Case("LazyTrial"),
     "no class": Case("WholeTrial", is_passed=False),
     # The last one, because a backward pass that breaks off may leave messages behind.
     "late": Case("LateTrial"),
@@ -119,6 +120,7 @@ def test_the_record_lies_in_the_checkpoint(of_two: list[list[Outcome]], folder: 
         ("nothing fits", "parallelism.auto: parallelism: no strategy fits on 2 slots of .* such slots would do"),
         ("broken", "parallelism.auto: parallelism: auto cannot measure the trial: .*ValueError: no data in the folder"),
         ("leaving", "parallelism.auto: parallelism: auto cannot measure the trial: .*SystemExit: the trial leaves"),
+        ("lazy", r"parallelism.auto: parallelism: auto cannot measure the trial: .* under torch.no_grad\(\)$"),
         ("no class", r"parallelism.trial_class: .*call gangline.pytorch.init\(trial_class=MyTrial\), or name a"),
     ],
 )

@@ -336,17 +336,28 @@ def test_wrong_models_and_settings_are_refused_on_all_ranks(
 
 
 @pytest.mark.parametrize(("schedule", "rank", "stage"), [("1F1B", 1, 1), ("ZBVZeroBubble", 0, 3)])
+def test_failure_before_the_first_microbatch_names_its_stage_and_rank(
+    schedule: str, rank: int, stage: int, tmp_path: Path
+) -> None:
+    told = run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", "breaking at once", _pipeline(schedule=schedule))
+    text, (note,) = told[rank]
+    assert text == "call 1 breaks"
+    assert note.startswith(f"in stage {stage} of ")
+    assert note.endswith(f"to head), rank {rank}")
+
+
+@pytest.mark.parametrize(("schedule", "rank", "stage"), [("1F1B", 1, 1), ("ZBVZeroBubble", 0, 3)])
 def test_failure_names_its_stage_and_rank(schedule: str, rank: int, stage: int, tmp_path: Path) -> None:
     parallelism = _pipeline(schedule=schedule)
     told = run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", "breaking", parallelism)
     text, notes = told[rank]
-    assert text == "the fourth call breaks"
+    assert text == "call 4 breaks"
     (note,) = notes
     assert note.startswith(f"in stage {stage} of ")
     assert f"to head), rank {rank}, microbatch 2 of 8" in note
     error = ArithmeticError(text)
     error.add_note(note)
-    assert describe(error).message == f"ArithmeticError: the fourth call breaks ({note})"
+    assert describe(error).message == f"ArithmeticError: call 4 breaks ({note})"
     assert note in describe(error).traceback
 
 

@@ -26,9 +26,9 @@ def _stages(*carried: float) -> dict[str, Any]:
 
 def test_a_chain_has_no_column_for_what_is_carried() -> None:
     heading, titles, *rows = _pipeline_lines(_stages(0, 0))
-    assert heading.startswith("pipeline: 2 stages, 1 replica(s), 1F1B, 8 microbatches; bubble 11.1%")
+    assert heading.startswith("pipeline: 2 stages, 1 replica, 1F1B, 8 microbatches; bubble 11.1%")
     assert titles.split() == ["PART", "MODULES", "PARAMETERS"]
-    assert rows[0].split() == ["1", "a", "to", "b", "10"]
+    assert rows[0].split() == ["0", "a", "to", "b", "10"]
 
 
 def test_skip_connections_have_one() -> None:

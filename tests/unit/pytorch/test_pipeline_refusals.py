@@ -248,13 +248,13 @@ _UNITS = "the units are stem, blocks.0, blocks.1, blocks.2, blocks.3, head"
             lambda: _split(7),
             "parallelism.stages",
             f"pipeline cannot divide Chain, which has 6 units, but 7 stages with 1F1B are 7 parts; use at most 6 "
-            f"stages; {_UNITS}",
+            f"stages, a number that divides the slots; {_UNITS}",
         ),
         (
             lambda: _split(4, schedule="Interleaved1F1B"),
             "parallelism.stages",
             "pipeline cannot divide Chain, which has 6 units, but 4 stages with Interleaved1F1B are 8 parts; use at "
-            f"most 3 stages; {_UNITS}",
+            f"most 3 stages, a number that divides the slots; {_UNITS}",
         ),
         (
             lambda: divide_units(nn.ReLU(), find_units(Chain())[:3], 2, None, "ZBVZeroBubble"),

@@ -15,6 +15,7 @@ from gangline.errors import invalid
 
 # The module into which torch.compile puts a model, in the names of its tensors.
 _COMPILED = "_orig_mod"
+LAZY_MODEL = "parallelism.lazy_model"
 
 
 class WrappedModels:
@@ -105,7 +106,7 @@ def check_initialised(model: nn.Module) -> None:
     if lazy:
         more = f" and {len(lazy) - 1} more" if len(lazy) > 1 else ""
         raise invalid(
-            "parallelism.lazy_model",
+            LAZY_MODEL,
             f"{lazy[0]}{more} of {class_name(model)} have no shape before a first pass, as lazy modules leave it open, "
             "so ranks cannot share them; run a batch through the model before context.wrap_model, as in "
             "model(torch.zeros(2, 3, 32, 32)) under torch.no_grad()",

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from gangline.config.pipeline import slot_of_part
 from gangline.core.beat import EXCHANGE, FORWARD, Beat, NoBeat
+from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.cut import CutModel, PartRun
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.layout import Described, decode, describe, encode, signature_of, tensors_of
@@ -167,6 +168,17 @@ class Parts:
         """Returns the name of an own part and its rank, for errors."""
         return f"{self.name_of(part)}, rank {dist.get_rank()}"
 
+    @contextmanager
+    def _named(self, part: int) -> Iterator[None]:
+        """Gives an error of the model's own code a note with the stage and its rank. Refusals name what they refuse."""
+        try:
+            yield
+        except (GanglineError, ValuesNeeded):
+            raise
+        except Exception as error:
+            error.add_note(f"in {self.describe_place(part)}")
+            raise
+
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the shapes of a model's inputs, for which there is one layout."""
         return self._model.training, signature_of((args, kwargs))
@@ -205,7 +217,8 @@ class Parts:
         for part in range(self.count):
             if part in self.own:
                 self.beat.stay(where)
-                value = self.run(part, tensors_of(value) if part else (), layout, args, kwargs)
+                with self._named(part):
+                    value = self.run(part, tensors_of(value) if part else (), layout, args, kwargs)
             self.beat.stay(EXCHANGE)
             if part + 1 < self.count:
                 value = self._pass_on(part, value, layout)
@@ -288,7 +301,7 @@ class Parts:
         )
         versions = run.versions = Versions()
         try:
-            with self._unchanged(part), torch.enable_grad():
+            with self._unchanged(part), torch.enable_grad(), self._named(part):
                 output = self._run_part(part, run, layout, *inputs)
         except ValuesNeeded as need:
             return crossing, {}, {"parameters": self.cut.names_of(need.parameters), "outputs": need.outputs}
