@@ -80,11 +80,10 @@ class StrategyChoice:
     that refused the trial's code in an earlier attempt, its line.
 
     slot_flops, convolution_flops: operations a second of the slowest slot in products of matrices, and in convolutions
-    with kernels of several points. inside_rate, across_rate: bytes a second between slots of one
-    machine, and between machines. message_seconds: of a message beside the time for its bytes. None where there
-    is no such link, and in records of earlier versions. kernel_seconds: of issuing an operation. memory_rate,
-    copy_rate: bytes a second of a slot's memory, and into new memory. broadcast_rate: bytes a second of a tensor that
-    one slot sends to all others.
+    with kernels of several points. inside_rate, across_rate: bytes a second between slots of one machine, and between
+    machines. message_seconds: of a message beside the time for its bytes. None where there is no such link, and in
+    records of earlier versions. kernel_seconds: of issuing an operation. memory_rate, copy_rate: bytes a second of a
+    slot's memory, and into new memory. broadcast_rate: bytes a second of a tensor that one slot sends to all others.
     """
 
     choice: str

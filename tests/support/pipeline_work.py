@@ -300,31 +300,37 @@ class Outside(Tied):
 
 
 class Breaking(Chain):
-    """Whose last block fails in its third microbatch."""
+    """Whose last block fails in its third microbatch, after the run that finds out the shapes. call: of the block, in
+    training or in validation."""
+
+    call = 4
+    in_training = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks[3] = _BreakingBlock(_WIDTH)
+        self.blocks[3] = _BreakingBlock(_WIDTH, self.call, self.in_training)
 
 
-class BreakingAtOnce(Chain):
-    """Whose last block fails in its first call."""
+class BreakingAtOnce(Breaking):
+    call = 1
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[3] = _BreakingBlock(_WIDTH, 1)
+
+class BreakingInValidation(Breaking):
+    call = 2
+    in_training = False
 
 
 class _BreakingBlock(Block):
-    def __init__(self, width: int, at: int = 4) -> None:
+    def __init__(self, width: int, call: int, in_training: bool) -> None:
         super().__init__(width)
-        self.at = at
+        self.call = call
+        self.in_training = in_training
         self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        if self.calls == self.at:
-            raise ArithmeticError(f"call {self.at} breaks")
+        self.calls += self.training is self.in_training
+        if self.calls == self.call:
+            raise ArithmeticError(f"call {self.call} breaks")
         return super().forward(x)
 
 
@@ -671,6 +677,7 @@ WRONG: dict[str, type[ChainTrial]] = {
     "reentrant": _trains_with(_good, Reentrant),
     "breaking": _trains_with(_good, Breaking),
     "breaking at once": _trains_with(_good, BreakingAtOnce),
+    "breaking in validation": _trains_with(_good, BreakingInValidation),
     "breaking weight": _trains_with(_good, BreakingWeight),
 }
 

@@ -143,7 +143,7 @@ class _Meter:
         found = self.found
         self._enter(self._place)
         found.kernels = self._live_bytes.num_kernels
-        found.convolved = self._operations.convolved / max(1, self._operations.total)
+        found.convolved = self._operations.convolved_ratio
         keepers = {key: place for key, (_, place) in self._kept.items()}
         found.connections = self._connections.found(found.records, keepers)
         self._kept.clear()
@@ -157,7 +157,7 @@ class _Meter:
             found.problem = error
             return
         found.all_flops = float(self._operations.total)
-        found.convolved = self._operations.convolved / max(1, self._operations.total)
+        found.convolved = self._operations.convolved_ratio
         found.all_kernels = self._live_bytes.num_kernels
         found.moments = self._peak.moments(found.records)
         self._note_peaks()

@@ -150,6 +150,10 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         self.total = 0
         self.convolved = 0
 
+    @property
+    def convolved_ratio(self) -> float:
+        return self.convolved / max(1, self.total)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         formula = _FORMULAS.get(func._overloadpacket)

@@ -335,13 +335,15 @@ def test_wrong_models_and_settings_are_refused_on_all_ranks(
     assert all(message in text for text in told), told
 
 
-@pytest.mark.parametrize(("schedule", "rank", "stage"), [("1F1B", 1, 1), ("ZBVZeroBubble", 0, 3)])
-def test_failure_before_the_first_microbatch_names_its_stage_and_rank(
-    schedule: str, rank: int, stage: int, tmp_path: Path
+@pytest.mark.parametrize(("mistake", "call"), [("breaking at once", 1), ("breaking in validation", 2)])
+@pytest.mark.parametrize("place", [("1F1B", 1, 1), ("ZBVZeroBubble", 0, 3)], ids=lambda place: place[0])
+def test_failure_outside_of_microbatches_names_its_stage_and_rank(
+    place: tuple[str, int, int], mistake: str, call: int, tmp_path: Path
 ) -> None:
-    told = run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", "breaking at once", _pipeline(schedule=schedule))
+    schedule, rank, stage = place
+    told = run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", mistake, _pipeline(schedule=schedule))
     text, (note,) = told[rank]
-    assert text == "call 1 breaks"
+    assert text == f"call {call} breaks"
     assert note.startswith(f"in stage {stage} of ")
     assert note.endswith(f"to head), rank {rank}")
 
