@@ -227,6 +227,33 @@ class Changing(Chain):
         return out
 
 
+class Sharing(Chain):
+    """Which has one activation for all layers, and changes its own input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation = nn.GELU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x *= 2
+        x = self.activation(self.stem(x))
+        for block in self.blocks:
+            x = self.activation(block(x))
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class Again(Chain):
+    """Which runs the last block of the first of two parts once more behind a block of the second part."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in (*self.blocks[:3], self.blocks[1], self.blocks[3]):
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
 class Leaving(Chain):
     """Which leaves out all blocks but one."""
 
@@ -589,6 +616,10 @@ class SkippingTrial(ChainTrial):
     make = Skipping
 
 
+class SharingTrial(ChainTrial):
+    make = Sharing
+
+
 class ChangingTrial(ChainTrial):
     make = Changing
 
@@ -666,6 +697,7 @@ WRONG: dict[str, type[ChainTrial]] = {
     "two backwards": _trains_with(_two_backwards),
     "own backward": _trains_with(_own_backward),
     "no scalar": _trains_with(_no_scalar),
+    "runs a block again": _trains_with(_good, Again),
     "leaves blocks out": _trains_with(_good, Leaving),
     "backwards": _trains_with(_good, Backwards),
     "leaves blocks out later": _trains_with(_good, LeavingLater),

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gangline.pytorch.parallel.staged.call_order import CallOrder, stateless_paths
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.marks import NONE, Marks, ReadWatch, Sources, depends_on_values, storages_of
 from gangline.pytorch.parallel.staged.unit import Unit
@@ -38,7 +39,7 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
 
     A storage has the paths of the modules from whose outputs its values come. The output of a unit's module has its own
     path alone. A module that returns the storage of its input takes it over. What happens inside of units is not
-    followed.
+    followed. A module without state that runs as CallOrder.is_code says is followed like the code between units.
 
     carry: the paths of the modules whose outputs go along to all later parts, as the option of that name."""
 
@@ -50,6 +51,10 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         self._marks = Marks()
         self._outputs: dict[str, _Output] = {}
         self._newest_unit = -1
+        self._stateless = stateless_paths(model, units)
+        self._order = CallOrder()
+        # Whether the module of a unit that runs at present is followed like code.
+        self._is_code = False
         # Modules of units that run at present.
         self._depth = 0
         self._is_running = self._has_run = False
@@ -66,7 +71,8 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
                 module = self._model.get_submodule(path)
                 handles += [
                     module.register_forward_pre_hook(
-                        lambda _module, args, kwargs, place=place: self._enter(place, args, kwargs), with_kwargs=True
+                        lambda _module, args, kwargs, place=place, path=path: self._enter(place, path, (args, kwargs)),
+                        with_kwargs=True,
                     ),
                     module.register_forward_hook(lambda _module, _inputs, output, path=path: self._leave(path, output)),
                 ]
@@ -128,7 +134,13 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         self._is_running, self._has_run = False, True
         self._marks.clear()
 
-    def _enter(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(self, place: int, path: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        is_stateless = path in self._stateless
+        self._is_code = is_stateless and self._order.is_code(place, path, self._units[place].end)
+        if self._is_code:
+            return
+        self._order.note(place, path, is_stateless=is_stateless)
+        args, kwargs = inputs
         is_first, self._newest_unit = place > self._newest_unit, max(place, self._newest_unit)
         if is_first and place and self._units[place - 1].end is None:
             # The border behind such a unit is this argument, see staged.cut.
@@ -137,6 +149,9 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         self._depth += 1
 
     def _leave(self, path: str, output: Any) -> None:
+        if self._is_code:
+            self._is_code = False
+            return
         self._depth -= 1
         if not self._is_following:
             return

@@ -13,6 +13,7 @@ from torch import nn
 
 from gangline.pytorch.data.batch_data import count_records, move
 from gangline.pytorch.data.loader import DataLoader
+from gangline.pytorch.parallel.staged.call_order import CallOrder, stateless_paths
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.marks import storages_of
 from gangline.pytorch.parallel.staged.unit import Unit
@@ -119,16 +120,18 @@ class _Meter:
         # The newest unit that has ended, and the storages of its output that it does not keep.
         self._passed: tuple[int, list[weakref.ref[torch.UntypedStorage]]] = 0, []
         self._place = 0
+        self._order = CallOrder()
+        self._stateless = stateless_paths(model, units)
         self._counted_flops = 0
         self._is_done = False
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        called = self._model.register_forward_pre_hook(lambda *_: self._context.note_call())
+        called = self._model.register_forward_pre_hook(lambda *_: self._on_call())
         saved = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
         try:
             with (
-                _watch(self._model, self._units, self._enter, self._leave),
+                _watch(self._model, self._units, self._on_module, self._leave),
                 self._connections.watching(),
                 saved,
                 self._live_bytes,
@@ -141,7 +144,7 @@ class _Meter:
     def on_backward(self, loss: torch.Tensor) -> None:
         """Runs the first backward pass, where the loss has one, and ends the counting."""
         found = self.found
-        self._enter(self._place)
+        self._begin_unit(self._place)
         found.kernels = self._live_bytes.num_kernels
         found.convolved = self._operations.convolved_ratio
         keepers = {key: place for key, (_, place) in self._kept.items()}
@@ -163,10 +166,20 @@ class _Meter:
         self._note_peaks()
         self._context.observed.unused = [left_out(each, self._peak.unreached) for each in self._context.models]
 
-    def _enter(self, place: int) -> None:
+    def _on_call(self) -> None:
+        self._context.note_call()
+        self._order = CallOrder()
+
+    def _on_module(self, place: int, path: str) -> None:
         """Called before each module of the unit with this place."""
-        if self._is_done:
+        is_stateless = path in self._stateless
+        if self._is_done or (is_stateless and self._order.is_code(place, path, self._units[place].end)):
             return
+        conflict = self._order.note(place, path, is_stateless=is_stateless)
+        self._context.observed.no_chain = self._context.observed.no_chain or conflict or ""
+        self._begin_unit(place)
+
+    def _begin_unit(self, place: int) -> None:
         total = self._operations.total
         self.found.flops[self._place] += total - self._counted_flops
         self._place, self._counted_flops = place, total
@@ -217,14 +230,15 @@ class _Meter:
 
 @contextmanager
 def _watch(
-    model: nn.Module, units: Sequence[Unit], enter: Callable[[int], None], leave: Callable[[int, Any], None]
+    model: nn.Module, units: Sequence[Unit], enter: Callable[[int, str], None], leave: Callable[[int, Any], None]
 ) -> Iterator[None]:
-    """Calls `enter` before each module of a unit, with the unit's place, and `leave` once with its output."""
+    """Calls `enter` before each module of a unit, with the unit's place and the module's path, and `leave` once with
+    the unit's output."""
     handles = []
     for place, unit in enumerate(units):
         for path in unit.paths:
-            before = model.get_submodule(path).register_forward_pre_hook(lambda *_, place=place: enter(place))
-            handles.append(before)
+            module = model.get_submodule(path)
+            handles.append(module.register_forward_pre_hook(lambda *_, place=place, path=path: enter(place, path)))
         if unit.end is None and place + 1 < len(units):
             # The input of the next unit is the output of the modules before the first list.
             following = model.get_submodule(units[place + 1].paths[0])

@@ -40,15 +40,17 @@ _COPIED = "has a part of the model on each slot, and the trial copies the wrappe
 class Observation:
     """Notes of one run of train_batch. num_calls: of the first model. num_backwards: calls of context.backward.
     has_arguments: whether one of them had a gradient or retain_graph. closed_over: optimizers whose step had a closure.
-    is_copied: whether a wrapped model was copied. unused: for each model, what left_out returns; empty where the first
-    backward pass did not end. mistake: why every strategy of
-    several slots refuses an optimizer; empty for none."""
+    is_copied: whether a wrapped model was copied. no_chain: what the first model's forward does against the order of
+    its units, as CallOrder.note says it; empty for a chain. unused: for each model, what left_out returns; empty where
+    the first backward pass did not end. mistake: why every strategy of several slots refuses an optimizer; empty for
+    none."""
 
     num_calls: int = 0
     num_backwards: int = 0
     has_arguments: bool = False
     closed_over: list[Optimizer] = field(default_factory=list)
     is_copied: bool = False
+    no_chain: str = ""
     unused: list[list[str]] = field(default_factory=list)
     mistake: str = ""
 
@@ -129,6 +131,8 @@ def _staged(name: str, subject: Subject) -> Iterator[str]:
         yield SEVERAL_CALLS
     if observed.num_backwards > 1:
         yield _SEVERAL_BACKWARDS
+    if observed.no_chain:
+        yield f"cannot cut {class_name(subject.models[0])}, whose forward {observed.no_chain}"
     if observed.has_arguments:
         yield _ARGUMENTS
     if observed.closed_over:

@@ -33,6 +33,7 @@ _OF_TWO = {
     "by hand": Run("ChainTrial", _pipeline(split=["blocks.0"], microbatches=4)),
     "skip connection": Run("SkippingTrial", _pipeline(), hparams=_SGD),
     "changes in place": Run("ChangingTrial", _pipeline(split=["blocks.1"]), hparams=_SGD),
+    "one activation for all": Run("SharingTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
     "decision": Run("DecidingTrial", _pipeline(split=["blocks.2"]), batches=3, hparams=_SGD),
     "connection from the second batch on": Run("LateTrial", _pipeline(carry=["blocks.0"]), batches=3, hparams=_SGD),
     "skip connection, zero bubble": Run("SkippingTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
@@ -299,6 +300,10 @@ def test_evaluation_drops_nothing(of_two: list[list[Result]], alone: Any) -> Non
         ("own backward", "its train_batch returns without context.backward(loss); call it once for each batch"),
         ("no scalar", "context.backward got a loss of shape [2, 3] where it needs one number"),
         ("reentrant", "blocks.0 in a reentrant checkpoint, which would recompute it from inputs that this part does"),
+        (
+            "runs a block again",
+            "Again, whose forward calls blocks.1 twice; let each unit run once, in the order of its",
+        ),
         ("leaves blocks out", f"Leaving, whose forward has not run blocks.1 {_WAY_OUT}"),
         ("leaves blocks out later", f"LeavingLater, whose forward has not run blocks.1 {_WAY_OUT}"),
         ("connects later", "needs the output of blocks.0 in a later part, and did not in the first batch of this"),

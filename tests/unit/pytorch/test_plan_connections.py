@@ -70,6 +70,25 @@ class _Chain(_Net):
         return out
 
 
+class _Sharing(_Net):
+    """One activation for all layers. place: where it is among the modules."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        modules = list(self.named_children())
+        modules.insert(place, ("activation", nn.GELU()))
+        for name, module in modules:
+            self._modules.pop(name, None)
+            self.add_module(name, module)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.get_submodule("activation")(self.stem(x))
+        for block in self.blocks:
+            x = self.get_submodule("activation")(block(x))
+        out: torch.Tensor = self.head(x)
+        return out
+
+
 class _TwoStems(_Net):
     """The second module before the list adds the same small row to all records."""
 
@@ -193,6 +212,11 @@ def _found(make: Callable[[], nn.Module], **options: Any) -> list[Connection]:
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_plain_chain_has_no_connections(reads: bool) -> None:
     assert _found(_Chain, reads=reads) == []
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_an_activation_for_all_layers_makes_no_connections(place: int) -> None:
+    assert _found(lambda: _Sharing(place)) == []
 
 
 def test_units_that_return_the_storage_of_their_input_take_it_over() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -173,6 +173,36 @@ class _Spare(nn.Module):
         return inputs
 
 
+class _Repeated(nn.Module):
+    """order: of its layers. An activation runs behind each of them."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__()
+        self.order = order
+        self.activation = nn.ReLU()
+        self.layers = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for place in self.order:
+            inputs = self.activation(self.layers[place](inputs))
+        return inputs
+
+
+class _Orders(_Trial):
+    order: Sequence[int] = (0, 1, 2)
+
+    def make_model(self) -> nn.Module:
+        return _Repeated(self.order)
+
+
+class _OrdersTwice(_Orders):
+    order = (0, 1, 0, 2)
+
+
+class _OrdersBack(_Orders):
+    order = (0, 2, 1)
+
+
 class _LeavesOut(_Trial):
     def make_model(self) -> nn.Module:
         return _Spare()
@@ -225,6 +255,16 @@ def _measure(trial: Callable[[Any], Any], *, is_gpu: bool = True, **section: Any
         (_Copies, {"pipeline"}, "the trial copies the wrapped model"),
         (_Sparse, {"pipeline", "ddp", "zero1", *_SHARDED}, "sparse gradients of _Table.table"),
         (_LeavesOut, {"ddp", "zero1"}, "spare.weight, spare.bias of _Spare took no part in the loss"),
+        (
+            _OrdersTwice,
+            {"pipeline"},
+            "cannot cut _Repeated, whose forward calls layers.0 twice; let each unit run once",
+        ),
+        (
+            _OrdersBack,
+            {"pipeline"},
+            "whose forward calls layers.1 after layers.2; let each unit run once, in the order",
+        ),
         (_Mixed, _SHARDED, "has parameters of float32 and float64 itself"),
     ],
 )
@@ -234,7 +274,7 @@ def test_what_strategies_refuse_is_seen(trial: Any, refusing: set[str], words: s
     assert all(words in reason for reason in refused.values())
 
 
-@pytest.mark.parametrize("trial", [_Trial, _ReadsValues, _Leaves, _Second, _Unfreezes])
+@pytest.mark.parametrize("trial", [_Trial, _ReadsValues, _Leaves, _Second, _Unfreezes, _Orders])
 def test_no_strategy_is_refused_for_what_it_can_train_or_for_what_is_not_seen(trial: Any) -> None:
     assert _measure(trial).refused == {}
 

@@ -19,7 +19,7 @@ from gangline.pytorch.parallel.staged.cut import CutModel, PartRun
 from gangline.pytorch.parallel.staged.layout import Described, decode, encode, tensors_of
 from gangline.pytorch.parallel.staged.microbatch import cut_batch, join_results
 from gangline.pytorch.parallel.staged.unit import divide_units, find_units
-from gangline.pytorch.parallel.staged.watch import ValuesNeeded, Versions
+from gangline.pytorch.parallel.staged.watch import ValuesNeeded
 from tests.support.pipeline_work import Backwards, Chain, Paired, Recurrent, Reentrant, Skipping, Tied, make_norm
 
 _CPU = torch.device("cpu")
@@ -95,9 +95,9 @@ class _Part:
 def _two_parts(model: nn.Module, inputs: torch.Tensor, carry: Sequence[str] = ()) -> tuple[_Part, _Part]:
     """Runs a chain in two parts of three units, with checks."""
     cut = CutModel(model, find_units(model), _CPU, carry)
-    first = PartRun(0, 2, versions=Versions())
+    first = PartRun(0, 2, is_checked=True)
     value = cut.run_part(first, (inputs,), {})
-    second = PartRun(3, 5, value, first.described, versions=Versions())
+    second = PartRun(3, 5, value, first.described, is_checked=True)
     cut.run_part(second, (inputs,), {})
     layout = first.described | second.described
     return _Part(cut, 0, 2, None, layout), _Part(cut, 3, 5, value.detach(), layout)
@@ -111,7 +111,7 @@ def _run_in_parts(model: nn.Module, counts: list[int], *args: Any, is_checked: b
     layout: dict[str, Described] = {}
     value: Any = None
     for first, end in pairwise([0, *ends]):
-        run = PartRun(first, end - 1, value, layout, versions=Versions() if is_checked else None)
+        run = PartRun(first, end - 1, value, layout, is_checked=is_checked)
         value = cut.run_part(run, args, {})
         layout |= decode(encode(run.described))
     return value
@@ -198,9 +198,9 @@ def test_a_carried_output_takes_the_place_of_its_module() -> None:
     model, inputs = Skipping(), torch.randn(4, 6)
     wanted = model(inputs)
     cut = CutModel(model, find_units(model), _CPU)
-    first = PartRun(0, 2, versions=Versions(), keeps=["blocks.0"])
+    first = PartRun(0, 2, is_checked=True, keeps=["blocks.0"])
     value = cut.run_part(first, (inputs,), {})
-    second = PartRun(3, 5, value, first.described, carried=first.kept, versions=Versions())
+    second = PartRun(3, 5, value, first.described, carried=first.kept, is_checked=True)
     assert torch.equal(cut.run_part(second, (inputs,), {}), wanted)
 
 
@@ -208,11 +208,11 @@ def test_an_output_that_a_unit_changes_and_a_later_part_needs_is_refused() -> No
     model, inputs = Skipping(), torch.randn(4, 6)
     model.blocks[1] = nn.Sequential(nn.ReLU(inplace=True), model.blocks[1])
     cut = CutModel(model, find_units(model), _CPU)
-    cut.run_part(PartRun(0, 2, versions=Versions()), (inputs,), {})
+    cut.run_part(PartRun(0, 2, is_checked=True), (inputs,), {})
     with pytest.raises(
         GanglineError, match=r"changes the output of blocks\.0 in place inside of blocks\.1, and a later"
     ):
-        cut.run_part(PartRun(0, 2, versions=Versions(), keeps=["blocks.0"]), (inputs,), {})
+        cut.run_part(PartRun(0, 2, is_checked=True, keeps=["blocks.0"]), (inputs,), {})
 
 
 class _Counting(Chain):
@@ -487,7 +487,7 @@ def test_other_hooks_around_units_are_no_checkpoint() -> None:
 
 def test_descriptions_survive_their_way() -> None:
     model = Tied()
-    run = PartRun(0, 4, versions=Versions())
+    run = PartRun(0, 4, is_checked=True)
     output = CutModel(model, find_units(model), _CPU).run_part(run, (torch.randint(11, (2, 5)),), {})
     read = decode(encode(run.described))
     assert read == run.described

@@ -3,7 +3,8 @@
 Every part calls the forward with the model's real inputs. Units of earlier parts return placeholders, and the last of
 them returns the value that came from the part before. The forward ends at the first unit of a later part. So the code
 between two units runs on the part of the second one, and masks or positions that blocks get as further arguments are
-computed where they are needed.
+computed where they are needed. A module without parameters and buffers that runs several times, or in another order
+than that of its definition, is such code.
 
 Where a placeholder reaches the part's output, as with a skip connection, or decides what the model runs, the real
 output of its module has to come along with the value from the part before. A run with checks finds these modules. It is
@@ -25,16 +26,19 @@ from torch.utils._pytree import tree_map_only
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.ownership import class_name
+from gangline.pytorch.parallel.staged.call_order import CallOrder, stateless_paths
 from gangline.pytorch.parallel.staged.layout import Described, TensorShape, describe, tensors_of
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch, Versions
+from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch, Versions, is_changed, versions_of
 
 # Advice where the last unit of a part was left out, by an early exit or at random.
 _WAY_OUT = (
     "; where layers are left out, decide inside of their own forward, or begin the part at another unit with "
     "parallelism.split"
 )
+# Before the path of a module that changes its input in place, as a mark of that input.
+_CHANGED_BY = "changed by "
 
 
 class _PartEnd(BaseException):
@@ -66,12 +70,13 @@ class PartRun:
     copies_outputs: bool = False
     has_own_placeholders: bool = False
     watch: ValueWatch = field(default_factory=ValueWatch)
-    versions: Versions | None = None
+    versions: Versions = field(default_factory=Versions)
+    is_checked: bool = False
     described: dict[str, Described] = field(default_factory=dict)
     output: Any = None
     is_complete: bool = False
     is_begun: bool = False
-    newest_unit: int = -1
+    order: CallOrder = field(default_factory=CallOrder)
     checkpoint: Any = None
     seconds: dict[int, float] | None = None
 
@@ -88,6 +93,7 @@ class CutModel:
         self._device = device
         self._run: PartRun | None = None
         self._is_whole = False
+        self._stateless = stateless_paths(model, units)
         # By shape: units of other parts whose outputs have the same shape share one.
         self._placeholders: dict[TensorShape, torch.Tensor] = {}
         modules = [model.get_submodule(path) for unit in units for path in unit.paths]
@@ -108,7 +114,10 @@ class CutModel:
         try:
             return self._run_part(run, args, kwargs)
         except ValuesNeeded as need:
-            if run.versions is not None:
+            changer = next((name for name in need.outputs if name.startswith(_CHANGED_BY)), None)
+            if changer is not None:
+                raise self._refuse_change(changer.removeprefix(_CHANGED_BY), "its input") from None
+            if run.is_checked:
                 raise
             raise self._refuse_later(self._with_modules(run, need, args, kwargs)) from None
 
@@ -142,12 +151,13 @@ class CutModel:
         self._run = run
         # As outputs of the part they must not be its inputs any more.
         run.kept = {path: _copy(run.carried[path]) for path in run.keeps if path in run.carried}
-        if run.versions is not None:
+        run.versions.note_arguments(tensors_of((args, kwargs)))
+        if run.is_checked:
             run.versions.note_inputs(tensors_of((run.received, run.carried)))
             for path in run.kept:
                 run.versions.note_outputs(path, tensors_of(run.carried[path]))
         # Compiled modules run as they are written in a run with checks.
-        eager = torch.compiler.set_stance("force_eager") if run.versions is not None else nullcontext()
+        eager = torch.compiler.set_stance("force_eager") if run.is_checked else nullcontext()
         try:
             with eager, run.watch.watching():
                 result = self.forward(*args, **kwargs)
@@ -160,7 +170,7 @@ class CutModel:
         if not run.is_complete or (run.first > 0 and not run.is_begun):
             unit = self._units[run.last if run.is_begun or run.first == 0 else run.first]
             raise self.refuse(f"has not run {unit.name} in the order of its definition{_WAY_OUT}")
-        changed = run.versions.changed_buffer() if run.versions is not None else None
+        changed = run.versions.changed_buffer()
         if changed is not None:
             raise self.refuse(
                 f"changes its buffer {changed} between its units, which one part alone would see; change it before "
@@ -193,46 +203,53 @@ class CutModel:
         if run is None:
             # Recomputation of a checkpoint, or a run of the whole model.
             return original(*args, **kwargs)
+        is_stateless = path in self._stateless
+        if is_stateless and _is_code(run, place, path):
+            return original(*args, **kwargs)
         if place > run.last:
             if self._units[run.last].end is None and not run.is_complete:
                 self._complete(run, self._first_of(args, path))
             raise _PartEnd
+        conflict = run.order.note(place, path, is_stateless=is_stateless)
+        if conflict is not None:
+            raise self.refuse(conflict)
         if place < run.first:
-            if run.versions is not None:
+            if run.is_checked:
                 run.checkpoint = _checkpoint_around()
             if place == run.first - 1 and path == self._units[place].end:
                 run.is_begun = True
                 return run.received
-            return self._placeholder(run, path)
-        if run.versions is not None:
-            self._check_order(run, place, path)
+            return self._placeholder(run, path, (args, kwargs))
+        if run.is_checked:
             self._check_checkpoint(run, path)
         if place == run.first and not run.is_begun:
             args = self._begin(run, path, args)
         # What the unit makes of values of its own rank needs no watch.
-        is_paused = run.versions is None and not run.watch.marks.sources_of((args, kwargs))
+        is_paused = not run.is_checked and not run.watch.marks.sources_of((args, kwargs))
         with run.watch.pausing() if is_paused else nullcontext():
             result = self._run_module(run, place, path, partial(original, **kwargs), args)
         if place == run.last and path == self._units[place].end:
             self._complete(run, result)
         return result
 
-    def _run_module(
-        self, run: PartRun, place: int, path: str, original: Callable[..., Any], args: tuple[Any, ...]
-    ) -> Any:
+    def _run_module(self, run: PartRun, place: int, path: str, original: partial[Any], args: tuple[Any, ...]) -> Any:
         if run.seconds is not None:
             parameters = list(self._model.get_submodule(path).parameters())
             run.seconds[place] = run.seconds.get(place, 0.0) + measure(original, args, parameters)
-        before = {} if run.versions is None else run.versions.outputs()
+        before = run.versions.outputs() if run.is_checked else {}
+        arguments = run.versions.arguments()
+        given = versions_of(tensors_of((args, original.keywords))) if run.is_checked else []
         result = original(*args)
-        if run.versions is not None:
+        if run.last < len(self._units) - 1 and is_changed(arguments):
+            raise self.refuse(
+                f"changes the model's own input in place inside of {path}, and other parts have the input as it was; "
+                f"leave inplace=True out of {path}, or change a copy"
+            )
+        if run.is_checked:
             changed = run.versions.changed_since(before)
             if changed is not None:
-                raise self.refuse(
-                    f"changes the output of {changed} in place inside of {path}, and a later part needs that output; "
-                    f"leave inplace=True out of {path}"
-                )
-            run.described[path] = describe(result, path)
+                raise self._refuse_change(path, f"the output of {changed}")
+            run.described[path] = describe(result, path, changes_input=is_changed(given))
         if path in run.keeps:
             run.kept[path] = self._take(run, path, result)
         return result
@@ -246,9 +263,8 @@ class CutModel:
     def _take(self, run: PartRun, path: str, output: Any) -> Any:
         """Returns a module's output for later parts. These run the code between the units too, so they need the output
         as it is now, before that code changes it in place."""
-        if run.versions is not None:
-            run.versions.note_outputs(path, tensors_of(output))
-        return _copy(output) if run.copies_outputs or run.versions is not None else output
+        run.versions.note_outputs(path, tensors_of(output))
+        return _copy(output) if run.copies_outputs or run.is_checked else output
 
     def _before_call(self, path: str, args: tuple[Any, ...]) -> None:
         """Refuses recomputations that cannot be right. Notes buffers in a run with checks."""
@@ -264,7 +280,7 @@ class CutModel:
                 "have; pass use_reentrant=False to torch.utils.checkpoint, or leave it out and set "
                 "parallelism.activation_checkpointing: blocks"
             )
-        elif self._run.versions is not None:
+        else:
             self._run.versions.note_buffers(self.own_buffers)
 
     def _begin(self, run: PartRun, path: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -283,17 +299,20 @@ class CutModel:
             raise self.refuse(f"calls {path} without a tensor as its first argument; pass the hidden state first")
         return args[0]
 
-    def _placeholder(self, run: PartRun, path: str) -> Any:
+    def _placeholder(self, run: PartRun, path: str, inputs: Any) -> Any:
+        described = run.layout.get(path)
+        if described is not None and described.changes_input:
+            # This part has the inputs as they were.
+            run.watch.marks.add(inputs, frozenset((_CHANGED_BY + path,)))
         if path in run.carried:
             return run.carried[path]
-        described = run.layout.get(path)
         if described is None:
             # The part that has the module has not called it, or calls it later.
             raise self.refuse(
                 f"calls {path}, which it has left out or called later when the first batch of this shape was checked; "
                 f"run all units in the order of their definition{_WAY_OUT}"
             )
-        is_own = run.versions is not None or run.has_own_placeholders
+        is_own = run.is_checked or run.has_own_placeholders
         with run.watch.pausing():
             tensors = [self._placeholder_of(shape, is_own) for shape in described.shapes]
         run.watch.marks.add(tensors, frozenset((path,)))
@@ -307,12 +326,6 @@ class CutModel:
             with torch.inference_mode(False):
                 self._placeholders[shape] = _make_placeholder(shape, self._device)
         return self._placeholders[shape].detach()
-
-    def _check_order(self, run: PartRun, place: int, path: str) -> None:
-        if place < run.newest_unit or path in run.described:
-            how = "twice" if path in run.described else f"after {self._units[run.newest_unit].name}"
-            raise self.refuse(f"calls {path} {how}; let each unit run once, in the order of its definition")
-        run.newest_unit = place
 
     def _check_checkpoint(self, run: PartRun, path: str) -> None:
         if run.checkpoint is not None and run.checkpoint is _checkpoint_around():
@@ -330,6 +343,12 @@ class CutModel:
             )
         return [name_by_id[id(parameter)] for parameter in parameters]
 
+    def _refuse_change(self, path: str, what: str) -> GanglineError:
+        return self.refuse(
+            f"changes {what} in place inside of {path}, and a later part needs it as it was; leave inplace=True out of "
+            f"{path}, or give it a copy"
+        )
+
     def _refuse_later(self, need: ValuesNeeded) -> GanglineError:
         if need.parameters:
             names = ", ".join(self.names_of(need.parameters))
@@ -346,6 +365,19 @@ class CutModel:
     def refuse(self, text: str) -> GanglineError:
         """Returns the error about a model that is no chain. text: what its forward does, and the way out."""
         return invalid("parallelism.model", f"pipeline cannot cut {class_name(self._model)}, whose forward {text}")
+
+
+def _is_code(run: PartRun, place: int, path: str) -> bool:
+    """Whether a call of a module without state is code between units, which every part runs with the values that it
+    has. Only its first call belongs to its unit, if it comes while the part with that unit runs: parts behind that one
+    need not run it."""
+    if place > run.last:
+        return not run.is_complete
+    if run.order.has(path):
+        return True
+    if place < run.first:
+        return path not in run.layout
+    return run.is_complete or (run.first > 0 and not run.is_begun)
 
 
 def _make_placeholder(shape: TensorShape, device: torch.device) -> torch.Tensor:

@@ -32,10 +32,12 @@ class TensorShape:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A nested value. leaves: a TensorShape for each tensor, plain values as they are."""
+    """A nested value. leaves: a TensorShape for each tensor, plain values as they are. changes_input: whether the
+    module that returned it has changed its own input in place."""
 
     tree: TreeSpec
     leaves: tuple[Any, ...]
+    changes_input: bool = False
 
     @property
     def shapes(self) -> list[TensorShape]:
@@ -49,9 +51,10 @@ class Described:
         )
 
 
-def describe(value: Any, what: str) -> Described:
-    """Describes a value. what: its place, for the error. Raises GanglineError `parallelism.model` for a value with
-    something else than tensors and plain values in dictionaries, lists and tuples."""
+def describe(value: Any, what: str, *, changes_input: bool = False) -> Described:
+    """Describes a value. what: its place, for the error. changes_input: as in Described. Raises GanglineError
+    `parallelism.model` for a value with something else than tensors and plain values in dictionaries, lists and
+    tuples."""
     leaves, tree = tree_flatten(value)
     described: list[Any] = []
     for leaf in leaves:
@@ -65,7 +68,7 @@ def describe(value: Any, what: str) -> Described:
                 f"{what} returns a {type(leaf).__name__}, which cannot go from stage to stage; return tensors and "
                 "plain values, alone or in dictionaries, lists and tuples",
             )
-    return Described(tree, tuple(described))
+    return Described(tree, tuple(described), changes_input)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
@@ -90,6 +93,7 @@ def encode(described_by_name: dict[str, Described]) -> bytes:
     entries = {
         name: {
             "tree": treespec_dumps(described.tree),
+            "changes_input": described.changes_input,
             "leaves": [
                 {"shape": list(leaf.shape), "type": str(leaf.dtype).removeprefix("torch.")}
                 if isinstance(leaf, TensorShape)
@@ -105,7 +109,11 @@ def encode(described_by_name: dict[str, Described]) -> bytes:
 def decode(content: bytes) -> dict[str, Described]:
     """Returns what `encode` has made bytes of."""
     return {
-        name: Described(treespec_loads(entry["tree"]), tuple(_decode_leaf(leaf) for leaf in entry["leaves"]))
+        name: Described(
+            treespec_loads(entry["tree"]),
+            tuple(_decode_leaf(leaf) for leaf in entry["leaves"]),
+            entry["changes_input"],
+        )
         for name, entry in json.loads(content).items()
     }
 

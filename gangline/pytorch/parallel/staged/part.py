@@ -29,7 +29,7 @@ from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.layout import Described, decode, describe, encode, signature_of, tensors_of
 from gangline.pytorch.parallel.staged.timing import ROUNDS
 from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.parallel.staged.watch import ValuesNeeded, Versions
+from gangline.pytorch.parallel.staged.watch import ValuesNeeded
 
 # Name of a part's output among its modules' descriptions. No module has an empty name.
 _OUTPUT = ""
@@ -80,9 +80,12 @@ class Parts:
         self._layouts: dict[Any, Layout] = {}
         self.beat: Beat = NoBeat()
         # Parts in which the model changes in place what came from other parts, which are leaves that record gradients,
-        # or what goes to other parts.
+        # what goes to other parts, or what the model itself is called with.
         self._changes_inputs: set[int] = set()
         self._changes_outputs: set[int] = set()
+        self._changes_arguments: set[int] = set()
+        # A copy of them after the newest run with checks that has changed them.
+        self._changed_arguments: Any = ()
 
     def redivide(self, counts: Sequence[int]) -> None:
         """Changes the number of units of each part. Layouts are made anew."""
@@ -90,6 +93,7 @@ class Parts:
         self._layouts.clear()
         self._changes_inputs.clear()
         self._changes_outputs.clear()
+        self._changes_arguments.clear()
 
     @property
     def counts(self) -> list[int]:
@@ -115,7 +119,7 @@ class Parts:
                     run = self._make_run(part, crossing, layout)
                     run.seconds = seconds
                     with self._unchanged(part):
-                        crossing = self._run_part(part, run, layout, args, kwargs)
+                        crossing = self._run_part(part, run, layout, *_copy_of((args, kwargs)))
                 if part + 1 < self.count:
                     crossing = self._pass_on(part, crossing, layout)
         return seconds
@@ -187,7 +191,8 @@ class Parts:
         """Returns the layout for inputs of these shapes. All ranks of the replica call it in step."""
         key = self.key_of(args, kwargs)
         if key not in self._layouts:
-            self.forward(args, kwargs)
+            with torch.no_grad():
+                self._layouts[key], _ = self._make_layout(args, kwargs)
         return self._layouts[key]
 
     def run(self, part: int, received: Sequence[torch.Tensor], layout: Layout, args: Any, kwargs: Any) -> Any:
@@ -195,7 +200,13 @@ class Parts:
         the part before."""
         tensors = [tensor.clone() for tensor in received] if part in self._changes_inputs else list(received)
         crossing = layout.crossing[part - 1].fill(tensors) if part else None
-        output = self._run_part(part, self._make_run(part, crossing, layout), layout, args, kwargs)
+        if part in self._changes_arguments and part + 1 < self.count:
+            # Another part on this rank begins with them as they are. The last one changes them as the model does.
+            args, kwargs = _copy_of((args, kwargs))
+        run = self._make_run(part, crossing, layout)
+        output = self._run_part(part, run, layout, args, kwargs)
+        if part + 1 < self.count:
+            self._check_changes(part, run)
         shapes = describe(output, self.name_of(part)).shapes
         if shapes != layout.crossing[part].shapes:
             raise self.cut.refuse(
@@ -203,6 +214,18 @@ class Parts:
                 "the inputs' shapes alone"
             )
         return output
+
+    def _check_changes(self, part: int, run: PartRun) -> None:
+        """Refuses a run that changes in place what other parts have, and was not prepared for it."""
+        for name, is_changed, parts in (
+            ("an output of its units", run.versions.changes_outputs, self._changes_outputs),
+            ("its own input", run.versions.changes_arguments, self._changes_arguments),
+        ):
+            if is_changed and part not in parts:
+                raise self.cut.refuse(
+                    f"changes {name} in place, and did not in the first batch of this shape; change a copy, or change "
+                    "it in every batch"
+                )
 
     @torch.no_grad()
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: int = FORWARD) -> Any:
@@ -213,6 +236,8 @@ class Parts:
         value: Any = None
         if layout is None:
             self._layouts[key], value = self._make_layout(args, kwargs)
+            if self.count - 1 in self._changes_arguments:
+                _overwrite((args, kwargs), self._changed_arguments)
             return self.share_output(value, self._layouts[key])
         for part in range(self.count):
             if part in self.own:
@@ -295,22 +320,28 @@ class Parts:
         self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any]
     ) -> tuple[Any, dict[str, Described], dict[str, list[str]]]:
         """Returns what a part gives to the next one, the descriptions, and what it needs besides: names of parameters
-        and paths of modules. Random numbers and buffers are as before, because training runs the part again."""
+        and paths of modules. Random numbers, buffers and the model's inputs are as before, because training
+        runs the part again."""
         run = self._make_run(
             part, tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), crossing), layout
         )
-        versions = run.versions = Versions()
+        run.is_checked = True
+        args, kwargs = _copy_of(inputs)
         try:
             with self._unchanged(part), torch.enable_grad(), self._named(part):
-                output = self._run_part(part, run, layout, *inputs)
+                output = self._run_part(part, run, layout, args, kwargs)
         except ValuesNeeded as need:
             return crossing, {}, {"parameters": self.cut.names_of(need.parameters), "outputs": need.outputs}
         finally:
             self.beat.stay(EXCHANGE)
+        versions = run.versions
         if versions.changes_inputs:
             self._changes_inputs.add(part)
         if versions.changes_outputs:
             self._changes_outputs.add(part)
+        if versions.changes_arguments:
+            self._changes_arguments.add(part)
+            self._changed_arguments = args, kwargs
         described = {**run.described, _OUTPUT: describe(output, self.name_of(part))}
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described, {}
 
@@ -337,3 +368,14 @@ class Parts:
             self._replicas.send(tensors_of(value), target)
             return None
         return layout.crossing[part].fill(self._replicas.receive(layout.crossing[part].shapes, source))
+
+
+def _copy_of(inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of the model with tensors of their own, which a run may change in place."""
+    copied: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(torch.Tensor, torch.clone, inputs)
+    return copied
+
+
+def _overwrite(inputs: Any, changed: Any) -> None:
+    for tensor, value in zip(tensors_of(inputs), tensors_of(changed), strict=True):
+        tensor.copy_(value)

@@ -88,24 +88,33 @@ class Versions:
 
     def __init__(self) -> None:
         self._inputs: list[tuple[torch.Tensor, int]] = []
+        self._arguments: list[tuple[torch.Tensor, int]] = []
         self._outputs: dict[str, list[tuple[torch.Tensor, int]]] = {}
         self._buffers: dict[str, tuple[torch.Tensor, int]] | None = None
 
     def note_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
         """Called before the run with what came from other parts."""
-        self._inputs = _versions_of(inputs)
+        self._inputs = versions_of(inputs)
+
+    def note_arguments(self, arguments: Sequence[torch.Tensor]) -> None:
+        """Called before the run with the tensors that the model itself is called with."""
+        self._arguments = versions_of(arguments)
+
+    def arguments(self) -> list[tuple[torch.Tensor, int]]:
+        """Returns the noted arguments with their present versions."""
+        return versions_of([tensor for tensor, _ in self._arguments])
 
     def note_outputs(self, path: str, outputs: Sequence[torch.Tensor]) -> None:
         """Called when a module has run whose output goes to later parts, and for outputs of earlier parts that do."""
-        self._outputs[path] = _versions_of(outputs)
+        self._outputs[path] = versions_of(outputs)
 
     def outputs(self) -> dict[str, list[tuple[torch.Tensor, int]]]:
         """Returns the noted outputs by path, with their present versions."""
-        return {path: _versions_of([tensor for tensor, _ in noted]) for path, noted in self._outputs.items()}
+        return {path: versions_of([tensor for tensor, _ in noted]) for path, noted in self._outputs.items()}
 
     def changed_since(self, before: Mapping[str, Sequence[tuple[torch.Tensor, int]]]) -> str | None:
         """Returns the path of an output that was changed since `outputs` returned these; None where there is none."""
-        return next((path for path, noted in before.items() if _is_changed(noted)), None)
+        return next((path for path, noted in before.items() if is_changed(noted)), None)
 
     def note_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Called when a unit runs. The first call counts."""
@@ -114,11 +123,15 @@ class Versions:
 
     @property
     def changes_inputs(self) -> bool:
-        return _is_changed(self._inputs)
+        return is_changed(self._inputs)
+
+    @property
+    def changes_arguments(self) -> bool:
+        return is_changed(self._arguments)
 
     @property
     def changes_outputs(self) -> bool:
-        return any(map(_is_changed, self._outputs.values()))
+        return any(map(is_changed, self._outputs.values()))
 
     def changed_buffer(self) -> str | None:
         """Returns the name of a buffer that was changed since the first unit ran; None where there is none."""
@@ -131,9 +144,11 @@ def _version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _is_changed(noted: Sequence[tuple[torch.Tensor, int]]) -> bool:
+def is_changed(noted: Sequence[tuple[torch.Tensor, int]]) -> bool:
+    """Returns whether one of the tensors has another version by now."""
     return any(_version_of(tensor) != version for tensor, version in noted)
 
 
-def _versions_of(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    """Returns the tensors with their present versions."""
     return [(tensor, _version_of(tensor)) for tensor in tensors]

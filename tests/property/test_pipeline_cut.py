@@ -1,0 +1,200 @@
+"""A pipeline trains what the model computes, or refuses it, whatever the model's forward does with its units."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from gangline.errors import GanglineError
+from gangline.pytorch.parallel.staged.layout import tensors_of
+from gangline.pytorch.parallel.staged.part import Parts
+from gangline.pytorch.parallel.staged.unit import find_units
+
+_WIDTH, _NUM_UNITS, _NUM_SAVED = 4, 6, 2
+Step = tuple[str, int]
+
+
+class _InPlace(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(functional.relu(x, inplace=True))
+
+
+class _Programmed(nn.Module):
+    """Does what its program says, with units and with outputs that it has kept. act_place: where the module without
+    state is among the others. stem: makes the first unit."""
+
+    def __init__(self, act_place: int, stem: type[nn.Linear] = nn.Linear) -> None:
+        super().__init__()
+        half = (_NUM_UNITS - 2) // 2
+        modules: list[tuple[str, nn.Module]] = [
+            ("stem", stem(_WIDTH, _WIDTH)),
+            ("first", nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(half))),
+            ("second", nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(half))),
+            ("head", nn.Linear(_WIDTH, _WIDTH)),
+        ]
+        modules.insert(act_place, ("act", nn.Tanh()))
+        for name, module in modules:
+            self.add_module(name, module)
+        self.program: Sequence[Step] = ()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first: Any = self.first
+        second: Any = self.second
+        units: list[Any] = [self.stem, *first, *second, self.head]
+        act: Any = self.act
+        saved = [x] * _NUM_SAVED
+        for word, number in self.program:
+            if word == "unit":
+                x = units[number](x)
+            elif word == "act":
+                x = act(x)
+            elif word == "save":
+                saved[number] = x
+            elif word == "add":
+                x = x + saved[number]
+            elif word == "add_in_place":
+                x += saved[number]
+            elif word == "gate":
+                x = x * (saved[number] > 0)
+            elif word == "decide":
+                x = 2 * x if saved[number].sum() > 0 else x
+            elif word == "relu_in_place":
+                x = functional.relu(x, inplace=True)
+            elif word == "shape":
+                x = x + torch.ones_like(saved[number])
+        return x
+
+
+_OTHERS = st.one_of(
+    st.just(("act", 0)),
+    st.tuples(st.sampled_from(["save", "add", "gate", "decide", "shape"]), st.integers(0, _NUM_SAVED - 1)),
+    st.sampled_from([("add_in_place", 0), ("relu_in_place", 0)]),
+)
+
+
+@st.composite
+def _programs(draw: st.DrawFn) -> tuple[Step, ...]:
+    """Units in their order, with other steps between them. Some are left out, run again or change places."""
+    order = list(range(_NUM_UNITS))
+    for change in draw(st.lists(st.sampled_from(["again", "leave out", "move"]), max_size=2)):
+        place = draw(st.integers(0, len(order) - 1))
+        unit = order[place] if change == "again" else order.pop(place)
+        if change != "leave out":
+            order.insert(draw(st.integers(0, len(order))), unit)
+    steps: list[Step] = []
+    for unit in order:
+        steps += draw(st.lists(_OTHERS, max_size=2))
+        steps.append(("unit", unit))
+    return (*steps, *draw(st.lists(_OTHERS, max_size=2)))
+
+
+_BORDERS = st.sets(st.integers(1, _NUM_UNITS - 1), min_size=1, max_size=4)
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """Stands for the process groups of a replica whose parts are all in this process."""
+
+    device: torch.device
+    stages: int = 1
+    place: int = 0
+
+    def share(self, tensors: Any, place: int) -> None:
+        pass
+
+    def share_bytes(self, content: bytes | None, place: int) -> bytes:
+        assert content is not None
+        return content
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline.pytorch.parallel.staged.part.dist.get_rank", lambda: 0)
+
+
+def _cut(model: nn.Module, borders: set[int]) -> Parts:
+    counts = [end - begin for begin, end in pairwise([0, *sorted(borders), _NUM_UNITS])]
+    replicas: Any = _Alone(torch.device("cpu"))
+    return Parts(model, find_units(model), counts, replicas=replicas, schedule="GPipe", borrow=lambda name: None)
+
+
+def _train(model: nn.Module, output: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the output, and the gradients of all parameters."""
+    values = list(model.parameters())
+    found = torch.autograd.grad(output.square().sum(), values, allow_unused=True, materialize_grads=True)
+    return [output.detach(), *found]
+
+
+def _run(parts: Parts, inputs: torch.Tensor) -> torch.Tensor:
+    """Runs one part after the other, as a schedule does with a microbatch. Returns the model's output."""
+    layout = parts.layout_for((inputs,), {})
+    value: Any = None
+    for part in range(parts.count):
+        value = parts.run(part, tensors_of(value) if part else (), layout, (inputs,), {})
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    act_place=st.integers(0, 4),
+    stem=st.sampled_from([nn.Linear, nn.Linear, _InPlace]),
+    programs=st.lists(_programs(), min_size=1, max_size=2),
+    borders=_BORDERS,
+    is_evaluated=st.booleans(),
+)
+def test_parts_train_as_the_model_or_are_refused(
+    act_place: int, stem: type[nn.Linear], programs: list[tuple[Step, ...]], borders: set[int], is_evaluated: bool
+) -> None:
+    """The second program is a later batch of the same shape, in which the model does something else."""
+    torch.manual_seed(1)
+    model = _Programmed(act_place, stem).double()
+    whole, parts = copy.deepcopy(model), _cut(model, borders)
+    inputs = torch.randn(3, _WIDTH, dtype=torch.float64)
+    for program in programs:
+        whole.program = model.program = program
+        ours, theirs = inputs.clone(), inputs.clone()
+        try:
+            wanted = [*_train(whole, whole(theirs)), theirs]
+        except RuntimeError:
+            # What the program changes in place is needed by the backward pass.
+            assume(False)
+        try:
+            if is_evaluated:
+                evaluated = inputs.clone()
+                torch.testing.assert_close([parts.forward((evaluated,), {}), evaluated], [wanted[0], theirs])
+            found = [*_train(model, _run(parts, ours)), ours]
+        except GanglineError:
+            event("refused")
+            return
+        event("equal")
+        torch.testing.assert_close(found, wanted)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    act_place=st.integers(0, 4),
+    numbers=st.lists(st.integers(0, 2), min_size=_NUM_UNITS + 1, max_size=_NUM_UNITS + 1),
+    borders=_BORDERS,
+)
+def test_a_module_without_state_may_run_anywhere(act_place: int, numbers: list[int], borders: set[int]) -> None:
+    """numbers: how often it runs before each unit, and after the last one."""
+    torch.manual_seed(1)
+    model = _Programmed(act_place)
+    whole, parts = copy.deepcopy(model), _cut(model, borders)
+    steps: list[Step] = [("act", 0)] * numbers[-1]
+    for unit, number in reversed(list(enumerate(numbers[:-1]))):
+        steps = [("act", 0)] * number + [("unit", unit)] + steps
+    whole.program = model.program = steps
+    inputs = torch.randn(3, _WIDTH)
+    torch.testing.assert_close(_train(model, _run(parts, inputs)), _train(whole, whole(inputs)))
