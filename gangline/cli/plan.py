@@ -32,7 +32,9 @@ def plan(
     config: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
     code: Annotated[Path | None, typer.Argument(help="The folder of its code; default: that of the YAML.")] = None,
     *,
-    slots: Annotated[int | None, typer.Option(help="Slots of a trial; default: those of the file.", min=1)] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Sets resources.slots_per_trial; default: as in the file.", min=1)
+    ] = None,
     slots_per_machine: Annotated[int | None, typer.Option(help="Default: all slots are in one machine.", min=1)] = None,
     slot_memory: Annotated[
         float | None, typer.Option(metavar="GIB", help="Memory of a slot; needed for a choice.", min=0.001)
@@ -45,7 +47,8 @@ def plan(
 ) -> None:
     """Show a pipeline's stages, and memory and time of every strategy, with the fastest that fits.
 
-    Starts no rank and asks no cluster. The trial is built in this machine's Python. Exits with 2 where nothing fits.
+    Starts no rank and asks no cluster. The trial is built in this machine's Python. Exits with 2 where nothing fits, or
+    where the strategy that the file names cannot run.
     """
     if importlib.util.find_spec("torch") is None:
         raise GanglineError("plan.not_installed", "a plan needs torch; type: pip install gangline[train]")
@@ -74,7 +77,7 @@ def plan(
     found = _ask(request)
     show(found, is_json, lambda: _lines(found))
     if found["problem"] is not None:
-        raise invalid("parallelism.auto", found["problem"])
+        raise invalid("plan.impossible", found["problem"])
 
 
 def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,9 +139,10 @@ def _pipeline_lines(pipeline: Mapping[str, Any]) -> list[str]:
     if "refusal" in pipeline:
         return [f"pipeline: {pipeline['refusal']}"]
     divided = " with zero2" if pipeline["has_divided_replicas"] else ""
+    microbatches = "1 microbatch" if pipeline["microbatches"] == 1 else f"{pipeline['microbatches']} microbatches"
     heading = (
         f"pipeline: {pipeline['stages']} stages, {count(pipeline['replicas'], 'replica')}{divided}, "
-        f"{pipeline['schedule']}, {pipeline['microbatches']} microbatches; bubble {pipeline['bubble']:.1%}; "
+        f"{pipeline['schedule']}, {microbatches}; bubble {pipeline['bubble']:.1%}; "
         f"largest / mean {pipeline['largest_to_mean']:.2f}"
     )
     parts, slots = pipeline["parts"], pipeline["slots"]
@@ -149,7 +153,7 @@ def _pipeline_lines(pipeline: Mapping[str, Any]) -> list[str]:
     ]
     columns = [Column("PART"), Column("MODULES", 1, least=16), Column("PARAMETERS")]
     # Outputs of units that go on to the next part besides that of its last unit.
-    columns += [Column("MIB A RECORD CARRIED ON")] * carries
+    columns += [Column("CARRIED ON, MIB A RECORD")] * carries
     lines = [heading, *table_lines(columns, rows)]
     sizes = [(number, _mib(slot["bytes"]["total"]), _ms(slot["step_seconds"])) for number, slot in enumerate(slots)]
     return [*lines, *table_lines((Column("STAGE"), Column("MIB A SLOT"), Column("MS A STEP")), sizes)]

@@ -76,14 +76,12 @@ def find_spread_conflict(config: ExperimentConfig) -> Complaint | None:
 def _batches_conflict(config: ExperimentConfig) -> str | None:
     """Returns why the stages of a pipeline cannot run its batches; None when they can run all possible ones."""
     section, slots = config.parallelism, config.resources.slots_per_trial
-    text = stages_conflict(section, slots)
-    if text is not None:
-        return text
     stages, schedule = section.stages or slots, section.schedule or DEFAULT_SCHEDULE
     sizes: Any = possible_values(config.hyperparameters.get(BATCH_SIZE)) or []
     records = (int(size) * stages // slots for size in sizes)
     texts = (batch_conflict(count, section.microbatches, stages, schedule) for count in records)
-    return next((text for text in texts if text is not None), None)
+    # The batch's conflict has a number of microbatches as its way out.
+    return next((text for text in texts if text is not None), None) or stages_conflict(section, slots)
 
 
 def stages_conflict(section: Parallelism, slots: int) -> str | None:

@@ -176,6 +176,9 @@ class Parallelism(Section):
         if value is None:
             return None
         if isinstance(value, str):
+            if "." in value:
+                text = f"expected {', '.join(SPLIT_WORDS)} or a list; for one module write [{value}]"
+                raise fault("invalid_value", text)
             if value not in SPLIT_WORDS:
                 more = ", or a list of modules, as in [blocks.4, blocks.8]"
                 raise fault("invalid_value", unknown_word("split", value, SPLIT_WORDS, more))

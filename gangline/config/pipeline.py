@@ -93,21 +93,32 @@ def fewer_microbatches(records: int, most: int, stages: int, schedule: str) -> i
     return max(full or [count for count in possible if count < stages], default=1)
 
 
-def microbatch_conflict(microbatches: int, stages: int, schedule: str) -> str | None:
-    """Returns why a schedule cannot run so many microbatches; None when it can."""
+def microbatch_conflict(microbatches: int, stages: int, schedule: str, records: int | None = None) -> str | None:
+    """Returns why a schedule cannot run so many microbatches; None when it can. records: of a replica's batch, for the
+    way out; None where they are not known."""
     row = SCHEDULES[schedule]
     if row.needs_full and microbatches < stages:
-        return (
+        conflict = (
             f"{schedule} needs at least as many microbatches as stages, but there are {microbatches} for {stages} "
-            f"stages; use at least {stages}, or schedule: GPipe"
+            "stages"
         )
-    if schedule == "Interleaved1F1B" and microbatches % stages != 0:
-        nearest = microbatches + stages - microbatches % stages
-        return (
-            f"Interleaved1F1B needs a multiple of its {stages} stages, but there are {microbatches} microbatches; use "
-            f"{nearest}, or schedule: 1F1B"
-        )
-    return None
+        rule, other = f"at least {stages}, a number that divides a replica's batch", "GPipe"
+    elif schedule == "Interleaved1F1B" and microbatches % stages != 0:
+        conflict = f"Interleaved1F1B needs a multiple of its {stages} stages, but there are {microbatches} microbatches"
+        rule, other = f"a multiple of {stages} that divides a replica's batch", "1F1B"
+    else:
+        return None
+    advice = rule
+    if records is not None:
+        nearest = _nearest_microbatches(records, microbatches, stages, schedule)
+        advice = rule if nearest is None else f"{nearest} for the {_records(records)} of a replica's batch"
+    return f"{conflict}; use {advice}, or schedule: {other}"
+
+
+def _nearest_microbatches(records: int, microbatches: int, stages: int, schedule: str) -> int | None:
+    """Returns the largest possible number up to the wanted one, or else the smallest possible one; None for none."""
+    possible = [count for count in _divisors(records) if microbatch_conflict(count, stages, schedule) is None]
+    return max((count for count in possible if count <= microbatches), default=min(possible, default=None))
 
 
 def split_conflict(num_names: int, stages: int, schedule: str) -> str | None:
@@ -152,18 +163,21 @@ def batch_conflict(records: int, microbatches: int | None, stages: int, schedule
         if microbatch_conflict(choose_microbatches(records, stages, schedule), stages, schedule) is None:
             return None
         return (
-            f"a replica's {records} records cannot be cut into the {stages} microbatches that {schedule} needs; use a "
-            f"global_batch_size with a multiple of {stages} records for each replica, or schedule: GPipe"
+            f"a replica's {_records(records)} cannot be cut into the {stages} microbatches that {schedule} needs; use "
+            f"a global_batch_size with a multiple of {stages} records for each replica, or schedule: GPipe"
         )
     if records % microbatches == 0:
-        return microbatch_conflict(microbatches, stages, schedule)
-    possible = [count for count in _divisors(records) if microbatch_conflict(count, stages, schedule) is None]
-    nearest = max((count for count in possible if count <= microbatches), default=min(possible, default=None))
+        return microbatch_conflict(microbatches, stages, schedule, records)
+    nearest = _nearest_microbatches(records, microbatches, stages, schedule)
     return (
-        f"a replica's batch of {records} records cannot be cut into {microbatches} equal microbatches; use "
+        f"a replica's batch of {_records(records)} cannot be cut into {microbatches} equal microbatches; use "
         f"{'' if nearest is None else f'{nearest}, or '}a global_batch_size with a multiple of {microbatches} records "
         "for each replica"
     )
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count} records"
 
 
 def _divisors(records: int) -> list[int]:

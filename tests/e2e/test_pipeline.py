@@ -298,6 +298,9 @@ def test_a_backward_pass_that_breaks_is_named_with_its_stage(
     described = cluster.run("trial", "describe", trial.id).stdout
     assert wanted in " ".join(described.split())
     assert "raise ArithmeticError" in described
+    log = [entry.text for entry in client.stream_logs(view.experiment.id) if entry.rank == 0]
+    bubble = {"1F1B": "20.0", "ZBVZeroBubble": "11.1"}[schedule]
+    assert any(line.endswith(f"records in 4 microbatches; bubble {bubble} %") for line in log), log
     assert "onnection closed" not in described
 
 

@@ -24,24 +24,43 @@ _LONG = ("units", "moments", "tensors", "connections")
 
 def make_plan(measured: Sequence[Measured], work: Work, place: Place, section: Parallelism) -> dict[str, Any]:
     """Returns the plan. measured: the trial for each kind of recomputation. section: the configured `parallelism`; a
-    pipeline takes its options. Raises GanglineError for a configured pipeline that cannot cut the model."""
+    pipeline takes its options."""
     first, sizes = measured[0], [each.size for each in measured]
     decision = decide(sizes, work, place)
     is_judged = place.memory_bytes is not None
     chosen = decision.chosen if is_judged else None
-    problem = explain_failure(decision, sizes, work, place).message if is_judged and chosen is None else None
+    pipeline = _pipeline(measured, work, place, section, chosen)
+    problem = _configured_problem(decision.candidates, pipeline, place, section)
+    if problem is None and is_judged and chosen is None:
+        problem = explain_failure(decision, sizes, work, place).message
     return {
         "model": first.name,
         "optimizer": first.optimizer,
         "size": {key: value for key, value in asdict(first.size).items() if key not in _LONG},
         "place": {**asdict(place), "machines": place.machines, "usable_bytes": place.usable_bytes},
         "global_batch_size": work.records,
-        "pipeline": _pipeline(measured, work, place, section, chosen),
+        "pipeline": pipeline,
         "candidates": [{**asdict(row_of(each)), "bubble": each.bubble} for each in decision.candidates],
         "choice": chosen.name if chosen else None,
         "problem": problem,
         "notes": list(first.notes),
     }
+
+
+def _configured_problem(
+    candidates: Sequence[Candidate], pipeline: Mapping[str, Any], place: Place, section: Parallelism
+) -> str | None:
+    """Returns why the strategy that the configuration names cannot run, whatever the memory; None where it can, and for
+    `auto`."""
+    name = section.strategy
+    if name == "pipeline":
+        refusal = pipeline.get("refusal")
+    else:
+        rows = [each for each in candidates if each.strategy == name]
+        # On one slot the default, ddp, is the same as none.
+        can_run = place.slots == 1 or not rows or any(each.memory is not None for each in rows)
+        refusal = None if can_run else rows[0].refusal
+    return None if refusal is None else f"parallelism: the configured strategy {name} cannot run: {refusal}"
 
 
 def _pipeline(
@@ -69,8 +88,6 @@ def _pipeline(
     try:
         counts = divide_units(measured.model, measured.units, stages, split, schedule)
     except GanglineError as error:
-        if is_configured:
-            raise
         return {"refusal": error.message}
     is_divided = replicas > 1 and "zero2" in (section.replicas, options.get("replicas"))
     pipeline = Pipeline(tuple(counts), stages, schedule, microbatches, records, replicas, is_divided)

@@ -49,6 +49,18 @@ def test_nothing_fits_in_one_line(cli: Cli, tmp_path: Path) -> None:
     assert len(ran.err.splitlines()) == 1
 
 
+def test_a_configured_pipeline_that_cannot_be_cut(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "pipeline.yaml"
+    config.write_text(Path(_CONFIG).read_text() + "parallelism: {strategy: pipeline, split: ['1', '2', layers]}\n")
+    ran = cli("plan", str(config), str(ROOT / "examples" / "digits"))
+    assert ran.status == 2
+    assert "pipeline: parallelism.split: there is no unit 'layers'; the units are 0, " in ran.out
+    assert ran.err.startswith(
+        "error: parallelism: the configured strategy pipeline cannot run: parallelism.split: there"
+    )
+    assert len(ran.err.splitlines()) == 1
+
+
 def test_a_module_that_cannot_be_imported(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text("import no_such_module_at_all\n\nclass DigitsTrial(object): ...\n")
     config = tmp_path / "const.yaml"

@@ -232,7 +232,7 @@ CASES = [
         "parallelism: {strategy: pipeline, microbatches: 2}",
         "config.invalid_value",
         "parallelism (line 1): 1F1B needs at least as many microbatches as stages, but there are 2 for 4 stages; use "
-        "at least 4, or schedule: GPipe",
+        "4 for the 64 records of a replica's batch, or schedule: GPipe",
     ),
     (
         "name: digits",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import product
+
 import pytest
 
 from gangline.config import parse_config
@@ -82,7 +85,12 @@ def test_number_of_microbatches_of_a_smaller_batch(records: int, stages: int, sc
             "1F1B",
             "1F1B needs at least as many microbatches as stages, but there are 2 for 4 stages; use at least",
         ),
-        (5, 4, "Interleaved1F1B", "Interleaved1F1B needs a multiple of its 4 stages, but there are 5 .*; use 8, or"),
+        (
+            5,
+            4,
+            "Interleaved1F1B",
+            "Interleaved1F1B needs a multiple of its 4 stages, but there are 5 .*; use a multiple of 4",
+        ),
         (2, 4, "GPipe", None),
         (8, 4, "Interleaved1F1B", None),
     ],
@@ -109,12 +117,26 @@ def test_batch_is_cut_into_equal_parts() -> None:
     assert batch_conflict(1, None, 2, "GPipe") is None
     conflict = batch_conflict(1, None, 2, "1F1B")
     assert conflict is not None
-    assert "a replica's 1 records cannot be cut into the 2 microbatches that 1F1B needs" in conflict
+    assert "a replica's 1 record cannot be cut into the 2 microbatches that 1F1B needs" in conflict
     # 1 divides 9 and is no multiple of 2 stages, so no number of microbatches up to 4 will do.
     assert "microbatches; use a global_batch_size" in str(batch_conflict(9, 4, 2, "Interleaved1F1B"))
     # 3 divides 9, but 4 stages need 4 microbatches.
     assert "microbatches; use 9, or" in str(batch_conflict(9, 4, 4, "1F1B"))
-    assert batch_conflict(64, 2, 4, "1F1B") == microbatch_conflict(2, 4, "1F1B")
+    assert "use 4 for the 64 records of a replica's batch, or schedule: GPipe" in str(batch_conflict(64, 2, 4, "1F1B"))
+
+
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_a_number_of_microbatches_that_is_named_as_the_way_out_is_possible(schedule: str) -> None:
+    named = 0
+    for records, microbatches, stages in product(range(1, 37), range(1, 13), range(2, 7)):
+        text = batch_conflict(records, microbatches, stages, schedule) or ""
+        number = re.search(r"use (\d+)(,| for the)", text)
+        if number:
+            named += 1
+            assert batch_conflict(records, int(number[1]), stages, schedule) is None, text
+        if " records of a replica's batch, or schedule: " in text:
+            assert batch_conflict(records, microbatches, stages, text.rpartition(": ")[2]) is None, text
+    assert named
 
 
 @pytest.mark.parametrize("records", [10**12, 2**61 - 1, 2**63 - 1])
@@ -151,7 +173,7 @@ def test_a_smaller_size_has_fewer_replicas_of_the_same_stages() -> None:
     [
         (64, "stages: 3", "3 slots, but resources.slots_per_trial is 8, no multiple of that; use 9 slots"),
         (40, "stages: 2, microbatches: 4", "batch of 10 records cannot be cut into 4 equal microbatches; use 2"),
-        (4, "stages: 2", "a replica's 1 records cannot be cut into the 2 microbatches that 1F1B needs; use a glob"),
+        (4, "stages: 2", "a replica's 1 record cannot be cut into the 2 microbatches that 1F1B needs; use a glob"),
         (64, "split: [a]", "split names 1 module, but 8 stages with 1F1B are 8 parts; name the 7 modules"),
         (2, "stages: 2", "2 is smaller than the 4 replicas of 2 slots of resources.slots_per_trial"),
     ],

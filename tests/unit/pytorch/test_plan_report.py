@@ -89,3 +89,29 @@ def test_parts_show_what_they_carry_on() -> None:
     plan = make_plan([replace(_measured("none"), size=size)], work, Place(2, 2, 40 * GIB), section)
     assert [part["carried_bytes"] for part in plan["pipeline"]["parts"]] == [1e6, 0]
     assert "connections" not in plan["size"]
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ({"strategy": "pipeline", "stages": 2}, None),
+        ({"strategy": "pipeline", "stages": 4, "schedule": "ZBVZeroBubble"}, "which has 4 units, but 4 stages with"),
+        ({"strategy": "pipeline", "stages": 2, "split": ["one"]}, "there is no unit 'one'; the units are 0, 1, 2, 3"),
+        ({"strategy": "ddp"}, None),
+        ({"strategy": "zero3"}, "cannot run: has a parameter without a dimension"),
+        ({"strategy": "auto"}, None),
+    ],
+    ids=str,
+)
+def test_a_configured_strategy_that_cannot_run_is_a_problem(section: dict[str, object], problem: str | None) -> None:
+    """The table is made all the same."""
+    parallelism = parse_parallelism(section)
+    refused = {"zero3": "has a parameter without a dimension"}
+    work = work_of(parallelism, Optimizations(), 64, 1, refused=refused)
+    plan = make_plan([_measured("none")], work, Place(4, 4), parallelism)
+    assert len(plan["candidates"]) >= 7
+    if problem is None:
+        assert plan["problem"] is None
+    else:
+        assert plan["problem"].startswith(f"parallelism: the configured strategy {parallelism.strategy} cannot run: ")
+        assert problem in plan["problem"]

@@ -46,7 +46,7 @@ from gangline.pytorch.parallel.staged.microbatch import cut_batch
 from gangline.pytorch.parallel.staged.part import Layout, Parts
 from gangline.pytorch.parallel.staged.partition import partition
 from gangline.pytorch.parallel.staged.redivision import agree_on_times, move_values
-from gangline.pytorch.parallel.staged.report import log_parts
+from gangline.pytorch.parallel.staged.report import log_microbatches, log_parts
 from gangline.pytorch.parallel.staged.schedule import PartModule, PartSchedule, ScheduleThread
 from gangline.pytorch.parallel.staged.unit import check_carried, divide_units, find_units
 
@@ -316,8 +316,12 @@ class PipelineStrategy(Strategy):
             if text is not None:
                 raise invalid("parallelism.microbatches", f"parallelism.microbatches: {text}")
             self._usual_records = records
-        wanted = self._microbatches or choose_microbatches(records, self._stages, self._schedule)
+            log_microbatches(records, self._wanted_for(records), self._stages, self._schedule)
+        wanted = self._wanted_for(records)
         return fewer_microbatches(records, wanted, self._stages, self._schedule)
+
+    def _wanted_for(self, records: int) -> int:
+        return self._microbatches or choose_microbatches(records, self._stages, self._schedule)
 
     def _begin(self, layout: Layout, key: Any) -> Callable[[], None]:
         assert self._batch is not None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from gangline.config.pipeline import bubble_ratio
 from gangline.pytorch.parallel.staged.partition import imbalance_ratio
 from gangline.pytorch.parallel.staged.unit import Unit
 
@@ -17,6 +18,14 @@ def log_parts(model: str, units: Sequence[Unit], counts: Sequence[int], schedule
     """Logs the units, parameters and costs of each part. costs: of the units, parameters or seconds."""
     if dist.get_rank() == 0:
         _log.info("%s", describe_parts(model, units, counts, schedule, costs))
+
+
+def log_microbatches(records: int, microbatches: int, stages: int, schedule: str) -> None:
+    """Logs how a replica's batch of so many records is cut, and the share of a step in which a slot waits."""
+    if dist.get_rank() == 0:
+        bubble = bubble_ratio(stages, microbatches, schedule)
+        what = "1 microbatch" if microbatches == 1 else f"{microbatches} microbatches"
+        _log.info("pipeline: a replica's batch of %s records in %s; bubble %.1f %%", records, what, bubble * 100)
 
 
 def describe_parts(
