@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -88,7 +89,20 @@ def _text_of(error: BaseException) -> str:
     start = _first_user_frame(error.__traceback__)
     if start is None and isinstance(error, GanglineError):
         return f"{cause_in_user_code(error)}error: {error.message}\n"
-    return "".join(traceback.format_exception(type(error), error, start or error.__traceback__))
+    told = traceback.TracebackException(type(error), error, start or error.__traceback__)
+    if _stage_of(error):
+        told.stack = traceback.StackSummary.from_list(_without_calls(told.stack))
+    return "".join(told.format())
+
+
+def _without_calls(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Returns each line of the user once, and all frames behind the last of them. A stage runs in nested calls of
+    train_batch, one for each microbatch, with frames of Gangline and torch between them and around each unit."""
+    own = [place for place, frame in enumerate(frames) if _is_of_user(frame.filename)]
+    if not own:
+        return list(frames)
+    newest = {(frames[place].filename, frames[place].lineno): place for place in own}
+    return [*(frames[place] for place in sorted(newest.values())), *frames[own[-1] + 1 :]]
 
 
 def cause_in_user_code(error: GanglineError) -> str:
@@ -104,11 +118,14 @@ def cause_in_user_code(error: GanglineError) -> str:
 def _first_user_frame(trace: TracebackType | None) -> TracebackType | None:
     """Returns the first frame of the user's code. The frames before it show only how Gangline called that code."""
     while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if not name.startswith(_OWN_FOLDER) and not name.startswith(_PASSED_OVER) and not _is_library(name):
+        if _is_of_user(trace.tb_frame.f_code.co_filename):
             return trace
         trace = trace.tb_next
     return None
+
+
+def _is_of_user(filename: str) -> bool:
+    return not filename.startswith((_OWN_FOLDER, *_PASSED_OVER)) and not _is_library(filename)
 
 
 def _is_library(filename: str) -> bool:

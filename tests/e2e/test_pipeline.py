@@ -270,6 +270,10 @@ def test_a_stage_that_breaks_on_the_other_machine_is_named(cluster: Cluster, cli
     wanted = "ArithmeticError: this stage breaks (in stage 1 of 2 (blocks.2 to blocks.3), rank 3, microbatch"
     assert failure.message.startswith(wanted)
     assert any("in break_stage" in line for line in failure.last_lines), failure.last_lines
+    # The user's own frames, each once, from the call of the model on.
+    assert failure.last_lines[0] == "Traceback (most recent call last):"
+    frames = [line.rpartition(" in ")[2] for line in failure.last_lines if line.startswith("  File ")]
+    assert frames == ["train_batch", "forward", "forward", "trouble", "break_stage"], failure.last_lines
     log = [entry.text for entry in client.stream_logs(view.experiment.id) if entry.rank == 3]
     assert "Traceback (most recent call last):" in log
     assert any(line.strip() == 'raise ArithmeticError("this stage breaks")' for line in log), log

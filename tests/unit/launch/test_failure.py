@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
+import gangline
+from gangline.domain.failure import STAGE_NOTE
 from gangline.domain.state import ExitKind
 from gangline.errors import InvalidHP, invalid, unavailable
 from gangline.launch.failure import describe, import_failure
@@ -51,3 +56,37 @@ def test_out_of_memory_at_import_stays_what_it_is() -> None:
 def test_the_code_of_an_own_error_is_passed_on() -> None:
     assert describe(invalid("x.y", "use less")).error_code == "x.y"
     assert describe(ValueError("x.y")).error_code == ""
+
+
+def _of_gangline(function: Callable[[], None]) -> None:
+    """Calls a function from a frame of Gangline's own code."""
+    filename = str(Path(gangline.__file__).parent / "called.py")
+    exec(compile("function()", filename, "exec"), {"function": function})
+
+
+def _break_in_stage(microbatches: int) -> None:
+    if microbatches:
+        _of_gangline(lambda: _break_in_stage(microbatches - 1))
+        return
+    try:
+        torch.zeros(2).reshape(3)
+    except RuntimeError as error:
+        error.add_note(f"{STAGE_NOTE}stage 1 of 2 (a to b), rank 1, microbatch 3 of 4")
+        raise
+
+
+def test_the_traceback_of_a_stage_has_each_line_of_the_user_once() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        _of_gangline(lambda: _break_in_stage(3))
+    lines = describe(caught.value).traceback.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert not any("called.py" in line for line in lines)
+    assert sum("_break_in_stage(microbatches - 1)" in line for line in lines) == 1
+    assert lines[-2].startswith("RuntimeError: shape '[3]' is invalid")
+    assert "microbatch 3 of 4" in lines[-1]
+
+
+def test_the_traceback_of_another_error_has_all_frames_from_the_user_on() -> None:
+    with pytest.raises(KeyError) as caught:
+        _of_gangline(lambda: _of_gangline(lambda: dict[str, None]()["label"]))
+    assert "called.py" in describe(caught.value).traceback
