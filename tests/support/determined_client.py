@@ -9,16 +9,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fcntl import LOCK_EX, flock
 from pathlib import Path
 
-import pytest
-
 from tests.support.cluster import Cluster
-from tests.support.source import ROOT
+from tests.support.once import install_once
 
 VERSION = "0.38.1"
-_FOLDER = ROOT / ".tools" / f"determined-{VERSION}"
 # Runs commands of its command line one after another in one process, and prints what each of them printed. A command
 # that asks for passwords gets those of its line.
 _DRIVER = """
@@ -123,16 +119,9 @@ def determined_client(cluster: Cluster, folder: Path, user: str = "admin") -> It
 
 def _install() -> Path:
     """Returns the interpreter of the virtual environment, which the first caller makes."""
-    python, stamp = _FOLDER / "bin" / "python", _FOLDER / "installed"
-    _FOLDER.parent.mkdir(exist_ok=True)
-    with (_FOLDER.parent / f"{_FOLDER.name}.lock").open("w") as lock:
-        flock(lock, LOCK_EX)
-        if not stamp.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(_FOLDER)], check=True)
-            pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", f"determined=={VERSION}"]
-            done = subprocess.run(pip, capture_output=True, text=True, check=False)
-            if done.returncode and "CI" not in os.environ:
-                pytest.skip(f"determined {VERSION} cannot be installed: {done.stderr.strip()[-300:]}")
-            assert done.returncode == 0, done.stderr
-            stamp.touch()
-    return python
+
+    def command(folder: Path) -> list[str]:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        return [str(folder / "bin" / "python"), f"determined=={VERSION}"]
+
+    return install_once(f"determined-{VERSION}", f"determined {VERSION}", command) / "bin" / "python"

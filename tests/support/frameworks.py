@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from fcntl import LOCK_EX, flock
 from hashlib import sha256
 from pathlib import Path
 
-import pytest
-
-from tests.support.source import ROOT
+from tests.support.once import install_once
 
 # What `pip install transformers accelerate lightning` brings beyond this environment, without what is never imported.
 _PACKAGES = (
@@ -23,17 +18,8 @@ _PACKAGES = (
 
 def install_frameworks() -> Path:
     """Returns the folder, which belongs at the end of sys.path. The first caller fills it."""
-    name = f"frameworks-{sha256(' '.join(_PACKAGES).encode()).hexdigest()[:12]}"
-    folder = ROOT / ".tools" / name
-    folder.parent.mkdir(exist_ok=True)
-    with (folder.parent / f"{name}.lock").open("w") as lock:
-        flock(lock, LOCK_EX)
-        if not (folder / "installed").exists():
-            pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
-            pip += ["--no-compile", "--upgrade", "--target", str(folder), *_PACKAGES]
-            done = subprocess.run(pip, capture_output=True, text=True, check=False)
-            if done.returncode and "CI" not in os.environ:
-                pytest.skip(f"transformers and lightning cannot be installed: {done.stderr.strip()[-300:]}")
-            assert done.returncode == 0, done.stderr
-            (folder / "installed").touch()
-    return folder
+    return install_once(
+        f"frameworks-{sha256(' '.join(_PACKAGES).encode()).hexdigest()[:12]}",
+        "transformers and lightning",
+        lambda folder: [sys.executable, "--no-deps", "--no-compile", "--upgrade", "--target", str(folder), *_PACKAGES],
+    )
