@@ -18,6 +18,7 @@ from gangline.pytorch.parallel import choose_strategy, recompute
 from gangline.pytorch.parallel.shared.ownership import WrappedModels
 from gangline.pytorch.plan.refusal import Observation
 from gangline.pytorch.setup import make_setting
+from gangline.pytorch.trial.backward import check_loss
 from gangline.pytorch.trial.context import PyTorchTrialContext
 
 # Calls of the model, of backward and of step_optimizer after the first backward pass. A loop that waits for a change of
@@ -75,7 +76,7 @@ class PlanningContext(PyTorchTrialContext):
         try:
             self._wrapped.check(optimizer)
         except GanglineError as error:
-            self.observed.mistake = self.observed.mistake or error.message
+            self._note_mistake(error)
         return optimizer
 
     def backward(
@@ -85,7 +86,12 @@ class PlanningContext(PyTorchTrialContext):
         self.observed.num_backwards += 1
         self.observed.has_arguments |= gradient is not None or retain_graph
         if self.observed.num_backwards == 1:
-            self.on_backward(loss)
+            try:
+                check_loss(loss, gradient)
+            except GanglineError as error:
+                self._note_mistake(error)
+            if isinstance(loss, torch.Tensor):
+                self.on_backward(loss)
             if not self.is_observed:
                 raise Reached
 
@@ -111,6 +117,9 @@ class PlanningContext(PyTorchTrialContext):
         if self.observed.num_backwards:
             raise Reached
         return super().get_tensorboard_writer()
+
+    def _note_mistake(self, error: GanglineError) -> None:
+        self.observed.mistake = self.observed.mistake or error.message
 
     def _note_later(self) -> None:
         if not self.observed.num_backwards:

@@ -42,8 +42,8 @@ class Observation:
     has_arguments: whether one of them had a gradient or retain_graph. closed_over: optimizers whose step had a closure.
     is_copied: whether a wrapped model was copied. no_chain: what the first model's forward does against the order of
     its units, as CallOrder.note says it; empty for a chain. unused: for each model, what left_out returns; empty where
-    the first backward pass did not end. mistake: why every strategy of several slots refuses an optimizer; empty for
-    none."""
+    the first backward pass did not end. mistake: why every strategy of several slots refuses an optimizer or the
+    loss; empty for none."""
 
     num_calls: int = 0
     num_backwards: int = 0

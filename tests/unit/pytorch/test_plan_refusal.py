@@ -91,6 +91,18 @@ class _Leaves(_Trial):
         raise SystemExit("no more")
 
 
+class _LeavesMean(_Trial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.context.backward(self.model(batch[0]))
+        return {}
+
+
+class _TakesItem(_Trial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.context.backward(float(self.loss(batch).detach().nelement()))  # type: ignore[arg-type]  # the mistake
+        return {}
+
+
 class _Keeps(_Trial):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         self.context.backward(self.loss(batch), retain_graph=True)
