@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,9 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from gangline.errors import GanglineError
-from gangline.pytorch.parallel.staged.layout import tensors_of
-from gangline.pytorch.parallel.staged.part import Parts
-from gangline.pytorch.parallel.staged.unit import find_units
+from tests.support.parts_alone import cut, train_parts, train_whole
 
 _WIDTH, _NUM_UNITS, _NUM_SAVED = 4, 6, 2
 Step = tuple[str, int]
@@ -101,48 +97,9 @@ def _programs(draw: st.DrawFn) -> tuple[Step, ...]:
 _BORDERS = st.sets(st.integers(1, _NUM_UNITS - 1), min_size=1, max_size=4)
 
 
-@dataclass(frozen=True)
-class _Alone:
-    """Stands for the process groups of a replica whose parts are all in this process."""
-
-    device: torch.device
-    stages: int = 1
-    place: int = 0
-
-    def share(self, tensors: Any, place: int) -> None:
-        pass
-
-    def share_bytes(self, content: bytes | None, place: int) -> bytes:
-        assert content is not None
-        return content
-
-
 @pytest.fixture(autouse=True)
 def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gangline.pytorch.parallel.staged.part.dist.get_rank", lambda: 0)
-
-
-def _cut(model: nn.Module, borders: set[int]) -> Parts:
-    counts = [end - begin for begin, end in pairwise([0, *sorted(borders), _NUM_UNITS])]
-    replicas: Any = _Alone(torch.device("cpu"))
-    return Parts(model, find_units(model), counts, replicas=replicas, schedule="GPipe", borrow=lambda name: None)
-
-
-def _train(model: nn.Module, output: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the output, and the gradients of all parameters."""
-    values = list(model.parameters())
-    found = torch.autograd.grad(output.square().sum(), values, allow_unused=True, materialize_grads=True)
-    return [output.detach(), *found]
-
-
-def _run(parts: Parts, inputs: torch.Tensor) -> torch.Tensor:
-    """Runs one part after the other, as a schedule does with a microbatch. Returns the model's output."""
-    layout = parts.layout_for((inputs,), {})
-    value: Any = None
-    for part in range(parts.count):
-        value = parts.run(part, tensors_of(value) if part else (), layout, (inputs,), {})
-    assert isinstance(value, torch.Tensor)
-    return value
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -159,13 +116,13 @@ def test_parts_train_as_the_model_or_are_refused(
     """The second program is a later batch of the same shape, in which the model does something else."""
     torch.manual_seed(1)
     model = _Programmed(act_place, stem).double()
-    whole, parts = copy.deepcopy(model), _cut(model, borders)
+    whole, parts = copy.deepcopy(model), cut(model, borders)
     inputs = torch.randn(3, _WIDTH, dtype=torch.float64)
     for program in programs:
         whole.program = model.program = program
         ours, theirs = inputs.clone(), inputs.clone()
         try:
-            wanted = [*_train(whole, whole(theirs)), theirs]
+            wanted = [*train_whole(whole, theirs), theirs]
         except RuntimeError:
             # What the program changes in place is needed by the backward pass.
             assume(False)
@@ -173,7 +130,7 @@ def test_parts_train_as_the_model_or_are_refused(
             if is_evaluated:
                 evaluated = inputs.clone()
                 torch.testing.assert_close([parts.forward((evaluated,), {}), evaluated], [wanted[0], theirs])
-            found = [*_train(model, _run(parts, ours)), ours]
+            found = [*train_parts(parts, model, ours), ours]
         except GanglineError:
             event("refused")
             return
@@ -191,10 +148,10 @@ def test_a_module_without_state_may_run_anywhere(act_place: int, numbers: list[i
     """numbers: how often it runs before each unit, and after the last one."""
     torch.manual_seed(1)
     model = _Programmed(act_place)
-    whole, parts = copy.deepcopy(model), _cut(model, borders)
+    whole, parts = copy.deepcopy(model), cut(model, borders)
     steps: list[Step] = [("act", 0)] * numbers[-1]
     for unit, number in reversed(list(enumerate(numbers[:-1]))):
         steps = [("act", 0)] * number + [("unit", unit)] + steps
     whole.program = model.program = steps
     inputs = torch.randn(3, _WIDTH)
-    torch.testing.assert_close(_train(model, _run(parts, inputs)), _train(whole, whole(inputs)))
+    torch.testing.assert_close(train_parts(parts, model, inputs), train_whole(whole, inputs))

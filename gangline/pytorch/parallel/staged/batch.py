@@ -160,7 +160,7 @@ class BatchRun:
             if number == self.count - 1:
                 self._last = tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output)
             return tuple(tensors_of(output))
-        return tuple(map(_to_send, tensors_of(output)))
+        return tuple(map(to_send, tensors_of(output)))
 
     def loss_of(self, number: int) -> torch.Tensor:
         """Returns the loss of a microbatch; called by the schedule on the rank of the last part."""
@@ -214,7 +214,7 @@ class BatchRun:
         return tree_map_only(torch.Tensor, lambda tensor: tensor.requires_grad_(tensor.is_floating_point()), output)
 
 
-def _to_send(tensor: torch.Tensor) -> torch.Tensor:
+def to_send(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor that gloo can send, which must be contiguous, and that ZBVZeroBubble can detach from its graph,
     which must be no view."""
     tensor = tensor.contiguous()

@@ -37,6 +37,7 @@ _WAY_OUT = (
     "; where layers are left out, decide inside of their own forward, or begin the part at another unit with "
     "parallelism.split"
 )
+_SHAPES_ADVICE = "make shapes depend on the inputs' shapes alone"
 # Before the path of a module that changes its input in place, as a mark of that input.
 _CHANGED_BY = "changed by "
 
@@ -82,11 +83,19 @@ class PartRun:
 
 
 class CutModel:
-    """A model whose units can be left out. All of its modules stay in place. carry: as in Parts."""
+    """A model whose units can be left out. All of its modules stay in place. carry: as in Parts. has_several_parts:
+    whether this rank has several parts, each of which runs the model's own code."""
 
     def __init__(
-        self, model: nn.Module, units: Sequence[Unit], device: torch.device, carry: Sequence[str] = ()
+        self,
+        model: nn.Module,
+        units: Sequence[Unit],
+        device: torch.device,
+        carry: Sequence[str] = (),
+        *,
+        has_several_parts: bool = False,
     ) -> None:
+        self._has_several_parts = has_several_parts
         self._model = model
         self._carry = carry
         self._units = units
@@ -98,8 +107,12 @@ class CutModel:
         self._placeholders: dict[TensorShape, torch.Tensor] = {}
         modules = [model.get_submodule(path) for unit in units for path in unit.paths]
         of_units = {id(buffer) for module in modules for buffer in module.buffers()}
-        # Buffers of no unit, by name.
-        self.own_buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in of_units}
+        # Buffers of no unit: name, module, and name inside the module.
+        self._own_buffers = [
+            (name, model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
+            for name, buffer in model.named_buffers()
+            if id(buffer) not in of_units
+        ]
         reentrant.install()
         self.forward = model.forward
         for place, unit in enumerate(units):
@@ -149,6 +162,8 @@ class CutModel:
     def _run_part(self, run: PartRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self._run is None
         self._run = run
+        if self._has_several_parts:
+            self._note_buffers(run)
         # As outputs of the part they must not be its inputs any more.
         run.kept = {path: _copy(run.carried[path]) for path in run.keeps if path in run.carried}
         run.versions.note_arguments(tensors_of((args, kwargs)))
@@ -170,12 +185,9 @@ class CutModel:
         if not run.is_complete or (run.first > 0 and not run.is_begun):
             unit = self._units[run.last if run.is_begun or run.first == 0 else run.first]
             raise self.refuse(f"has not run {unit.name} in the order of its definition{_WAY_OUT}")
-        changed = run.versions.changed_buffer()
+        changed = run.versions.changed_buffer(self._buffers_now())
         if changed is not None:
-            raise self.refuse(
-                f"changes its buffer {changed} between its units, which one part alone would see; change it before "
-                "the first unit, or inside of a unit"
-            )
+            raise self.refuse(self._buffer_text(changed))
         needed = run.watch.marks.sources_of((run.output, run.kept))
         if needed:
             raise ValuesNeeded(outputs=needed)
@@ -250,9 +262,26 @@ class CutModel:
             if changed is not None:
                 raise self._refuse_change(path, f"the output of {changed}")
             run.described[path] = describe(result, path, changes_input=is_changed(given))
+        elif run.last < len(self._units) - 1:
+            self._check_result(run, path, result)
         if path in run.keeps:
             run.kept[path] = self._take(run, path, result)
         return result
+
+    def _check_result(self, run: PartRun, path: str, result: Any) -> None:
+        """Refuses an output of a unit that later parts, which have the description of the first one, would take for
+        another one."""
+        known = run.layout.get(path)
+        if known is None:
+            return
+        now = describe(result, path)
+        if now.shapes != known.shapes:
+            raise self.refuse(f"returns other shapes from {path} for inputs of the same shapes; {_SHAPES_ADVICE}")
+        if now.leaves != known.leaves or now.tree != known.tree:
+            raise self.refuse(
+                f"returns other plain values from {path} than in the first batch of this shape, and other parts have "
+                "those; return what changes from batch to batch as a tensor"
+            )
 
     def _complete(self, run: PartRun, output: Any) -> None:
         run.output, run.is_complete = self._take(run, "", output), True
@@ -281,7 +310,26 @@ class CutModel:
                 "parallelism.activation_checkpointing: blocks"
             )
         else:
-            self._run.versions.note_buffers(self.own_buffers)
+            self._note_buffers(self._run)
+
+    def _note_buffers(self, run: PartRun) -> None:
+        if not run.versions.has_buffers:
+            run.versions.note_buffers(self._buffers_now())
+
+    def _buffers_now(self) -> dict[str, torch.Tensor | None]:
+        """Returns the buffers of no unit by name. The model may have given a name another tensor."""
+        return {name: module._buffers[key] for name, module, key in self._own_buffers}
+
+    def _buffer_text(self, name: str) -> str:
+        if self._has_several_parts:
+            return (
+                f"changes its buffer {name}, which each of the parts on a rank would do; change it inside of a unit, "
+                "or use a schedule with one part on each rank, as 1F1B"
+            )
+        return (
+            f"changes its buffer {name} between its units, which one part alone would see; change it before the first "
+            "unit, or inside of a unit"
+        )
 
     def _begin(self, run: PartRun, path: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Puts the received value in the place of the first unit's input, where the part before has the modules before

@@ -76,7 +76,7 @@ class Parts:
         self.count = len(counts)
         self.place_of = [slot_of_part(part, replicas.stages, schedule) for part in range(self.count)]
         self.own = [part for part, place in enumerate(self.place_of) if place == replicas.place]
-        self.cut = CutModel(model, units, replicas.device, carry)
+        self.cut = CutModel(model, units, replicas.device, carry, has_several_parts=len(self.own) > 1)
         self._layouts: dict[Any, Layout] = {}
         self.beat: Beat = NoBeat()
         # Parts in which the model changes in place what came from other parts, which are leaves that record gradients,
@@ -118,7 +118,7 @@ class Parts:
                 if part in self.own:
                     run = self._make_run(part, crossing, layout)
                     run.seconds = seconds
-                    with self._unchanged(part):
+                    with self._unchanged():
                         crossing = self._run_part(part, run, layout, *_copy_of((args, kwargs)))
                 if part + 1 < self.count:
                     crossing = self._pass_on(part, crossing, layout)
@@ -328,7 +328,7 @@ class Parts:
         run.is_checked = True
         args, kwargs = _copy_of(inputs)
         try:
-            with self._unchanged(part), torch.enable_grad(), self._named(part):
+            with self._unchanged(), torch.enable_grad(), self._named(part):
                 output = self._run_part(part, run, layout, args, kwargs)
         except ValuesNeeded as need:
             return crossing, {}, {"parameters": self.cut.names_of(need.parameters), "outputs": need.outputs}
@@ -346,18 +346,22 @@ class Parts:
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described, {}
 
     @contextmanager
-    def _unchanged(self, part: int) -> Iterator[None]:
-        buffers = [buffer for module in self.modules_of(part) for buffer in module.buffers()]
-        buffers += self.cut.own_buffers.values()
-        before = [buffer.clone() for buffer in buffers]
+    def _unchanged(self) -> Iterator[None]:
+        # A forward may change a buffer in place, or give its name another tensor.
+        before = [
+            (module, name, buffer, buffer.clone())
+            for module in self._model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
         devices = [self._replicas.device] if self._replicas.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             try:
                 yield
             finally:
                 with torch.no_grad():
-                    for buffer, value in zip(buffers, before, strict=True):
-                        buffer.copy_(value)
+                    for module, name, buffer, value in before:
+                        module._buffers[name] = buffer.copy_(value)
 
     def _pass_on(self, part: int, value: Any, layout: Layout) -> Any:
         """Gives what a part has made to the next part. Returns it on the rank of the next part."""

@@ -116,10 +116,13 @@ class Versions:
         """Returns the path of an output that was changed since `outputs` returned these; None where there is none."""
         return next((path for path, noted in before.items() if is_changed(noted)), None)
 
-    def note_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Called when a unit runs. The first call counts."""
-        if self._buffers is None:
-            self._buffers = {name: (buffer, _version_of(buffer)) for name, buffer in buffers.items()}
+    def note_buffers(self, buffers: Mapping[str, torch.Tensor | None]) -> None:
+        """Called when the first unit runs, or before."""
+        self._buffers = {name: (buffer, _version_of(buffer)) for name, buffer in buffers.items() if buffer is not None}
+
+    @property
+    def has_buffers(self) -> bool:
+        return self._buffers is not None
 
     @property
     def changes_inputs(self) -> bool:
@@ -133,10 +136,18 @@ class Versions:
     def changes_outputs(self) -> bool:
         return any(map(is_changed, self._outputs.values()))
 
-    def changed_buffer(self) -> str | None:
-        """Returns the name of a buffer that was changed since the first unit ran; None where there is none."""
+    def changed_buffer(self, buffers: Mapping[str, torch.Tensor | None]) -> str | None:
+        """Returns the name of a buffer that was changed or replaced since they were noted; None where there is none.
+        buffers: as they are now."""
         noted = self._buffers or {}
-        return next((name for name, (buffer, version) in noted.items() if _version_of(buffer) != version), None)
+        return next(
+            (
+                name
+                for name, (buffer, version) in noted.items()
+                if buffers[name] is not buffer or _version_of(buffer) != version
+            ),
+            None,
+        )
 
 
 def _version_of(tensor: torch.Tensor) -> int:

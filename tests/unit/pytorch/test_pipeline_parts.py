@@ -1,0 +1,123 @@
+"""Parts of models train what the whole models do, or refuse them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gangline.errors import GanglineError
+from tests.support.parts_alone import cut, train_parts, train_whole
+
+_WIDTH = 4
+_BORDERS = [{1}, {2}, {3}, {4}, {1, 2, 3, 4}]
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline.pytorch.parallel.staged.part.dist.get_rank", lambda: 0)
+
+
+class _Chain(nn.Module):
+    """A stem, three blocks and a head. run: its forward. block: makes the blocks."""
+
+    def __init__(
+        self,
+        run: Callable[[Any, torch.Tensor], Any],
+        block: Callable[[], nn.Module] = lambda: nn.Linear(_WIDTH, _WIDTH),
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Linear(_WIDTH, _WIDTH)
+        self.blocks = nn.ModuleList(block() for _ in range(3))
+        self.head = nn.Linear(_WIDTH, _WIDTH)
+        self.run = run
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.run(self, x)
+
+
+def _plain(model: _Chain, x: torch.Tensor) -> Any:
+    x = model.stem(x)
+    for block in model.blocks:
+        x = block(x)
+    return model.head(x)
+
+
+def _check(model: nn.Module, borders: set[int], num_batches: int = 2) -> None:
+    """Compares the gradients and buffers of some batches with those of the whole model."""
+    model.double()
+    whole, parts = copy.deepcopy(model), cut(model, borders)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(num_batches):
+        inputs = torch.randn(3, _WIDTH, dtype=torch.float64, generator=generator)
+        ours, theirs = inputs.clone(), inputs.clone()
+        torch.testing.assert_close([*train_parts(parts, model, ours), ours], [*train_whole(whole, theirs), theirs])
+        torch.testing.assert_close(dict(model.named_buffers()), dict(whole.named_buffers()))
+
+
+class _Counting(nn.Linear):
+    """Returns a plain value that depends on its input, and as many rows."""
+
+    def __init__(self, *, is_trimming: bool) -> None:
+        super().__init__(_WIDTH, _WIDTH)
+        self.is_trimming = is_trimming
+
+    def forward(self, input: torch.Tensor) -> Any:
+        count = 1 + int(input.sum() > 0)
+        y = super().forward(input)
+        return (y[:count], 0) if self.is_trimming else (y, count)
+
+
+@pytest.mark.parametrize("is_trimming", [False, True])
+@pytest.mark.parametrize("borders", _BORDERS[1:])
+def test_what_units_return_beside_values_stays_the_same(is_trimming: bool, borders: set[int]) -> None:
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        x, count = model.blocks[0](model.stem(x))
+        return model.head(model.blocks[2](model.blocks[1](x[:1]))) * (count + x.shape[0])
+
+    torch.manual_seed(1)
+    model = _Chain(run)
+    nn.init.zeros_(model.stem.bias)
+    model.blocks[0] = _Counting(is_trimming=is_trimming)
+    kind = "shapes" if is_trimming else "plain values"
+    with pytest.raises(GanglineError, match=rf"returns other {kind} from blocks\.0"):
+        _check(model, borders, num_batches=8)
+
+
+class _Mean(nn.Linear):
+    """Gives its buffer another tensor in each batch."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(_WIDTH, _WIDTH)
+        self.register_buffer("mean", torch.zeros(_WIDTH))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super().forward(input)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        return y - self.mean
+
+
+@pytest.mark.parametrize("borders", _BORDERS)
+def test_a_unit_may_replace_its_buffer(borders: set[int]) -> None:
+    _check(_Chain(_plain, _Mean), borders)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_buffer_of_the_model_that_changes_on_several_parts_of_a_rank_is_refused(is_replaced: bool) -> None:
+    def run(model: Any, x: torch.Tensor) -> Any:
+        if is_replaced:
+            model.mean = 0.9 * model.mean + x.mean(0)
+        else:
+            model.mean.mul_(0.9).add_(x.mean(0))
+        return _plain(model, x - model.mean)
+
+    model = _Chain(run)
+    model.register_buffer("mean", torch.zeros(_WIDTH))
+    with pytest.raises(GanglineError, match="changes its buffer mean, which each of the parts on a rank would do"):
+        _check(model, {2})
