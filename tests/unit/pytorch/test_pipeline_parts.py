@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -121,3 +122,83 @@ def test_a_buffer_of_the_model_that_changes_on_several_parts_of_a_rank_is_refuse
     model.register_buffer("mean", torch.zeros(_WIDTH))
     with pytest.raises(GanglineError, match="changes its buffer mean, which each of the parts on a rank would do"):
         _check(model, {2})
+
+
+class _Named(NamedTuple):
+    hidden: torch.Tensor
+    number: int
+
+
+class _Naming(nn.Linear):
+    def forward(self, input: torch.Tensor) -> Any:
+        return _Named(super().forward(input), 2)
+
+
+@pytest.mark.parametrize("borders", _BORDERS)
+def test_a_unit_may_return_a_named_tuple(borders: set[int]) -> None:
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        x = model.stem(x)
+        for block in model.blocks:
+            output = block(x)
+            x = output.hidden * output.number
+        return model.head(x)
+
+    _check(_Chain(run, lambda: _Naming(_WIDTH, _WIDTH)), borders)
+
+
+def test_a_named_tuple_that_another_rank_cannot_import_is_refused() -> None:
+    class Hidden(NamedTuple):
+        hidden: torch.Tensor
+
+    class Naming(nn.Linear):
+        def forward(self, input: torch.Tensor) -> Any:
+            return Hidden(super().forward(input))
+
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        return model.head(model.blocks[0](model.stem(x)).hidden)
+
+    model = _Chain(run)
+    model.blocks[0] = Naming(_WIDTH, _WIDTH)
+    with pytest.raises(GanglineError, match="define its class at the top of a module"):
+        _check(model, {2})
+
+
+class _Changing(nn.Linear):
+    """Adds its output to what the model has given it besides."""
+
+    def forward(self, input: torch.Tensor, kept: Any = None, **options: Any) -> torch.Tensor:
+        y: torch.Tensor = super().forward(input)
+        if isinstance(kept, list):
+            kept.append(y)
+        elif isinstance(kept, dict):
+            kept[id(self)] = y
+        elif isinstance(kept, torch.Tensor):
+            kept += y.detach()
+        else:
+            options["state"].total += y
+        return y
+
+
+def _total(kept: Any) -> Any:
+    if isinstance(kept, dict):
+        return sum(kept.values())
+    return sum(kept) if isinstance(kept, list) else getattr(kept, "total", kept)
+
+
+@pytest.mark.parametrize("make", [list, dict, lambda: torch.zeros(3, _WIDTH), lambda: SimpleNamespace(total=0)])
+@pytest.mark.parametrize("borders", _BORDERS)
+def test_a_unit_that_changes_what_the_model_gives_it_besides_is_refused(make: Any, borders: set[int]) -> None:
+    """Unless its readers are on the same part."""
+
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        x, kept = model.stem(x), make()
+        for block in model.blocks:
+            x = block(x, state=kept) if isinstance(kept, SimpleNamespace) else block(x, kept)
+        return model.head(x) + _total(kept)
+
+    model = _Chain(run, lambda: _Changing(_WIDTH, _WIDTH))
+    if borders == {1}:
+        _check(model, borders)
+        return
+    with pytest.raises(GanglineError, match=r"changes its input in place inside of blocks\.0|that blocks\.0 changes"):
+        _check(model, borders)

@@ -27,7 +27,7 @@ from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.call_order import CallOrder, stateless_paths
-from gangline.pytorch.parallel.staged.layout import Described, TensorShape, describe, tensors_of
+from gangline.pytorch.parallel.staged.layout import Described, TensorShape, are_same, contents_of, describe, tensors_of
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
 from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch, Versions, is_changed, versions_of
@@ -230,6 +230,7 @@ class CutModel:
                 run.checkpoint = _checkpoint_around()
             if place == run.first - 1 and path == self._units[place].end:
                 run.is_begun = True
+                self._note_changes(run, path, (args, kwargs))
                 return run.received
             return self._placeholder(run, path, (args, kwargs))
         if run.is_checked:
@@ -251,6 +252,7 @@ class CutModel:
         before = run.versions.outputs() if run.is_checked else {}
         arguments = run.versions.arguments()
         given = versions_of(tensors_of((args, original.keywords))) if run.is_checked else []
+        contents = contents_of((args, original.keywords)) if run.is_checked else []
         result = original(*args)
         if run.last < len(self._units) - 1 and is_changed(arguments):
             raise self.refuse(
@@ -258,6 +260,11 @@ class CutModel:
                 f"leave inplace=True out of {path}, or change a copy"
             )
         if run.is_checked:
+            if run.last < len(self._units) - 1 and not are_same(contents, contents_of((args, original.keywords))):
+                raise self.refuse(
+                    f"gives {path} a list, dictionary or object that {path} changes, and other parts have it as it "
+                    f"was; let {path} return what it adds"
+                )
             changed = run.versions.changed_since(before)
             if changed is not None:
                 raise self._refuse_change(path, f"the output of {changed}")
@@ -347,13 +354,17 @@ class CutModel:
             raise self.refuse(f"calls {path} without a tensor as its first argument; pass the hidden state first")
         return args[0]
 
-    def _placeholder(self, run: PartRun, path: str, inputs: Any) -> Any:
+    def _note_changes(self, run: PartRun, path: str, inputs: Any) -> None:
+        """Marks what a unit of an earlier part has changed in place: this part has it as it was."""
         described = run.layout.get(path)
         if described is not None and described.changes_input:
-            # This part has the inputs as they were.
             run.watch.marks.add(inputs, frozenset((_CHANGED_BY + path,)))
+
+    def _placeholder(self, run: PartRun, path: str, inputs: Any) -> Any:
+        self._note_changes(run, path, inputs)
         if path in run.carried:
             return run.carried[path]
+        described = run.layout.get(path)
         if described is None:
             # The part that has the module has not called it, or calls it later.
             raise self.refuse(

@@ -1,17 +1,19 @@
 """Describes nested values by the shapes and types of their tensors, so that ranks can make room for values of another
 rank, and compare batches.
 
-A description travels between ranks as JSON. Used by the cut model and by the strategy `pipeline`.
+A description travels between ranks as bytes. Used by the cut model and by the strategy `pipeline`.
 """
 
 from __future__ import annotations
 
-import json
+import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from gangline.errors import invalid
 
@@ -76,6 +78,23 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
+def contents_of(value: Any) -> list[Any]:
+    """Returns what a nested value consists of, to find out whether its lists and dictionaries, or attributes of objects
+    in it, have changed: the structure, and by identity the objects inside. Modules keep states of their own."""
+    leaves, tree = tree_flatten(value)
+    attributes = [
+        vars(leaf) for leaf in leaves if hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor | nn.Module)
+    ]
+    return [tree, *leaves, *(entry for each in attributes for pair in each.items() for entry in pair)]
+
+
+def are_same(contents: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Returns whether two results of contents_of are of the same objects."""
+    (tree, *leaves), (other_tree, *other_leaves) = contents, others
+    is_alike = tree == other_tree and len(leaves) == len(other_leaves)
+    return is_alike and all(ours is theirs for ours, theirs in zip(leaves, other_leaves, strict=True))
+
+
 def signature_of(value: Any) -> tuple[Any, ...]:
     """Returns the shapes and plain values of a nested value in a form that can be compared and hashed."""
     leaves, tree = tree_flatten(value)
@@ -89,34 +108,25 @@ def signature_of(value: Any) -> tuple[Any, ...]:
 
 
 def encode(described_by_name: dict[str, Described]) -> bytes:
-    """Returns descriptions as JSON."""
-    entries = {
-        name: {
-            "tree": treespec_dumps(described.tree),
-            "changes_input": described.changes_input,
-            "leaves": [
-                {"shape": list(leaf.shape), "type": str(leaf.dtype).removeprefix("torch.")}
-                if isinstance(leaf, TensorShape)
-                else {"value": leaf}
-                for leaf in described.leaves
-            ],
-        }
+    """Returns descriptions as bytes for another rank of the trial. Raises GanglineError `parallelism.model` for a named
+    tuple whose class another rank cannot import."""
+    values = {
+        name: (tree_unflatten(described.leaves, described.tree), described.changes_input)
         for name, described in described_by_name.items()
     }
-    return json.dumps(entries).encode()
+    try:
+        return pickle.dumps(values)
+    except (AttributeError, pickle.PicklingError) as error:
+        raise invalid(
+            "parallelism.model",
+            f"an output of a unit cannot go from stage to stage ({error}); define its class at the top of a module",
+        ) from None
 
 
 def decode(content: bytes) -> dict[str, Described]:
     """Returns what `encode` has made bytes of."""
-    return {
-        name: Described(
-            treespec_loads(entry["tree"]),
-            tuple(_decode_leaf(leaf) for leaf in entry["leaves"]),
-            entry["changes_input"],
-        )
-        for name, entry in json.loads(content).items()
-    }
-
-
-def _decode_leaf(leaf: dict[str, Any]) -> Any:
-    return TensorShape(tuple(leaf["shape"]), getattr(torch, leaf["type"])) if "shape" in leaf else leaf["value"]
+    described = {}
+    for name, (value, changes_input) in pickle.loads(content).items():  # noqa: S301  from a rank of the same trial
+        leaves, tree = tree_flatten(value)
+        described[name] = Described(tree, tuple(leaves), changes_input)
+    return described
