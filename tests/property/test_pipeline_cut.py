@@ -26,10 +26,10 @@ class _InPlace(nn.Linear):
 
 
 class _Programmed(nn.Module):
-    """Does what its program says, with units and with outputs that it has kept. act_place: where the module without
-    state is among the others. stem: makes the first unit."""
+    """Does what its program says, with units and with outputs that it has kept. act_place: where the module beside the
+    lists is among the others, which may have parameters. stem: makes the first unit."""
 
-    def __init__(self, act_place: int, stem: type[nn.Linear] = nn.Linear) -> None:
+    def __init__(self, act_place: int, has_norm: bool, stem: type[nn.Linear] = nn.Linear) -> None:
         super().__init__()
         half = (_NUM_UNITS - 2) // 2
         modules: list[tuple[str, nn.Module]] = [
@@ -38,7 +38,7 @@ class _Programmed(nn.Module):
             ("second", nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(half))),
             ("head", nn.Linear(_WIDTH, _WIDTH)),
         ]
-        modules.insert(act_place, ("act", nn.Tanh()))
+        modules.insert(act_place, ("act", nn.LayerNorm(_WIDTH) if has_norm else nn.Tanh()))
         for name, module in modules:
             self.add_module(name, module)
         self.program: Sequence[Step] = ()
@@ -105,17 +105,24 @@ def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     act_place=st.integers(0, 4),
+    has_norm=st.booleans(),
     stem=st.sampled_from([nn.Linear, nn.Linear, _InPlace]),
     programs=st.lists(_programs(), min_size=1, max_size=2),
     borders=_BORDERS,
     is_evaluated=st.booleans(),
 )
 def test_parts_train_as_the_model_or_are_refused(
-    act_place: int, stem: type[nn.Linear], programs: list[tuple[Step, ...]], borders: set[int], is_evaluated: bool
+    *,
+    act_place: int,
+    has_norm: bool,
+    stem: type[nn.Linear],
+    programs: list[tuple[Step, ...]],
+    borders: set[int],
+    is_evaluated: bool,
 ) -> None:
     """The second program is a later batch of the same shape, in which the model does something else."""
     torch.manual_seed(1)
-    model = _Programmed(act_place, stem).double()
+    model = _Programmed(act_place, has_norm, stem).double()
     whole, parts = copy.deepcopy(model), cut(model, borders)
     inputs = torch.randn(3, _WIDTH, dtype=torch.float64)
     for program in programs:
@@ -141,13 +148,16 @@ def test_parts_train_as_the_model_or_are_refused(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     act_place=st.integers(0, 4),
+    has_norm=st.booleans(),
     numbers=st.lists(st.integers(0, 2), min_size=_NUM_UNITS + 1, max_size=_NUM_UNITS + 1),
     borders=_BORDERS,
 )
-def test_a_module_without_state_may_run_anywhere(act_place: int, numbers: list[int], borders: set[int]) -> None:
+def test_a_module_beside_the_lists_may_run_anywhere(
+    act_place: int, has_norm: bool, numbers: list[int], borders: set[int]
+) -> None:
     """numbers: how often it runs before each unit, and after the last one."""
     torch.manual_seed(1)
-    model = _Programmed(act_place)
+    model = _Programmed(act_place, has_norm)
     whole, parts = copy.deepcopy(model), cut(model, borders)
     steps: list[Step] = [("act", 0)] * numbers[-1]
     for unit, number in reversed(list(enumerate(numbers[:-1]))):

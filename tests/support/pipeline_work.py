@@ -243,6 +243,35 @@ class Sharing(Chain):
         return out
 
 
+class Disordered(nn.Module):
+    """Whose modules are defined in another order than that in which they run: a norm behind every layer is the first
+    one, and what makes the first layer's input is the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.blocks = nn.ModuleList(Block(_WIDTH) for _ in range(4))
+        self.head = nn.Linear(_WIDTH, 3)
+        self.positions = Positions()
+        self.stem = nn.Linear(6, _WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x) + self.positions(_WIDTH)
+        for block in self.blocks:
+            x = self.norm(block(x))
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(0.25))
+
+    def forward(self, count: int) -> torch.Tensor:
+        return torch.arange(count) * self.get_buffer("scale")
+
+
 class Again(Chain):
     """Which runs the last block of the first of two parts once more behind a block of the second part."""
 
@@ -618,6 +647,10 @@ class SkippingTrial(ChainTrial):
 
 class SharingTrial(ChainTrial):
     make = Sharing
+
+
+class DisorderedTrial(ChainTrial):
+    make = Disordered
 
 
 class ChangingTrial(ChainTrial):

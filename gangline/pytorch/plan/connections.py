@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gangline.pytorch.parallel.staged.call_order import CallOrder, stateless_paths
+from gangline.pytorch.parallel.staged.call_order import CallOrder
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.marks import NONE, Marks, ReadWatch, Sources, depends_on_values, storages_of
 from gangline.pytorch.parallel.staged.unit import Unit
@@ -39,7 +39,7 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
 
     A storage has the paths of the modules from whose outputs its values come. The output of a unit's module has its own
     path alone. A module that returns the storage of its input takes it over. What happens inside of units is not
-    followed. A module without state that runs as CallOrder.is_code says is followed like the code between units.
+    followed. A module that runs as CallOrder.is_code says is followed like the code between units.
 
     carry: the paths of the modules whose outputs go along to all later parts, as the option of that name."""
 
@@ -51,7 +51,6 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         self._marks = Marks()
         self._outputs: dict[str, _Output] = {}
         self._newest_unit = -1
-        self._stateless = stateless_paths(model, units)
         self._order = CallOrder()
         # Whether the module of a unit that runs at present is followed like code.
         self._is_code = False
@@ -135,11 +134,10 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         self._marks.clear()
 
     def _enter(self, place: int, path: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        is_stateless = path in self._stateless
-        self._is_code = is_stateless and self._order.is_code(place, path, self._units[place].end)
+        self._is_code = self._order.is_code(place, path, self._units[place])
         if self._is_code:
             return
-        self._order.note(place, path, is_stateless=is_stateless)
+        self._order.note(place, path)
         args, kwargs = inputs
         is_first, self._newest_unit = place > self._newest_unit, max(place, self._newest_unit)
         if is_first and place and self._units[place - 1].end is None:

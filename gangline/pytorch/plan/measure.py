@@ -166,6 +166,12 @@ class _Attempt:
         optimizers = self.context.optimizers
         if not optimizers:
             notes.append("no optimizer was wrapped; counted 8 bytes for each parameter, as for AdamW")
+        copied = self.context.observed.copied
+        if copied and units:
+            notes.append(
+                f"each slot of a pipeline has a copy of {', '.join(sorted(copied))}, which runs twice or in another "
+                "order than that of its definition; the copies are not counted"
+            )
         names = [type(optimizer).__name__ for optimizer in optimizers]
         return Measured(
             models[0],

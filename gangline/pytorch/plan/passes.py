@@ -13,7 +13,7 @@ from torch import nn
 
 from gangline.pytorch.data.batch_data import count_records, move
 from gangline.pytorch.data.loader import DataLoader
-from gangline.pytorch.parallel.staged.call_order import CallOrder, stateless_paths
+from gangline.pytorch.parallel.staged.call_order import CallOrder
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.marks import storages_of
 from gangline.pytorch.parallel.staged.unit import Unit
@@ -121,7 +121,6 @@ class _Meter:
         self._passed: tuple[int, list[weakref.ref[torch.UntypedStorage]]] = 0, []
         self._place = 0
         self._order = CallOrder()
-        self._stateless = stateless_paths(model, units)
         self._counted_flops = 0
         self._is_done = False
 
@@ -172,10 +171,13 @@ class _Meter:
 
     def _on_module(self, place: int, path: str) -> None:
         """Called before each module of the unit with this place."""
-        is_stateless = path in self._stateless
-        if self._is_done or (is_stateless and self._order.is_code(place, path, self._units[place].end)):
+        if self._is_done:
             return
-        conflict = self._order.note(place, path, is_stateless=is_stateless)
+        if self._order.is_code(place, path, self._units[place]):
+            if any(True for _ in self._model.get_submodule(path).parameters()):
+                self._context.observed.copied.add(path)
+            return
+        conflict = self._order.note(place, path)
         self._context.observed.no_chain = self._context.observed.no_chain or conflict or ""
         self._begin_unit(place)
 

@@ -41,8 +41,9 @@ class Observation:
     """Notes of one run of train_batch. num_calls: of the first model. num_backwards: calls of context.backward.
     has_arguments: whether one of them had a gradient or retain_graph. closed_over: optimizers whose step had a closure.
     is_copied: whether a wrapped model was copied. no_chain: what the first model's forward does against the order of
-    its units, as CallOrder.note says it; empty for a chain. unused: for each model, what left_out returns; empty where
-    the first backward pass did not end. mistake: why every strategy of several slots refuses an optimizer or the
+    its units, as CallOrder.note says it; empty for a chain. copied: modules with parameters that each slot of a
+    pipeline runs, because they run twice or in another order. unused: for each model, what left_out returns; empty
+    where the first backward pass did not end. mistake: why every strategy of several slots refuses an optimizer or the
     loss; empty for none."""
 
     num_calls: int = 0
@@ -51,6 +52,7 @@ class Observation:
     closed_over: list[Optimizer] = field(default_factory=list)
     is_copied: bool = False
     no_chain: str = ""
+    copied: set[str] = field(default_factory=set)
     unused: list[list[str]] = field(default_factory=list)
     mistake: str = ""
 

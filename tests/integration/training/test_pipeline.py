@@ -34,6 +34,7 @@ _OF_TWO = {
     "skip connection": Run("SkippingTrial", _pipeline(), hparams=_SGD),
     "changes in place": Run("ChangingTrial", _pipeline(split=["blocks.1"]), hparams=_SGD),
     "one activation for all": Run("SharingTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
+    "modules in another order": Run("DisorderedTrial", _pipeline(), hparams=_SGD),
     "decision": Run("DecidingTrial", _pipeline(split=["blocks.2"]), batches=3, hparams=_SGD),
     "connection from the second batch on": Run("LateTrial", _pipeline(carry=["blocks.0"]), batches=3, hparams=_SGD),
     "skip connection, zero bubble": Run("SkippingTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
@@ -95,6 +96,9 @@ _OF_FOUR = {
     "divided, tied": Run("TiedTrial", _pipeline(stages=2, replicas="zero2", schedule="Interleaved1F1B"), hparams=_SGD),
     "divided, zero bubble": Run("TiedTrial", _pipeline(stages=2, replicas="zero2", schedule="ZBVZeroBubble")),
     "divided, weights used outside": Run("OutsideTrial", _pipeline(stages=2, replicas="zero2"), hparams=_SGD),
+    "divided, modules in another order": Run(
+        "DisorderedTrial", _pipeline(stages=2, replicas="zero2", schedule="Interleaved1F1B")
+    ),
     "divided, aggregation": Run(
         "ChainTrial", _pipeline(stages=2, replicas="zero2"), config={"optimizations": {"aggregation_frequency": 2}}
     ),

@@ -191,7 +191,7 @@ class _Repeated(nn.Module):
     def __init__(self, order: Sequence[int]) -> None:
         super().__init__()
         self.order = order
-        self.activation = nn.ReLU()
+        self.activation: nn.Module = nn.ReLU()
         self.layers = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(3))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -200,11 +200,24 @@ class _Repeated(nn.Module):
         return inputs
 
 
+class _Norms(_Repeated):
+    """A norm with parameters behind each of its layers."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__(order)
+        self.activation: nn.Module = nn.LayerNorm(_WIDTH)
+
+
 class _Orders(_Trial):
     order: Sequence[int] = (0, 1, 2)
 
     def make_model(self) -> nn.Module:
         return _Repeated(self.order)
+
+
+class _NormsTrial(_Orders):
+    def make_model(self) -> nn.Module:
+        return _Norms(self.order)
 
 
 class _OrdersTwice(_Orders):
@@ -286,9 +299,15 @@ def test_what_strategies_refuse_is_seen(trial: Any, refusing: set[str], words: s
     assert all(words in reason for reason in refused.values())
 
 
-@pytest.mark.parametrize("trial", [_Trial, _ReadsValues, _Leaves, _Second, _Unfreezes, _Orders])
+@pytest.mark.parametrize("trial", [_Trial, _ReadsValues, _Leaves, _Second, _Unfreezes, _Orders, _NormsTrial])
 def test_no_strategy_is_refused_for_what_it_can_train_or_for_what_is_not_seen(trial: Any) -> None:
     assert _measure(trial).refused == {}
+
+
+def test_copies_for_a_pipeline_are_noted() -> None:
+    assert _measure(_Orders).notes == ()
+    (note,) = _measure(_NormsTrial).notes
+    assert note.startswith("each slot of a pipeline has a copy of activation, which runs twice or in another order")
 
 
 def test_sparse_gradients_go_through_ddp_on_cpus() -> None:

@@ -3,8 +3,8 @@
 Every part calls the forward with the model's real inputs. Units of earlier parts return placeholders, and the last of
 them returns the value that came from the part before. The forward ends at the first unit of a later part. So the code
 between two units runs on the part of the second one, and masks or positions that blocks get as further arguments are
-computed where they are needed. A module without parameters and buffers that runs several times, or in another order
-than that of its definition, is such code.
+computed where they are needed. A module beside the lists that runs several times, or in another order than that of its
+definition, is such code, see CallOrder.
 
 Where a placeholder reaches the part's output, as with a skip connection, or decides what the model runs, the real
 output of its module has to come along with the value from the part before. A run with checks finds these modules. It is
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.ownership import class_name
-from gangline.pytorch.parallel.staged.call_order import CallOrder, stateless_paths
+from gangline.pytorch.parallel.staged.call_order import CallOrder
 from gangline.pytorch.parallel.staged.layout import Described, TensorShape, are_same, contents_of, describe, tensors_of
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
@@ -102,7 +102,6 @@ class CutModel:
         self._device = device
         self._run: PartRun | None = None
         self._is_whole = False
-        self._stateless = stateless_paths(model, units)
         # By shape: units of other parts whose outputs have the same shape share one.
         self._placeholders: dict[TensorShape, torch.Tensor] = {}
         modules = [model.get_submodule(path) for unit in units for path in unit.paths]
@@ -183,8 +182,7 @@ class CutModel:
         if run.last == len(self._units) - 1:
             run.output, run.is_complete = result, True
         if not run.is_complete or (run.first > 0 and not run.is_begun):
-            unit = self._units[run.last if run.is_begun or run.first == 0 else run.first]
-            raise self.refuse(f"has not run {unit.name} in the order of its definition{_WAY_OUT}")
+            raise self._left_out(run)
         changed = run.versions.changed_buffer(self._buffers_now())
         if changed is not None:
             raise self.refuse(self._buffer_text(changed))
@@ -215,14 +213,13 @@ class CutModel:
         if run is None:
             # Recomputation of a checkpoint, or a run of the whole model.
             return original(*args, **kwargs)
-        is_stateless = path in self._stateless
-        if is_stateless and _is_code(run, place, path):
-            return original(*args, **kwargs)
+        if self._is_code(run, place, path):
+            return self._run_code(run, place, path, partial(original, *args, **kwargs))
         if place > run.last:
             if self._units[run.last].end is None and not run.is_complete:
                 self._complete(run, self._first_of(args, path))
             raise _PartEnd
-        conflict = run.order.note(place, path, is_stateless=is_stateless)
+        conflict = run.order.note(place, path)
         if conflict is not None:
             raise self.refuse(conflict)
         if place < run.first:
@@ -244,6 +241,39 @@ class CutModel:
         if place == run.last and path == self._units[place].end:
             self._complete(run, result)
         return result
+
+    def _is_code(self, run: PartRun, place: int, path: str) -> bool:
+        """Whether a call of a module is like code between units, which every part runs with the values that it has."""
+        unit = self._units[place]
+        if path == unit.end:
+            return False
+        if place > run.last and not run.is_complete:
+            return True
+        if place < run.first:
+            # A call that the part of the unit has not described is none of the unit.
+            return path not in run.layout or run.order.is_code(place, path, unit)
+        return (run.first > 0 and not run.is_begun) or run.order.is_code(place, path, unit)
+
+    def _run_code(self, run: PartRun, place: int, path: str, call: partial[Any]) -> Any:
+        """Runs a module as code of the model. A run with checks gets its parameters for this rank."""
+        buffers = versions_of(list(self._model.get_submodule(path).buffers())) if run.is_checked else []
+        try:
+            result = call()
+        except ValuesNeeded as need:
+            if run.is_checked or not need.parameters or place <= run.last:
+                raise
+            # It follows on a unit of this part that was there in the first batch.
+            raise self._left_out(run) from None
+        if is_changed(buffers):
+            raise self.refuse(
+                f"calls {path}, which changes its buffers, twice or in another order than that of its definition; let "
+                "it run once, in that order"
+            )
+        return result
+
+    def _left_out(self, run: PartRun) -> GanglineError:
+        unit = self._units[run.last if run.is_begun or run.first == 0 else run.first]
+        return self.refuse(f"has not run {unit.name} in the order of its definition{_WAY_OUT}")
 
     def _run_module(self, run: PartRun, place: int, path: str, original: partial[Any], args: tuple[Any, ...]) -> Any:
         if run.seconds is not None:
@@ -424,19 +454,6 @@ class CutModel:
     def refuse(self, text: str) -> GanglineError:
         """Returns the error about a model that is no chain. text: what its forward does, and the way out."""
         return invalid("parallelism.model", f"pipeline cannot cut {class_name(self._model)}, whose forward {text}")
-
-
-def _is_code(run: PartRun, place: int, path: str) -> bool:
-    """Whether a call of a module without state is code between units, which every part runs with the values that it
-    has. Only its first call belongs to its unit, if it comes while the part with that unit runs: parts behind that one
-    need not run it."""
-    if place > run.last:
-        return not run.is_complete
-    if run.order.has(path):
-        return True
-    if place < run.first:
-        return path not in run.layout
-    return run.is_complete or (run.first > 0 and not run.is_begun)
 
 
 def _make_placeholder(shape: TensorShape, device: torch.device) -> torch.Tensor:

@@ -1,23 +1,36 @@
 """Describes nested values by the shapes and types of their tensors, so that ranks can make room for values of another
 rank, and compare batches.
 
-A description travels between ranks as bytes. Used by the cut model and by the strategy `pipeline`.
+A description travels between ranks as JSON. Used by the cut model and by the strategy `pipeline`.
 """
 
 from __future__ import annotations
 
-import pickle
+import json
+import sys
+from collections import namedtuple
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import (
+    TreeSpec,
+    is_namedtuple_class,
+    register_pytree_node,
+    tree_flatten,
+    tree_map,
+    tree_unflatten,
+    treespec_dumps,
+    treespec_loads,
+)
 
-from gangline.errors import invalid
+from gangline.errors import GanglineError, invalid
 
 _PLAIN = (int, float, bool, str, type(None))
+# Classes of named tuples that torch can write into the text of a tree.
+_registered: set[type[Any]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,37 @@ class Described:
         )
 
 
+class Absent:
+    """Stands in a model's output for an object that no rank of a pipeline has as a whole, as a cache to which each
+    layer adds its part."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Absent) and self.kind == other.kind
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+    def __getattr__(self, name: str) -> Any:
+        # Python itself asks for names such as __deepcopy__.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise invalid(
+            "parallelism.model",
+            f"the {self.kind} in the model's output has parts on all stages of the pipeline, and is on none as a "
+            "whole; use the output's tensors",
+        )
+
+
+def without_objects(value: Any) -> Any:
+    """Returns a model's output with Absent in the place of each leaf that is neither a tensor nor a plain value."""
+    return tree_map(
+        lambda leaf: leaf if isinstance(leaf, (torch.Tensor, *_PLAIN)) else Absent(type(leaf).__name__), value
+    )
+
+
 def describe(value: Any, what: str, *, changes_input: bool = False) -> Described:
     """Describes a value. what: its place, for the error. changes_input: as in Described. Raises GanglineError
     `parallelism.model` for a value with something else than tensors and plain values in dictionaries, lists and
@@ -62,7 +106,7 @@ def describe(value: Any, what: str, *, changes_input: bool = False) -> Described
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             described.append(TensorShape(tuple(leaf.shape), leaf.dtype))
-        elif isinstance(leaf, _PLAIN):
+        elif isinstance(leaf, (*_PLAIN, Absent)):
             described.append(leaf)
         else:
             raise invalid(
@@ -108,25 +152,77 @@ def signature_of(value: Any) -> tuple[Any, ...]:
 
 
 def encode(described_by_name: dict[str, Described]) -> bytes:
-    """Returns descriptions as bytes for another rank of the trial. Raises GanglineError `parallelism.model` for a named
-    tuple whose class another rank cannot import."""
-    values = {
-        name: (tree_unflatten(described.leaves, described.tree), described.changes_input)
-        for name, described in described_by_name.items()
-    }
-    try:
-        return pickle.dumps(values)
-    except (AttributeError, pickle.PicklingError) as error:
-        raise invalid(
-            "parallelism.model",
-            f"an output of a unit cannot go from stage to stage ({error}); define its class at the top of a module",
-        ) from None
+    """Returns descriptions as JSON. Raises GanglineError `parallelism.model` for a named tuple whose class another rank
+    cannot find."""
+    entries = {}
+    for name, described in described_by_name.items():
+        classes = _named_tuples(described.tree)
+        for each in classes:
+            _register(each)
+        entries[name] = {
+            "tree": treespec_dumps(described.tree),
+            "named_tuples": [[each.__module__, each.__qualname__] for each in classes],
+            "changes_input": described.changes_input,
+            "leaves": [_encode_leaf(leaf) for leaf in described.leaves],
+        }
+    return json.dumps(entries).encode()
 
 
 def decode(content: bytes) -> dict[str, Described]:
-    """Returns what `encode` has made bytes of."""
+    """Returns what `encode` has made bytes of, on a rank that runs the same program."""
     described = {}
-    for name, (value, changes_input) in pickle.loads(content).items():  # noqa: S301  from a rank of the same trial
-        leaves, tree = tree_flatten(value)
-        described[name] = Described(tree, tuple(leaves), changes_input)
+    for name, entry in json.loads(content).items():
+        for module, qualname in entry["named_tuples"]:
+            _register(_find_class(module, qualname))
+        leaves = tuple(map(_decode_leaf, entry["leaves"]))
+        described[name] = Described(treespec_loads(entry["tree"]), leaves, entry["changes_input"])
     return described
+
+
+def _encode_leaf(leaf: Any) -> dict[str, Any]:
+    if isinstance(leaf, TensorShape):
+        return {"shape": list(leaf.shape), "type": str(leaf.dtype).removeprefix("torch.")}
+    return {"absent": leaf.kind} if isinstance(leaf, Absent) else {"value": leaf}
+
+
+def _decode_leaf(leaf: dict[str, Any]) -> Any:
+    if "shape" in leaf:
+        return TensorShape(tuple(leaf["shape"]), getattr(torch, leaf["type"]))
+    return Absent(leaf["absent"]) if "absent" in leaf else leaf["value"]
+
+
+def _named_tuples(tree: TreeSpec) -> set[type[Any]]:
+    own = {tree.context} if tree.type is namedtuple else set()
+    return own.union(*map(_named_tuples, tree.children()))
+
+
+def _register(kind: type[Any]) -> None:
+    """Lets torch write the class of a named tuple into the text of a tree. Flattening stays as it is."""
+    if kind in _registered:
+        return
+    if _find_class(kind.__module__, kind.__qualname__) is not kind:
+        raise _no_class(kind.__qualname__)
+    register_pytree_node(
+        kind,
+        lambda value: (list(value), kind),
+        lambda values, _: kind(*values),
+        serialized_type_name=f"{kind.__module__}:{kind.__qualname__}",
+    )
+    _registered.add(kind)
+
+
+def _find_class(module: str, qualname: str) -> type[Any]:
+    found: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    if not isinstance(found, type) or not is_namedtuple_class(found):
+        raise _no_class(qualname)
+    return found
+
+
+def _no_class(qualname: str) -> GanglineError:
+    return invalid(
+        "parallelism.model",
+        f"the named tuple {qualname} cannot go from stage to stage, because another rank cannot find its class; define "
+        "the class at the top of a module, or return a plain tuple",
+    )

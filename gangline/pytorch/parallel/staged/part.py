@@ -26,7 +26,15 @@ from gangline.core.beat import EXCHANGE, FORWARD, Beat, NoBeat
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.cut import CutModel, PartRun
 from gangline.pytorch.parallel.staged.group import Replicas
-from gangline.pytorch.parallel.staged.layout import Described, decode, describe, encode, signature_of, tensors_of
+from gangline.pytorch.parallel.staged.layout import (
+    Described,
+    decode,
+    describe,
+    encode,
+    signature_of,
+    tensors_of,
+    without_objects,
+)
 from gangline.pytorch.parallel.staged.timing import ROUNDS
 from gangline.pytorch.parallel.staged.unit import Unit
 from gangline.pytorch.parallel.staged.watch import ValuesNeeded
@@ -139,7 +147,7 @@ class Parts:
         """Runs a part. Returns what goes to the next part, or the model's output."""
         output = self.cut.run_part(run, args, kwargs)
         if part + 1 == self.count:
-            return output
+            return without_objects(output)
         return output, {path: run.kept[path] for path in run.keeps}
 
     @property
