@@ -1,4 +1,4 @@
-"""The callbacks for other trainers off the cluster, with the real libraries: length, filter, user data, bad input."""
+"""The callbacks for other trainers off the cluster, and models of transformers in parts, with the real libraries."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.support.frameworks import install_frameworks
 from tests.support.source import ROOT
+from tests.support.transformers_parts import MODELS
 
 # One process, because importing the libraries takes most of the time.
 _SCRIPT = """
@@ -65,3 +66,11 @@ def test_off_the_cluster(tmp_path: Path) -> None:
     saved = [json.loads(path.read_text()) for path in tmp_path.glob("checkpoints/*/metadata.json")]
     assert [metadata["steps_completed"] for metadata in saved] == [3]
     assert len([*tmp_path.glob("checkpoints/*/checkpoint-3/my_data.json")]) == 1
+
+
+def test_parts_of_models_of_transformers_train_as_the_whole_ones() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(install_frameworks())))}
+    command = [sys.executable, "-m", "tests.support.transformers_parts"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [word for name in MODELS for word in ("SAME", name)]

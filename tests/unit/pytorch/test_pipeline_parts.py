@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -190,7 +191,7 @@ def _total(kept: Any) -> Any:
 @pytest.mark.parametrize("make", [list, dict, lambda: torch.zeros(3, _WIDTH), lambda: SimpleNamespace(total=0)])
 @pytest.mark.parametrize("borders", _BORDERS)
 def test_a_unit_that_changes_what_the_model_gives_it_besides_is_refused(make: Any, borders: set[int]) -> None:
-    """Unless its readers are on the same part."""
+    """Unless its readers are on the same part. A sum that is no output of any unit is refused there too."""
 
     def run(model: _Chain, x: torch.Tensor) -> Any:
         x, kept = model.stem(x), make()
@@ -199,8 +200,104 @@ def test_a_unit_that_changes_what_the_model_gives_it_besides_is_refused(make: An
         return model.head(x) + _total(kept)
 
     model = _Chain(run, lambda: _Changing(_WIDTH, _WIDTH))
-    if borders == {1}:
+    if borders == {1} and not isinstance(make(), SimpleNamespace):
         _check(model, borders)
         return
-    with pytest.raises(GanglineError, match=r"changes its input in place inside of blocks\.0|that blocks\.0 changes"):
+    words = (
+        "changes its input in place inside of blocks.0",
+        "that blocks.0 changes",
+        "that blocks.0 computes and does",
+    )
+    with pytest.raises(GanglineError, match="|".join(map(re.escape, words))):
         _check(model, borders)
+
+
+class _Scoring(nn.Linear):
+    """Keeps a loss of its own, which it does not return."""
+
+    score: torch.Tensor | None = None
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        y = super().forward(input)
+        self.score = y.square().mean()
+        return y
+
+
+def _add_scores(model: _Chain, x: torch.Tensor) -> Any:
+    y = _plain(model, x)
+    scores: list[Any] = [block.score for block in model.blocks]
+    return y + sum(score for score in scores if score is not None)
+
+
+def _collect_scores(model: _Chain, x: torch.Tensor) -> Any:
+    return _plain(model, x), [block.score for block in model.blocks if block.score is not None]
+
+
+@pytest.mark.parametrize("run", [_add_scores, _collect_scores])
+@pytest.mark.parametrize("borders", [{1}, {2}, {3}])
+def test_a_value_from_inside_of_a_unit_is_refused(run: Any, borders: set[int]) -> None:
+    with pytest.raises(GanglineError, match=r"uses a value that blocks\.\d computes and does not return, and no other"):
+        _check(_Chain(run, lambda: _Scoring(_WIDTH, _WIDTH)), borders)
+
+
+def test_a_value_that_a_unit_keeps_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A loss in train_batch may use it, which no run of the model shows."""
+    _check(_Chain(_plain, lambda: _Scoring(_WIDTH, _WIDTH)), {2})
+    texts = [record.getMessage() for record in caplog.records if "keeps score" in record.getMessage()]
+    assert [text.split()[1] for text in texts] == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+class _Table(nn.Module):
+    """Makes a table once for all of its users."""
+
+    table: torch.Tensor | None = None
+
+    def forward(self, count: int) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.arange(count).double().cos()
+        return self.table
+
+
+class _Rotating(nn.Linear):
+    shared = _Table()
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        table: torch.Tensor = self.shared(_WIDTH)
+        return super().forward(input) * table
+
+
+@pytest.mark.parametrize("borders", _BORDERS)
+def test_a_table_that_units_share_is_no_value_of_a_unit(
+    borders: set[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_Rotating, "shared", _Table())
+    _check(_Chain(_plain, lambda: _Rotating(_WIDTH, _WIDTH)), borders)
+    assert not [record for record in caplog.records if "keeps" in record.getMessage()]
+
+
+class _Cache:
+    """To which each block adds something."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def get(self, place: int) -> torch.Tensor:
+        return self.kept[place]
+
+
+@pytest.mark.parametrize("borders", _BORDERS)
+def test_an_object_in_the_output_is_an_error_where_it_is_used(borders: set[int]) -> None:
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        cache = _Cache()
+        for place, block in enumerate([model.stem, *model.blocks]):
+            cache.kept[place] = x = block(x)
+        return {"out": model.head(x), "cache": cache, "name": "plain"}
+
+    model = _Chain(run)
+    _check(model, borders)
+    parts = cut(model, borders)
+    output = parts.forward((torch.randn(3, _WIDTH, dtype=torch.float64),), {})
+    assert output["name"] == "plain"
+    assert copy.deepcopy(output["cache"]) == output["cache"]
+    with pytest.raises(GanglineError, match=r"the _Cache in the model's output has parts on all stages"):
+        output["cache"].get(0)

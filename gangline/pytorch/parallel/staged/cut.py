@@ -13,6 +13,7 @@ made once for each shape of inputs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -27,11 +28,20 @@ from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.call_order import CallOrder
+from gangline.pytorch.parallel.staged.inner import InnerValues
 from gangline.pytorch.parallel.staged.layout import Described, TensorShape, are_same, contents_of, describe, tensors_of
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.parallel.staged.watch import ValuesNeeded, ValueWatch, Versions, is_changed, versions_of
+from gangline.pytorch.parallel.staged.watch import (
+    INSIDE,
+    ValuesNeeded,
+    ValueWatch,
+    Versions,
+    is_changed,
+    versions_of,
+)
 
+_log = logging.getLogger("gangline")
 # Advice where the last unit of a part was left out, by an early exit or at random.
 _WAY_OUT = (
     "; where layers are left out, decide inside of their own forward, or begin the part at another unit with "
@@ -126,9 +136,11 @@ class CutModel:
         try:
             return self._run_part(run, args, kwargs)
         except ValuesNeeded as need:
-            changer = next((name for name in need.outputs if name.startswith(_CHANGED_BY)), None)
-            if changer is not None:
-                raise self._refuse_change(changer.removeprefix(_CHANGED_BY), "its input") from None
+            for name in need.outputs:
+                if name.startswith(_CHANGED_BY):
+                    raise self._refuse_change(name.removeprefix(_CHANGED_BY), "its input") from None
+                if name.startswith(INSIDE):
+                    raise self._refuse_inner(name.removeprefix(INSIDE)) from None
             if run.is_checked:
                 raise
             raise self._refuse_later(self._with_modules(run, need, args, kwargs)) from None
@@ -167,6 +179,7 @@ class CutModel:
         run.kept = {path: _copy(run.carried[path]) for path in run.keeps if path in run.carried}
         run.versions.note_arguments(tensors_of((args, kwargs)))
         if run.is_checked:
+            run.watch.inner = InnerValues()
             run.versions.note_inputs(tensors_of((run.received, run.carried)))
             for path in run.kept:
                 run.versions.note_outputs(path, tensors_of(run.carried[path]))
@@ -186,6 +199,7 @@ class CutModel:
         changed = run.versions.changed_buffer(self._buffers_now())
         if changed is not None:
             raise self.refuse(self._buffer_text(changed))
+        run.watch.check_inner((run.output, run.kept))
         needed = run.watch.marks.sources_of((run.output, run.kept))
         if needed:
             raise ValuesNeeded(outputs=needed)
@@ -283,7 +297,13 @@ class CutModel:
         arguments = run.versions.arguments()
         given = versions_of(tensors_of((args, original.keywords))) if run.is_checked else []
         contents = contents_of((args, original.keywords)) if run.is_checked else []
+        inner = run.watch.inner
+        if inner is not None:
+            inner.enter(path, (args, original.keywords))
         result = original(*args)
+        if inner is not None:
+            inner.leave(result)
+            self._warn_of_attributes(path, inner)
         if run.last < len(self._units) - 1 and is_changed(arguments):
             raise self.refuse(
                 f"changes the model's own input in place inside of {path}, and other parts have the input as it was; "
@@ -437,6 +457,24 @@ class CutModel:
             f"changes {what} in place inside of {path}, and a later part needs it as it was; leave inplace=True out of "
             f"{path}, or give it a copy"
         )
+
+    def _refuse_inner(self, path: str) -> GanglineError:
+        return self.refuse(
+            f"uses a value that {path} computes and does not return, and no other part has that of its own units; "
+            f"let {path} return it and pass it on, or leave it out"
+        )
+
+    def _warn_of_attributes(self, path: str, inner: InnerValues) -> None:
+        """Warns of values that train_batch could use and that other ranks do not have."""
+        for name, module in self._model.get_submodule(path).named_modules(prefix=path):
+            for key, value in vars(module).items():
+                if isinstance(value, torch.Tensor) and value.requires_grad and inner.unit_of(value) is not None:
+                    _log.warning(
+                        "pipeline: %s keeps %s, which it has computed; no other stage has it, so a loss that uses it "
+                        "outside of the model's forward is wrong",
+                        name,
+                        key,
+                    )
 
     def _refuse_later(self, need: ValuesNeeded) -> GanglineError:
         if need.parameters:

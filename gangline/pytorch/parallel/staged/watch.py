@@ -14,8 +14,12 @@ import torch
 from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from gangline.pytorch.parallel.staged.inner import InnerValues
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.marks import Marks, ReadWatch, Sources, depends_on_values
+
+# Before the path of a module in ValuesNeeded: a value that the module computes and does not return.
+INSIDE = "inside of "
 
 
 class ValuesNeeded(BaseException):
@@ -37,6 +41,8 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.marks = Marks()
         self._reads = ReadWatch(self.marks, _need)
+        # In runs with checks only.
+        self.inner: InnerValues | None = None
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -70,13 +76,23 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         without_values = [tensor for tensor in operands if tensor.is_meta]
         if without_values:
             raise ValuesNeeded(without_values)
+        if self.inner is not None:
+            self.check_inner(operands)
         sources = self.marks.sources_of(operands)
         if sources and depends_on_values(func):
             _need(sources)
         result = func(*args, **kwargs)
         if sources:
             self.marks.note(func, args, kwargs, result, sources)
+        if self.inner is not None:
+            self.inner.note(operands, result)
         return result
+
+    def check_inner(self, value: Any) -> None:
+        """Raises ValuesNeeded for a value from inside of another unit."""
+        path = None if self.inner is None else self.inner.unit_of(value)
+        if path is not None:
+            _need(frozenset((f"{INSIDE}{path}",)))
 
 
 def _need(sources: Sources) -> NoReturn:
