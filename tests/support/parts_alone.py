@@ -59,7 +59,7 @@ def train_parts(parts: Parts, model: nn.Module, *args: Any, number: int = 0) -> 
         sent = [to_send(tensor) for tensor in tensors_of(output)] if part else []
         received = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in sent]
         borders.append((sent, received))
-        output = parts.run(part, received, layout, args, {})
+        output = parts.run(part, received, layout, args, {}, number=number)
     _loss_of(output).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     for sent, received in reversed(borders):
         pairs = [(ours, theirs.grad) for ours, theirs in zip(sent, received, strict=True) if ours.requires_grad]

@@ -272,6 +272,23 @@ class Positions(nn.Module):
         return torch.arange(count) * self.get_buffer("scale")
 
 
+class Noisy(Chain):
+    """Which adds noise before its second block, and subtracts it behind that block, which returns its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1] = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks[0](self.stem(x))
+        noise = torch.randn_like(x)
+        x = self.blocks[1](x + noise) - noise
+        for block in self.blocks[2:]:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
 class Again(Chain):
     """Which runs the last block of the first of two parts once more behind a block of the second part."""
 
@@ -655,6 +672,10 @@ class DisorderedTrial(ChainTrial):
 
 class ChangingTrial(ChainTrial):
     make = Changing
+
+
+class NoisyTrial(ChainTrial):
+    make = Noisy
 
 
 class LateTrial(ChainTrial):

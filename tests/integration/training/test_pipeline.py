@@ -35,6 +35,7 @@ _OF_TWO = {
     "changes in place": Run("ChangingTrial", _pipeline(split=["blocks.1"]), hparams=_SGD),
     "one activation for all": Run("SharingTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
     "modules in another order": Run("DisorderedTrial", _pipeline(), hparams=_SGD),
+    "noise on both parts": Run("NoisyTrial", _pipeline(split=["blocks.2"]), batches=3, hparams=_SGD),
     "decision": Run("DecidingTrial", _pipeline(split=["blocks.2"]), batches=3, hparams=_SGD),
     "connection from the second batch on": Run("LateTrial", _pipeline(carry=["blocks.0"]), batches=3, hparams=_SGD),
     "skip connection, zero bubble": Run("SkippingTrial", _pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from gangline.errors import GanglineError
 from tests.support.parts_alone import cut, train_parts, train_whole
@@ -301,3 +302,29 @@ def test_an_object_in_the_output_is_an_error_where_it_is_used(borders: set[int])
     assert copy.deepcopy(output["cache"]) == output["cache"]
     with pytest.raises(GanglineError, match=r"the _Cache in the model's output has parts on all stages"):
         output["cache"].get(0)
+
+
+@pytest.mark.parametrize("borders", _BORDERS)
+def test_all_parts_draw_the_same_random_numbers_between_units(borders: set[int]) -> None:
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        noise = torch.randn_like(x)
+        x = model.stem(x + noise)
+        for block in model.blocks:
+            x = functional.dropout(x)
+            x = block(x)
+        return model.head(x) * torch.rand_like(x) - noise
+
+    torch.manual_seed(1)
+    model = _Chain(run)
+    whole, parts, inputs = copy.deepcopy(model), cut(model, borders), torch.randn(3, _WIDTH)
+    for number in (3, 4):
+        found = train_parts(parts, model, inputs, number=number)
+        torch.manual_seed(number)
+        torch.testing.assert_close(found, train_whole(whole, inputs))
+
+
+def test_units_draw_from_the_generators_of_their_rank() -> None:
+    model = _Chain(_plain, lambda: nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Dropout(0.5)))
+    parts, inputs = cut(model, {2}), torch.randn(64, _WIDTH)
+    first, second = (train_parts(parts, model, inputs)[0] for _ in range(2))
+    assert not torch.equal(first, second)

@@ -22,6 +22,7 @@ from gangline.core.beat import EXCHANGE, FORWARD, Beat
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.strategy import Train
+from gangline.pytorch.parallel.staged.drawing import draw_number
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.microbatch import join_results
 from gangline.pytorch.parallel.staged.part import Layout, Parts
@@ -44,12 +45,13 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Inputs of the model for one microbatch, and the autocast in which it was called."""
+    """Inputs of the model for one microbatch, and the autocast in which it was called. number: as in SharedDraws."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     is_autocast: bool
     autocast_type: torch.dtype
+    number: int
 
 
 class BatchRun:
@@ -113,7 +115,7 @@ class BatchRun:
         call.has_called_model = True
         kind = self._device.type
         self._inputs[call.number] = _Inputs(
-            args, kwargs, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+            args, kwargs, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), draw_number()
         )
         if call.number > 0:
             self._start(call.number - 1)
@@ -150,7 +152,7 @@ class BatchRun:
         self._beat.stay(FORWARD)
         try:
             with torch.autocast(self._device.type, dtype=inputs.autocast_type, enabled=inputs.is_autocast):
-                output = self._parts.run(part, received, layout, inputs.args, inputs.kwargs)
+                output = self._parts.run(part, received, layout, inputs.args, inputs.kwargs, number=inputs.number)
         except Exception as error:
             error.add_note(f"in {self._parts.describe_place(part)}, microbatch {number} of {self.count}")
             raise

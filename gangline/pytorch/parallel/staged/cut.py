@@ -28,6 +28,7 @@ from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.call_order import CallOrder
+from gangline.pytorch.parallel.staged.drawing import SharedDraws
 from gangline.pytorch.parallel.staged.inner import InnerValues
 from gangline.pytorch.parallel.staged.layout import Described, TensorShape, are_same, contents_of, describe, tensors_of
 from gangline.pytorch.parallel.staged.timing import measure
@@ -37,6 +38,7 @@ from gangline.pytorch.parallel.staged.watch import (
     ValuesNeeded,
     ValueWatch,
     Versions,
+    checkpoint_around,
     is_changed,
     versions_of,
 )
@@ -67,8 +69,8 @@ class PartRun:
 
     watch: finds values of other parts where they are needed. versions: makes the run check the chain, note what is
     changed in place, and describe the part's own outputs in `described`. checkpoint: around the newest unit of an
-    earlier part, in a run with checks. seconds: where it is given, the run measures the part's units in it, each by
-    itself, forward and backward.
+    earlier part, in a run with checks. number: as in SharedDraws. seconds: where it is given, the run measures the
+    part's units in it, each by itself, forward and backward.
     """
 
     first: int
@@ -89,6 +91,7 @@ class PartRun:
     is_begun: bool = False
     order: CallOrder = field(default_factory=CallOrder)
     checkpoint: Any = None
+    number: int = 0
     seconds: dict[int, float] | None = None
 
 
@@ -161,6 +164,7 @@ class CutModel:
             run.keeps,
             copies_outputs=run.copies_outputs,
             has_own_placeholders=True,
+            number=run.number,
         )
         try:
             self._run_part(again, args, kwargs)
@@ -173,6 +177,7 @@ class CutModel:
     def _run_part(self, run: PartRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self._run is None
         self._run = run
+        run.watch.draws = SharedDraws(run.number)
         if self._has_several_parts:
             self._note_buffers(run)
         # As outputs of the part they must not be its inputs any more.
@@ -238,7 +243,7 @@ class CutModel:
             raise self.refuse(conflict)
         if place < run.first:
             if run.is_checked:
-                run.checkpoint = _checkpoint_around()
+                run.checkpoint = checkpoint_around()
             if place == run.first - 1 and path == self._units[place].end:
                 run.is_begun = True
                 self._note_changes(run, path, (args, kwargs))
@@ -250,7 +255,7 @@ class CutModel:
             args = self._begin(run, path, args)
         # What the unit makes of values of its own rank needs no watch.
         is_paused = not run.is_checked and not run.watch.marks.sources_of((args, kwargs))
-        with run.watch.pausing() if is_paused else nullcontext():
+        with run.watch.in_unit(is_paused=is_paused):
             result = self._run_module(run, place, path, partial(original, **kwargs), args)
         if place == run.last and path == self._units[place].end:
             self._complete(run, result)
@@ -437,7 +442,7 @@ class CutModel:
         return self._placeholders[shape].detach()
 
     def _check_checkpoint(self, run: PartRun, path: str) -> None:
-        if run.checkpoint is not None and run.checkpoint is _checkpoint_around():
+        if run.checkpoint is not None and run.checkpoint is checkpoint_around():
             raise self.refuse(
                 f"runs {path} in one checkpoint with a unit of an earlier part, which would be recomputed too; give "
                 "each unit a checkpoint of its own, or choose other beginnings with parallelism.split"
@@ -506,10 +511,3 @@ def _copy(value: Any) -> Any:
 
 def _was_replaced(args: tuple[Any, ...]) -> bool:
     return bool(args) and getattr(args[0], "_gangline_replaced", False)
-
-
-def _checkpoint_around() -> Any:
-    """Returns a mark of the innermost checkpoint that runs, without reentrant ones; None outside of them."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    pack = hooks[0] if hooks else None
-    return pack if getattr(pack, "__qualname__", "").startswith("_checkpoint_hook.") else None

@@ -132,8 +132,9 @@ class Parts:
                     crossing = self._pass_on(part, crossing, layout)
         return seconds
 
-    def _make_run(self, part: int, crossing: Any, layout: Layout) -> PartRun:
-        """Returns the run of a part that has not begun. crossing: what came from the part before."""
+    def _make_run(self, part: int, crossing: Any, layout: Layout, number: int = 0) -> PartRun:
+        """Returns the run of a part that has not begun. crossing: what came from the part before. number: of the random
+        numbers, as in SharedDraws."""
         first, last = self._ranges[part]
         received, carried = crossing if part else (None, {})
         before = self._units[first - 1].end if part else None
@@ -141,7 +142,16 @@ class Parts:
             carried = {**carried, before: received}
         is_copied = part in self._changes_outputs
         keeps = layout.carried[part]
-        return PartRun(first, last, received, layout.modules, carried=carried, keeps=keeps, copies_outputs=is_copied)
+        return PartRun(
+            first,
+            last,
+            received,
+            layout.modules,
+            carried=carried,
+            keeps=keeps,
+            copies_outputs=is_copied,
+            number=number,
+        )
 
     def _run_part(self, part: int, run: PartRun, layout: Layout, args: Any, kwargs: Any) -> Any:
         """Runs a part. Returns what goes to the next part, or the model's output."""
@@ -203,15 +213,17 @@ class Parts:
                 self._layouts[key], _ = self._make_layout(args, kwargs)
         return self._layouts[key]
 
-    def run(self, part: int, received: Sequence[torch.Tensor], layout: Layout, args: Any, kwargs: Any) -> Any:
+    def run(
+        self, part: int, received: Sequence[torch.Tensor], layout: Layout, args: Any, kwargs: Any, *, number: int = 0
+    ) -> Any:
         """Returns what one of this rank's parts gives to the next one, or the model's output. received: the tensors of
-        the part before."""
+        the part before. number: as in SharedDraws."""
         tensors = [tensor.clone() for tensor in received] if part in self._changes_inputs else list(received)
         crossing = layout.crossing[part - 1].fill(tensors) if part else None
         if part in self._changes_arguments and part + 1 < self.count:
             # Another part on this rank begins with them as they are. The last one changes them as the model does.
             args, kwargs = _copy_of((args, kwargs))
-        run = self._make_run(part, crossing, layout)
+        run = self._make_run(part, crossing, layout, number)
         output = self._run_part(part, run, layout, args, kwargs)
         if part + 1 < self.count:
             self._check_changes(part, run)
@@ -236,14 +248,14 @@ class Parts:
                 )
 
     @torch.no_grad()
-    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: int = FORWARD) -> Any:
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: int = FORWARD, *, number: int = 0) -> Any:
         """Returns the model's output on all ranks of the replica, without gradients. These ranks call it in step.
-        where: recorded in the beat while this rank computes."""
+        where: recorded in the beat while this rank computes. number: as in SharedDraws."""
         key = self.key_of(args, kwargs)
         layout = self._layouts.get(key)
         value: Any = None
         if layout is None:
-            self._layouts[key], value = self._make_layout(args, kwargs)
+            self._layouts[key], value = self._make_layout(args, kwargs, number)
             if self.count - 1 in self._changes_arguments:
                 _overwrite((args, kwargs), self._changed_arguments)
             return self.share_output(value, self._layouts[key])
@@ -251,7 +263,7 @@ class Parts:
             if part in self.own:
                 self.beat.stay(where)
                 with self._named(part):
-                    value = self.run(part, tensors_of(value) if part else (), layout, args, kwargs)
+                    value = self.run(part, tensors_of(value) if part else (), layout, args, kwargs, number=number)
             self.beat.stay(EXCHANGE)
             if part + 1 < self.count:
                 value = self._pass_on(part, value, layout)
@@ -259,7 +271,7 @@ class Parts:
         self.beat.stay(where)
         return output
 
-    def _make_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Layout, Any]:
+    def _make_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any], number: int = 0) -> tuple[Layout, Any]:
         """Runs all parts with checks. Returns the layout, and the model's output on the rank of the last part. Begins
         again where a part needs outputs of earlier modules, which then go along."""
         needs: list[set[str]] = [set() for _ in range(self.count)]
@@ -269,7 +281,7 @@ class Parts:
             layout = Layout(carried=self._carried_for(needs))
             value: Any = None
             for part in range(self.count):
-                value, outputs = self._check(part, value, layout, (args, kwargs))
+                value, outputs = self._check(part, value, layout, (args, kwargs), number)
                 if outputs:
                     needs[part] |= outputs
                     break
@@ -304,14 +316,18 @@ class Parts:
         self._replicas.share(tensors, self.last_place)
         return value if self.has_last else described.fill(tensors)
 
-    def _check(self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any]) -> tuple[Any, set[str]]:
+    def _check(
+        self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any], number: int
+    ) -> tuple[Any, set[str]]:
         """Runs a part with checks, and adds its descriptions to the layout on all ranks. A run that needs parameters of
         other ranks is repeated with these. Returns what it gives to the next part, on its own rank, and the paths of
         modules whose outputs it lacks, on all ranks."""
         is_own, place = part in self.own, self.place_of[part]
         while True:
             self.beat.stay(FORWARD if is_own else EXCHANGE)
-            output, described, need = self._try_check(part, crossing, layout, inputs) if is_own else (crossing, {}, {})
+            output, described, need = (
+                self._try_check(part, crossing, layout, inputs, number) if is_own else (crossing, {}, {})
+            )
             needed = json.loads(self._replicas.share_bytes(json.dumps(need).encode() if is_own else None, place))
             if not needed:
                 break
@@ -325,13 +341,13 @@ class Parts:
         return output, set()
 
     def _try_check(
-        self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any]
+        self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any], number: int
     ) -> tuple[Any, dict[str, Described], dict[str, list[str]]]:
         """Returns what a part gives to the next one, the descriptions, and what it needs besides: names of parameters
         and paths of modules. Random numbers, buffers and the model's inputs are as before, because training
         runs the part again."""
         run = self._make_run(
-            part, tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), crossing), layout
+            part, tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), crossing), layout, number
         )
         run.is_checked = True
         args, kwargs = _copy_of(inputs)

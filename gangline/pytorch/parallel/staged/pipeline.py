@@ -38,6 +38,7 @@ from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy,
 from gangline.pytorch.parallel.staged.batch import BatchRun
 from gangline.pytorch.parallel.staged.compiled import UnitCompiler
 from gangline.pytorch.parallel.staged.division import ReplicaDivision
+from gangline.pytorch.parallel.staged.drawing import draw_number
 from gangline.pytorch.parallel.staged.fitness import check_model
 from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over, torch_norm_over
 from gangline.pytorch.parallel.staged.group import Replicas
@@ -397,8 +398,9 @@ class PipelineStrategy(Strategy):
             return self._batch.on_forward(args, kwargs)
         if torch.is_grad_enabled():
             raise self._outside("the model was called with gradients")
+        number = draw_number()
         with self._stream:
-            return self._parts.forward(args, kwargs, VALIDATION)
+            return self._parts.forward(args, kwargs, VALIDATION, number=number)
 
     def _outside(self, what: str) -> GanglineError:
         return invalid(

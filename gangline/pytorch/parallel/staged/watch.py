@@ -7,13 +7,14 @@ those by whose values the model decides what to run, and what the model changes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
 from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from gangline.pytorch.parallel.staged.drawing import SharedDraws, is_random
 from gangline.pytorch.parallel.staged.inner import InnerValues
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.marks import Marks, ReadWatch, Sources, depends_on_values
@@ -39,6 +40,9 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        # Where the model's own code draws random numbers from.
+        self.draws = SharedDraws(0)
+        self._is_in_unit = False
         self.marks = Marks()
         self._reads = ReadWatch(self.marks, _need)
         # In runs with checks only.
@@ -53,6 +57,16 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
     def watching(self) -> Iterator[None]:
         with self, self._reads:
             yield
+
+    @contextmanager
+    def in_unit(self, *, is_paused: bool) -> Iterator[None]:
+        """Around a unit of this part. is_paused: whether its operations run unwatched."""
+        self._is_in_unit = True
+        try:
+            with self.pausing() if is_paused else nullcontext():
+                yield
+        finally:
+            self._is_in_unit = False
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
@@ -81,7 +95,10 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         sources = self.marks.sources_of(operands)
         if sources and depends_on_values(func):
             _need(sources)
-        result = func(*args, **kwargs)
+        # A checkpoint that runs again draws from the rank's own generators.
+        is_shared = is_random(func) and not self._is_in_unit and checkpoint_around() is None
+        with self.draws.drawing() if is_shared else nullcontext():
+            result = func(*args, **kwargs)
         if sources:
             self.marks.note(func, args, kwargs, result, sources)
         if self.inner is not None:
@@ -93,6 +110,13 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         path = None if self.inner is None else self.inner.unit_of(value)
         if path is not None:
             _need(frozenset((f"{INSIDE}{path}",)))
+
+
+def checkpoint_around() -> Any:
+    """Returns a mark of the innermost checkpoint that runs, without reentrant ones; None outside of them."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    pack = hooks[0] if hooks else None
+    return pack if getattr(pack, "__qualname__", "").startswith("_checkpoint_hook.") else None
 
 
 def _need(sources: Sources) -> NoReturn:
