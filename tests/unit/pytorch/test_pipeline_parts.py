@@ -328,3 +328,61 @@ def test_units_draw_from_the_generators_of_their_rank() -> None:
     parts, inputs = cut(model, {2}), torch.randn(64, _WIDTH)
     first, second = (train_parts(parts, model, inputs)[0] for _ in range(2))
     assert not torch.equal(first, second)
+
+
+class _Pairs(nn.Module):
+    """Layers in pairs, which the model's own code joins. make: a pair of two modules."""
+
+    def __init__(self, make: Callable[[nn.Module, nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            make(nn.Linear(_WIDTH, _WIDTH), nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.GELU())) for _ in range(2)
+        )
+        self.head = nn.Linear(_WIDTH, _WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for pair in self.layers:
+            first, second = pair.children()
+            x = first(x) + x
+            x = second(x) + x
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda *pair: nn.ModuleList(pair), lambda *pair: nn.ModuleDict(dict(zip("ab", pair, strict=True)))]
+)
+@pytest.mark.parametrize("borders", _BORDERS)
+def test_layers_may_be_in_pairs(make: Any, borders: set[int]) -> None:
+    _check(_Pairs(make), borders)
+
+
+def test_complex_numbers_between_parts_are_refused() -> None:
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        x = model.blocks[0](model.stem(x))
+        return model.head(model.blocks[2](model.blocks[1](torch.fft.ifft(x).real)))
+
+    class Transforming(nn.Linear):
+        def forward(self, input: torch.Tensor) -> Any:
+            return torch.fft.fft(super().forward(input))
+
+    def make() -> nn.Module:
+        model = _Chain(run)
+        model.blocks[0] = Transforming(_WIDTH, _WIDTH)
+        return model
+
+    _check(make(), {3})
+    with pytest.raises(GanglineError, match=r"gives complex numbers from stage 0 of 2 .*torch\.view_as_real"):
+        _check(make(), {2})
+
+
+@pytest.mark.parametrize("borders", _BORDERS)
+def test_a_number_in_a_new_tensor_may_come_from_a_hidden_state(borders: set[int]) -> None:
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        first = model.stem(x)
+        factor = torch.tensor([float(first.shape[0]), first.detach().max(), 1.0, 2.0])
+        x = first
+        for block in model.blocks:
+            x = block(x)
+        return model.head(x) * factor
+
+    _check(_Chain(run), borders)

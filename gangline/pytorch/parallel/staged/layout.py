@@ -159,8 +159,17 @@ def encode(described_by_name: dict[str, Described]) -> bytes:
         classes = _named_tuples(described.tree)
         for each in classes:
             _register(each)
+        try:
+            tree = treespec_dumps(described.tree)
+        except (NotImplementedError, TypeError) as error:
+            what = name or "a part"
+            raise invalid(
+                "parallelism.model",
+                f"what {what} returns cannot go from stage to stage ({error}); return tensors and plain values in "
+                "dictionaries, lists and tuples",
+            ) from None
         entries[name] = {
-            "tree": treespec_dumps(described.tree),
+            "tree": tree,
             "named_tuples": [[each.__module__, each.__qualname__] for each in classes],
             "changes_input": described.changes_input,
             "leaves": [_encode_leaf(leaf) for leaf in described.leaves],

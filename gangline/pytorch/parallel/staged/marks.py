@@ -18,7 +18,7 @@ from gangline.pytorch.parallel.staged.layout import tensors_of
 Sources = frozenset[str]
 NONE: Sources = frozenset()
 # Functions that read values without an operation.
-_READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+_READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.tensor, torch.as_tensor, torch.asarray)
 
 
 class Marks:

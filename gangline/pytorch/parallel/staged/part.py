@@ -367,6 +367,11 @@ class Parts:
             self._changes_arguments.add(part)
             self._changed_arguments = args, kwargs
         described = {**run.described, _OUTPUT: describe(output, self.name_of(part))}
+        if part + 1 < self.count and any(shape.dtype.is_complex for shape in described[_OUTPUT].shapes):
+            raise self.cut.refuse(
+                f"gives complex numbers from {self.name_of(part)} to the next one, through which schedules send no "
+                "gradients; give them on as torch.view_as_real, or begin the part elsewhere with parallelism.split"
+            )
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described, {}
 
     @contextmanager

@@ -147,14 +147,18 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _walk(module: nn.Module, prefix: str, trunk: nn.Module) -> Iterator[tuple[str, bool]]:
-    """Yields the paths of the modules to call, and whether each is a member of a list."""
-    is_list = _is_list(module)
+def _walk(module: nn.Module, prefix: str, trunk: nn.Module, *, is_member: bool = False) -> Iterator[tuple[str, bool]]:
+    """Yields the paths of the modules to call, and whether each is a member of a list. is_member: whether the module is
+    one itself, as one of several lists in a list."""
+    is_list = is_member or _is_list(module)
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         is_above = any(inner is trunk for inner in child.modules())
         if is_above or (not is_list and (_is_list(child) or isinstance(child, nn.ModuleDict))):
             yield from _walk(child, f"{path}.", trunk)
+        elif isinstance(child, nn.ModuleList | nn.ModuleDict):
+            # Nobody can call it, as in a list of pairs of layers.
+            yield from _walk(child, f"{path}.", trunk, is_member=True)
         else:
             yield path, is_list
 
