@@ -386,3 +386,41 @@ def test_a_number_in_a_new_tensor_may_come_from_a_hidden_state(borders: set[int]
         return model.head(x) * factor
 
     _check(_Chain(run), borders)
+
+
+def _penalised(model: _Chain, x: torch.Tensor) -> Any:
+    x = x.requires_grad_()
+    (slope,) = torch.autograd.grad(_plain(model, x * x).sum(), x, create_graph=True)
+    return slope
+
+
+def _hooked(model: _Chain, x: torch.Tensor) -> Any:
+    x = model.blocks[0](model.stem(x))
+    x.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return model.head(model.blocks[2](model.blocks[1](x)))
+
+
+@pytest.mark.parametrize(("run", "name"), [(_penalised, "grad"), (_hooked, "register_hook")])
+@pytest.mark.parametrize("borders", _BORDERS)
+def test_gradients_in_the_code_between_units_are_refused(run: Any, name: str, borders: set[int]) -> None:
+    if run is _hooked and borders == {1}:
+        _check(_Chain(run), borders)
+        return
+    with pytest.raises(GanglineError, match=f"calls {name} between its units, and each part has the graph of its own"):
+        _check(_Chain(run), borders)
+
+
+@pytest.mark.parametrize("borders", _BORDERS)
+def test_a_unit_and_the_code_behind_the_last_one_may_use_gradients(borders: set[int]) -> None:
+    class Scaling(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = super().forward(input)
+            y.register_hook(torch.neg)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return y
+
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        output = _plain(model, x)
+        output.register_hook(lambda gradient: 3 * gradient)
+        return output
+
+    _check(_Chain(run, lambda: Scaling(_WIDTH, _WIDTH)), borders)

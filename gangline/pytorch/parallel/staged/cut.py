@@ -191,7 +191,7 @@ class CutModel:
         # Compiled modules run as they are written in a run with checks.
         eager = torch.compiler.set_stance("force_eager") if run.is_checked else nullcontext()
         try:
-            with eager, run.watch.watching():
+            with eager, run.watch.watching(partial(self._check_graph, run)):
                 result = self.forward(*args, **kwargs)
         except _PartEnd:
             result = None
@@ -408,6 +408,19 @@ class CutModel:
         if not args or not isinstance(args[0], torch.Tensor):
             raise self.refuse(f"calls {path} without a tensor as its first argument; pass the hidden state first")
         return args[0]
+
+    def _check_graph(self, run: PartRun, name: str, hooked: torch.Tensor | None) -> None:
+        """Refuses gradients that the model's own code computes or changes, as a part has the graph of its units alone.
+        Tensors that the last part has made by itself may have hooks."""
+        if run.watch.is_in_unit:
+            return
+        is_last = run.last == len(self._units) - 1
+        is_own = not any(hooked is tensor for tensor in tensors_of((run.received, run.carried)))
+        if hooked is None or not is_last or not is_own or run.watch.marks.sources_of(hooked):
+            raise self.refuse(
+                f"calls {name} between its units, and each part has the graph of its own units alone; call it inside "
+                "of a unit, or use ddp"
+            )
 
     def _note_changes(self, run: PartRun, path: str, inputs: Any) -> None:
         """Marks what a unit of an earlier part has changed in place: this part has it as it was."""

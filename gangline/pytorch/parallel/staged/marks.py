@@ -19,6 +19,9 @@ Sources = frozenset[str]
 NONE: Sources = frozenset()
 # Functions that read values without an operation.
 _READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.tensor, torch.as_tensor, torch.asarray)
+# Functions that need the graph from a tensor on, or behind it.
+_GRADIENTS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+_HOOKS = (torch.Tensor.register_hook, torch.Tensor.retain_grad)
 
 
 class Marks:
@@ -55,18 +58,23 @@ class Marks:
 
 
 class ReadWatch(TorchFunctionMode):
-    """Calls `found` with the sources of values that are read without an operation."""
+    """Calls `found` with the sources of values that are read without an operation, and `used_graph` with the name of a
+    function that uses graphs. hooked: the tensor that a hook or a gradient is to stay at; None for gradients computed
+    at once."""
 
     def __init__(self, marks: Marks, found: Callable[[Sources], None]) -> None:
         super().__init__()
         self._marks = marks
         self._found = found
+        self.used_graph: Callable[[str, torch.Tensor | None], None] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READS:
             sources = self._marks.sources_of(args)
             if sources:
                 self._found(sources)
+        if self.used_graph is not None and (func in _GRADIENTS or func in _HOOKS):
+            self.used_graph(func.__name__, args[0] if func in _HOOKS else None)
         return func(*args, **(kwargs or {}))
 
 

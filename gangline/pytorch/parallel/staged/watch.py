@@ -6,7 +6,7 @@ those by whose values the model decides what to run, and what the model changes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
@@ -42,7 +42,7 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         # Where the model's own code draws random numbers from.
         self.draws = SharedDraws(0)
-        self._is_in_unit = False
+        self.is_in_unit = False
         self.marks = Marks()
         self._reads = ReadWatch(self.marks, _need)
         # In runs with checks only.
@@ -54,19 +54,24 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         return True
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        with self, self._reads:
-            yield
+    def watching(self, used_graph: Callable[[str, torch.Tensor | None], None]) -> Iterator[None]:
+        """used_graph: as in ReadWatch."""
+        self._reads.used_graph = used_graph
+        try:
+            with self, self._reads:
+                yield
+        finally:
+            self._reads.used_graph = None
 
     @contextmanager
     def in_unit(self, *, is_paused: bool) -> Iterator[None]:
         """Around a unit of this part. is_paused: whether its operations run unwatched."""
-        self._is_in_unit = True
+        self.is_in_unit = True
         try:
             with self.pausing() if is_paused else nullcontext():
                 yield
         finally:
-            self._is_in_unit = False
+            self.is_in_unit = False
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
@@ -96,7 +101,7 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         if sources and depends_on_values(func):
             _need(sources)
         # A checkpoint that runs again draws from the rank's own generators.
-        is_shared = is_random(func) and not self._is_in_unit and checkpoint_around() is None
+        is_shared = is_random(func) and not self.is_in_unit and checkpoint_around() is None
         with self.draws.drawing() if is_shared else nullcontext():
             result = func(*args, **kwargs)
         if sources:
