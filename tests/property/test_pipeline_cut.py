@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,19 @@ Step = tuple[str, int]
 class _InPlace(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(functional.relu(x, inplace=True))
+
+
+# What the model's own code does with the value between two units, and another one that it has kept.
+_CODE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": torch.add,
+    "add_in_place": torch.Tensor.add_,
+    "add_detached": lambda x, kept: x + kept.detach(),
+    "relu_in_place": lambda x, kept: functional.relu(x, inplace=True),
+    "gate": lambda x, kept: x * (kept > 0),
+    "decide": lambda x, kept: 2 * x if kept.sum() > 0 else x,
+    "number": lambda x, kept: x * torch.tensor(float(kept.detach().max()), dtype=x.dtype),
+    "shape": lambda x, kept: x + torch.ones_like(kept),
+}
 
 
 class _Programmed(nn.Module):
@@ -56,25 +69,16 @@ class _Programmed(nn.Module):
                 x = act(x)
             elif word == "save":
                 saved[number] = x
-            elif word == "add":
-                x = x + saved[number]
-            elif word == "add_in_place":
-                x += saved[number]
-            elif word == "gate":
-                x = x * (saved[number] > 0)
-            elif word == "decide":
-                x = 2 * x if saved[number].sum() > 0 else x
-            elif word == "relu_in_place":
-                x = functional.relu(x, inplace=True)
-            elif word == "shape":
-                x = x + torch.ones_like(saved[number])
+            elif word == "noise":
+                saved[number] = torch.randn_like(x)
+            else:
+                x = _CODE[word](x, saved[number])
         return x
 
 
 _OTHERS = st.one_of(
     st.just(("act", 0)),
-    st.tuples(st.sampled_from(["save", "add", "gate", "decide", "shape"]), st.integers(0, _NUM_SAVED - 1)),
-    st.sampled_from([("add_in_place", 0), ("relu_in_place", 0)]),
+    st.tuples(st.sampled_from(["save", "noise", *_CODE]), st.integers(0, _NUM_SAVED - 1)),
 )
 
 
@@ -125,10 +129,11 @@ def test_parts_train_as_the_model_or_are_refused(
     model = _Programmed(act_place, has_norm, stem).double()
     whole, parts = copy.deepcopy(model), cut(model, borders)
     inputs = torch.randn(3, _WIDTH, dtype=torch.float64)
-    for program in programs:
+    for number, program in enumerate(programs):
         whole.program = model.program = program
         ours, theirs = inputs.clone(), inputs.clone()
         try:
+            torch.manual_seed(number)
             wanted = [*train_whole(whole, theirs), theirs]
         except RuntimeError:
             # What the program changes in place is needed by the backward pass.
@@ -136,8 +141,10 @@ def test_parts_train_as_the_model_or_are_refused(
         try:
             if is_evaluated:
                 evaluated = inputs.clone()
-                torch.testing.assert_close([parts.forward((evaluated,), {}), evaluated], [wanted[0], theirs])
-            found = [*train_parts(parts, model, ours), ours]
+                torch.testing.assert_close(
+                    [parts.forward((evaluated,), {}, number=number), evaluated], [wanted[0], theirs]
+                )
+            found = [*train_parts(parts, model, ours, number=number), ours]
         except GanglineError:
             event("refused")
             return
