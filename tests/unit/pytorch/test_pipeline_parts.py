@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from gangline.errors import GanglineError
 from tests.support.parts_alone import cut, train_parts, train_whole
@@ -424,3 +425,15 @@ def test_a_unit_and_the_code_behind_the_last_one_may_use_gradients(borders: set[
         return output
 
     _check(_Chain(run, lambda: Scaling(_WIDTH, _WIDTH)), borders)
+
+
+@pytest.mark.parametrize("borders", _BORDERS[1:])
+def test_code_behind_a_unit_in_its_checkpoint_belongs_to_the_unit(borders: set[int]) -> None:
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        x = model.stem(x)
+        for block in model.blocks:
+            x = checkpoint(lambda h, block=block: torch.tanh(block(h)), x, use_reentrant=False)
+        return model.head(x)
+
+    with pytest.raises(GanglineError, match=r"recomputes blocks\.\d from an input that was replaced"):
+        _check(_Chain(run), borders)

@@ -247,6 +247,10 @@ class CutModel:
             if place == run.first - 1 and path == self._units[place].end:
                 run.is_begun = True
                 self._note_changes(run, path, (args, kwargs))
+                is_tensor = bool(args) and isinstance(args[0], torch.Tensor)
+                if is_tensor and checkpoint_around() is not None and run.watch.marks.sources_of(args[0]):
+                    # Code behind the unit in its checkpoint would run again with the unit, from a placeholder.
+                    args[0]._gangline_replaced = True  # read by _was_replaced
                 return run.received
             return self._placeholder(run, path, (args, kwargs))
         if run.is_checked:
