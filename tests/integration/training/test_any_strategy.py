@@ -11,7 +11,8 @@ import pytest
 from gangline.pytorch import load_checkpoint
 from tests.support.gang import run_gang
 from tests.support.once import make_once
-from tests.support.pipeline_work import Chain, Result, Run, train_on
+from tests.support.pipeline_models import Chain
+from tests.support.pipeline_work import Result, Run, train_on
 
 # After each leg. The fourth batch ends an epoch and has 4 records of 12. The optimizer's restored state shows in
 # the loss of the next leg, and that of the last leg in the model.

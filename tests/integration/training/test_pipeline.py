@@ -15,7 +15,8 @@ from gangline.launch.failure import describe
 from gangline.pytorch import load_checkpoint
 from tests.support.gang import run_gang
 from tests.support.once import make_once
-from tests.support.pipeline_work import Chain, Result, Run, refuse, train_all
+from tests.support.pipeline_models import Chain
+from tests.support.pipeline_work import Result, Run, refuse, train_all
 
 
 def _pipeline(**options: Any) -> dict[str, Any]:

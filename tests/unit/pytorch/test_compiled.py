@@ -15,7 +15,7 @@ from gangline.pytorch.parallel.staged.compiled import UnitCompiler, is_compiled
 from gangline.pytorch.parallel.staged.cut import CutModel
 from gangline.pytorch.parallel.staged.fitness import check_model
 from gangline.pytorch.parallel.staged.unit import find_units
-from tests.support.pipeline_work import Chain, Tied
+from tests.support.pipeline_models import Chain, Tied
 
 _INPUTS = torch.ones(3, 6)
 

@@ -21,7 +21,7 @@ from gangline.pytorch.parallel.choice import check_choice
 from gangline.pytorch.parallel.shared.ownership import check_initialised
 from gangline.pytorch.parallel.staged.unit import divide_units, find_units
 from gangline.pytorch.trial.backward import check_loss
-from tests.support.pipeline_work import Chain
+from tests.support.pipeline_models import Chain
 
 _TEMPLATE = """
 entrypoint: model:Trial

@@ -14,9 +14,8 @@ made once for each shape of inputs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -27,17 +26,17 @@ from torch.utils._pytree import tree_map_only
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.ownership import class_name
-from gangline.pytorch.parallel.staged.call_order import CallOrder
 from gangline.pytorch.parallel.staged.drawing import SharedDraws
 from gangline.pytorch.parallel.staged.inner import InnerValues
-from gangline.pytorch.parallel.staged.layout import Described, TensorShape, are_same, contents_of, describe, tensors_of
+from gangline.pytorch.parallel.staged.layout import are_same, contents_of, describe, tensors_of
+from gangline.pytorch.parallel.staged.own_buffers import OwnBuffers
+from gangline.pytorch.parallel.staged.part_run import PartRun
+from gangline.pytorch.parallel.staged.placeholder import Placeholders
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
 from gangline.pytorch.parallel.staged.watch import (
     INSIDE,
     ValuesNeeded,
-    ValueWatch,
-    Versions,
     checkpoint_around,
     is_changed,
     versions_of,
@@ -58,43 +57,6 @@ class _PartEnd(BaseException):
     """Ends a forward where the next part begins. No Exception, so that a model's own handlers let it pass."""
 
 
-@dataclass(slots=True)
-class PartRun:
-    """One run of a part. first, last: its units. received: the value from the part before. layout: descriptions of the
-    outputs of earlier units' modules. carried: those outputs of them that came along, by path. keeps: paths of modules
-    whose outputs later parts need; they are put into `kept`. output: the value for the next part, or of the model.
-
-    copies_outputs: the model's code changes outputs of modules in place, so later parts get copies from before.
-    has_own_placeholders: no two modules share a placeholder.
-
-    watch: finds values of other parts where they are needed. versions: makes the run check the chain, note what is
-    changed in place, and describe the part's own outputs in `described`. checkpoint: around the newest unit of an
-    earlier part, in a run with checks. number: as in SharedDraws. seconds: where it is given, the run measures the
-    part's units in it, each by itself, forward and backward.
-    """
-
-    first: int
-    last: int
-    received: Any = None
-    layout: dict[str, Described] = field(default_factory=dict)
-    carried: Mapping[str, Any] = field(default_factory=dict)
-    keeps: Collection[str] = ()
-    kept: dict[str, Any] = field(default_factory=dict)
-    copies_outputs: bool = False
-    has_own_placeholders: bool = False
-    watch: ValueWatch = field(default_factory=ValueWatch)
-    versions: Versions = field(default_factory=Versions)
-    is_checked: bool = False
-    described: dict[str, Described] = field(default_factory=dict)
-    output: Any = None
-    is_complete: bool = False
-    is_begun: bool = False
-    order: CallOrder = field(default_factory=CallOrder)
-    checkpoint: Any = None
-    number: int = 0
-    seconds: dict[int, float] | None = None
-
-
 class CutModel:
     """A model whose units can be left out. All of its modules stay in place. carry: as in Parts. has_several_parts:
     whether this rank has several parts, each of which runs the model's own code."""
@@ -108,23 +70,13 @@ class CutModel:
         *,
         has_several_parts: bool = False,
     ) -> None:
-        self._has_several_parts = has_several_parts
         self._model = model
         self._carry = carry
         self._units = units
-        self._device = device
         self._run: PartRun | None = None
         self._is_whole = False
-        # By shape: units of other parts whose outputs have the same shape share one.
-        self._placeholders: dict[TensorShape, torch.Tensor] = {}
-        modules = [model.get_submodule(path) for unit in units for path in unit.paths]
-        of_units = {id(buffer) for module in modules for buffer in module.buffers()}
-        # Buffers of no unit: name, module, and name inside the module.
-        self._own_buffers = [
-            (name, model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
-            for name, buffer in model.named_buffers()
-            if id(buffer) not in of_units
-        ]
+        self._placeholders = Placeholders(device)
+        self._buffers = OwnBuffers(model, units, has_several_parts=has_several_parts)
         reentrant.install()
         self.forward = model.forward
         for place, unit in enumerate(units):
@@ -178,8 +130,8 @@ class CutModel:
         assert self._run is None
         self._run = run
         run.watch.draws = SharedDraws(run.number)
-        if self._has_several_parts:
-            self._note_buffers(run)
+        if self._buffers.has_several_parts:
+            self._buffers.note(run.versions)
         # As outputs of the part they must not be its inputs any more.
         run.kept = {path: _copy(run.carried[path]) for path in run.keeps if path in run.carried}
         run.versions.note_arguments(tensors_of((args, kwargs)))
@@ -201,9 +153,9 @@ class CutModel:
             run.output, run.is_complete = result, True
         if not run.is_complete or (run.first > 0 and not run.is_begun):
             raise self._left_out(run)
-        changed = run.versions.changed_buffer(self._buffers_now())
-        if changed is not None:
-            raise self.refuse(self._buffer_text(changed))
+        conflict = self._buffers.conflict(run.versions)
+        if conflict is not None:
+            raise self.refuse(conflict)
         run.watch.check_inner((run.output, run.kept))
         needed = run.watch.marks.sources_of((run.output, run.kept))
         if needed:
@@ -376,26 +328,7 @@ class CutModel:
                 "parallelism.activation_checkpointing: blocks"
             )
         else:
-            self._note_buffers(self._run)
-
-    def _note_buffers(self, run: PartRun) -> None:
-        if not run.versions.has_buffers:
-            run.versions.note_buffers(self._buffers_now())
-
-    def _buffers_now(self) -> dict[str, torch.Tensor | None]:
-        """Returns the buffers of no unit by name. The model may have given a name another tensor."""
-        return {name: module._buffers[key] for name, module, key in self._own_buffers}
-
-    def _buffer_text(self, name: str) -> str:
-        if self._has_several_parts:
-            return (
-                f"changes its buffer {name}, which each of the parts on a rank would do; change it inside of a unit, "
-                "or use a schedule with one part on each rank, as 1F1B"
-            )
-        return (
-            f"changes its buffer {name} between its units, which one part alone would see; change it before the first "
-            "unit, or inside of a unit"
-        )
+            self._buffers.note(self._run.versions)
 
     def _begin(self, run: PartRun, path: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Puts the received value in the place of the first unit's input, where the part before has the modules before
@@ -445,18 +378,9 @@ class CutModel:
             )
         is_own = run.is_checked or run.has_own_placeholders
         with run.watch.pausing():
-            tensors = [self._placeholder_of(shape, is_own) for shape in described.shapes]
+            tensors = [self._placeholders.make(shape, is_own=is_own) for shape in described.shapes]
         run.watch.marks.add(tensors, frozenset((path,)))
         return described.fill(tensors)
-
-    def _placeholder_of(self, shape: TensorShape, is_own: bool) -> torch.Tensor:
-        """Returns a placeholder. is_own: with a storage of its own, so that its module is known."""
-        if is_own:
-            return _make_placeholder(shape, self._device)
-        if shape not in self._placeholders:
-            with torch.inference_mode(False):
-                self._placeholders[shape] = _make_placeholder(shape, self._device)
-        return self._placeholders[shape].detach()
 
     def _check_checkpoint(self, run: PartRun, path: str) -> None:
         if run.checkpoint is not None and run.checkpoint is checkpoint_around():
@@ -514,12 +438,6 @@ class CutModel:
     def refuse(self, text: str) -> GanglineError:
         """Returns the error about a model that is no chain. text: what its forward does, and the way out."""
         return invalid("parallelism.model", f"pipeline cannot cut {class_name(self._model)}, whose forward {text}")
-
-
-def _make_placeholder(shape: TensorShape, device: torch.device) -> torch.Tensor:
-    """Returns a tensor that no result depends on. It is not a number, so that a wrong use that was not found shows."""
-    placeholder = shape.make(device)
-    return placeholder.fill_(torch.nan) if placeholder.is_floating_point() else placeholder
 
 
 def _copy(value: Any) -> Any:
