@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from gangline.errors import GanglineError
@@ -437,3 +438,23 @@ def test_code_behind_a_unit_in_its_checkpoint_belongs_to_the_unit(borders: set[i
 
     with pytest.raises(GanglineError, match=r"recomputes blocks\.\d from an input that was replaced"):
         _check(_Chain(run), borders)
+
+
+class _Packing(nn.Module):
+    """Gives its layers a packed sequence, which is a named tuple of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTM(_WIDTH, _WIDTH, batch_first=True) for _ in range(3))
+        self.head = nn.Linear(_WIDTH, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        packed = pack_padded_sequence(x[:, None].expand(-1, 4, -1), torch.tensor([4, 2, 1]), batch_first=True)
+        for layer in self.layers:
+            packed, _ = layer(packed)
+        return self.head(pad_packed_sequence(packed, batch_first=True)[0])
+
+
+@pytest.mark.parametrize("borders", [{1}, {1, 2, 3}])
+def test_packed_sequences_cross_a_border(borders: set[int]) -> None:
+    _check(_Packing(), borders)
