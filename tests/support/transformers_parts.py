@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gangline.pytorch.parallel.staged.part import Parts
 from gangline.pytorch.parallel.staged.unit import find_units
 from tests.support.parts_alone import cut, train_parts, train_whole
 
@@ -16,6 +17,7 @@ _TEXT = {
     **{"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50},
     **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
 }
+_EXPERTS = {"num_local_experts": 4, "experts_implementation": "eager"}
 _GPT = {"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2}
 _TWO_SIDES = {
     **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
@@ -47,6 +49,10 @@ def _images() -> dict[str, torch.Tensor]:
 # Each with its inputs. Most define a module in another order than that in which it runs, and many return a cache.
 MODELS: dict[str, tuple[Callable[[Any], Any], Callable[[], dict[str, Any]]]] = {
     "llama": (lambda t: t.LlamaForCausalLM(t.LlamaConfig(**_TEXT, num_key_value_heads=2)), _language),
+    "mixtral": (
+        lambda t: t.MixtralForCausalLM(t.MixtralConfig(**_TEXT, **_EXPERTS, num_key_value_heads=2)),
+        _language,
+    ),
     "gpt2": (lambda t: t.GPT2LMHeadModel(t.GPT2Config(**_GPT)), _language),
     "t5": (lambda t: t.T5ForConditionalGeneration(t.T5Config(**_T5, decoder_start_token_id=0)), _language),
     "bart": (lambda t: t.BartForConditionalGeneration(t.BartConfig(**_TWO_SIDES)), _language),
@@ -73,6 +79,11 @@ class _Loss(torch.nn.Module):
         return self.model(**inputs)
 
 
+def _cut_copy(model: Any, borders: set[int]) -> tuple[Parts, Any]:
+    own = copy.deepcopy(model)
+    return cut(own, borders), own
+
+
 def main() -> None:
     """Prints the name of each model whose parts train what the model does."""
     transformers = importlib.import_module("transformers")
@@ -80,13 +91,15 @@ def main() -> None:
     for name, (make, make_inputs) in MODELS.items():
         torch.manual_seed(1)
         # Evaluation drops nothing, so that random numbers play no part.
-        model = _Loss(make(transformers)).double().eval()
+        whole = _Loss(make(transformers)).double().eval()
         inputs = make_inputs()
-        whole = copy.deepcopy(model)
         wanted = train_whole(whole, inputs)
-        parts = cut(model, {1, len(find_units(model)) // 2})
-        for _ in range(2):
-            torch.testing.assert_close(train_parts(parts, model, inputs), wanted)
+        # Parts of different sizes, also a last one without a layer.
+        number = len(find_units(whole))
+        for borders in ({1, number // 2}, {number // 2, number - 1}):
+            parts, own = _cut_copy(whole, borders)
+            for _ in range(2):
+                torch.testing.assert_close(train_parts(parts, own, inputs), wanted)
         print("SAME", name)
 
 

@@ -134,6 +134,10 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         self._marks.clear()
 
     def _enter(self, place: int, path: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        if self._depth:
+            # A unit's own code runs a module that it has in common with the model.
+            self._depth += 1
+            return
         self._is_code = self._order.is_code(place, path, self._units[place])
         if self._is_code:
             return
@@ -151,7 +155,7 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
             self._is_code = False
             return
         self._depth -= 1
-        if not self._is_following:
+        if self._depth or not self._is_following:
             return
         tensors = tensors_of(output)
         storages = list(storages_of(tensors))

@@ -121,6 +121,8 @@ class _Meter:
         self._passed: tuple[int, list[weakref.ref[torch.UntypedStorage]]] = 0, []
         self._place = 0
         self._order = CallOrder()
+        # Modules of units that run at present.
+        self._depth = 0
         self._counted_flops = 0
         self._is_done = False
 
@@ -130,7 +132,7 @@ class _Meter:
         saved = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
         try:
             with (
-                _watch(self._model, self._units, self._on_module, self._leave),
+                _watch(self._model, self._units, self._on_module, self._after_module, self._leave),
                 self._connections.watching(),
                 saved,
                 self._live_bytes,
@@ -171,7 +173,9 @@ class _Meter:
 
     def _on_module(self, place: int, path: str) -> None:
         """Called before each module of the unit with this place."""
-        if self._is_done:
+        self._depth += 1
+        # Inside of another module it is that one's own code.
+        if self._is_done or self._depth > 1:
             return
         if self._order.is_code(place, path, self._units[place]):
             if any(True for _ in self._model.get_submodule(path).parameters()):
@@ -180,6 +184,9 @@ class _Meter:
         conflict = self._order.note(place, path)
         self._context.observed.no_chain = self._context.observed.no_chain or conflict or ""
         self._begin_unit(place)
+
+    def _after_module(self) -> None:
+        self._depth -= 1
 
     def _begin_unit(self, place: int) -> None:
         total = self._operations.total
@@ -232,15 +239,20 @@ class _Meter:
 
 @contextmanager
 def _watch(
-    model: nn.Module, units: Sequence[Unit], enter: Callable[[int, str], None], leave: Callable[[int, Any], None]
+    model: nn.Module,
+    units: Sequence[Unit],
+    enter: Callable[[int, str], None],
+    after: Callable[[], None],
+    leave: Callable[[int, Any], None],
 ) -> Iterator[None]:
-    """Calls `enter` before each module of a unit, with the unit's place and the module's path, and `leave` once with
-    the unit's output."""
+    """Calls `enter` before each module of a unit, with the unit's place and the module's path, `after` behind it, and
+    `leave` once with the unit's output."""
     handles = []
     for place, unit in enumerate(units):
         for path in unit.paths:
             module = model.get_submodule(path)
             handles.append(module.register_forward_pre_hook(lambda *_, place=place, path=path: enter(place, path)))
+            handles.append(module.register_forward_hook(lambda *_: after()))
         if unit.end is None and place + 1 < len(units):
             # The input of the next unit is the output of the modules before the first list.
             following = model.get_submodule(units[place + 1].paths[0])

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
 
 from gangline.errors import GanglineError
+from gangline.pytorch.parallel.staged.layout import tensors_of
 from tests.support.parts_alone import cut, train_parts, train_whole
 
 _WIDTH = 4
@@ -88,7 +90,7 @@ def test_what_units_return_beside_values_stays_the_same(is_trimming: bool, borde
     model = _Chain(run)
     nn.init.zeros_(model.stem.bias)
     model.blocks[0] = _Counting(is_trimming=is_trimming)
-    kind = "shapes" if is_trimming else "plain values"
+    kind = "shapes or types" if is_trimming else "plain values"
     with pytest.raises(GanglineError, match=rf"returns other {kind} from blocks\.0"):
         _check(model, borders, num_batches=8)
 
@@ -239,13 +241,18 @@ def _collect_scores(model: _Chain, x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("run", [_add_scores, _collect_scores])
 @pytest.mark.parametrize("borders", [{1}, {2}, {3}])
 def test_a_value_from_inside_of_a_unit_is_refused(run: Any, borders: set[int]) -> None:
-    with pytest.raises(GanglineError, match=r"uses a value that blocks\.\d computes and does not return, and no other"):
+    with pytest.raises(
+        GanglineError, match=r"uses a value that blocks\.\d computes and does not return, so that other"
+    ):
         _check(_Chain(run, lambda: _Scoring(_WIDTH, _WIDTH)), borders)
 
 
 def test_a_value_that_a_unit_keeps_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """A loss in train_batch may use it, which no run of the model shows."""
-    _check(_Chain(_plain, lambda: _Scoring(_WIDTH, _WIDTH)), {2})
+    """A loss in train_batch may use it, which no run of the model shows. It says so once."""
+    model = _Chain(_plain, lambda: _Scoring(_WIDTH, _WIDTH))
+    parts = cut(model, {2})
+    for rows in (3, 4):
+        train_parts(parts, model, torch.ones(rows, _WIDTH))
     texts = [record.getMessage() for record in caplog.records if "keeps score" in record.getMessage()]
     assert [text.split()[1] for text in texts] == ["blocks.0", "blocks.1", "blocks.2"]
 
@@ -302,8 +309,96 @@ def test_an_object_in_the_output_is_an_error_where_it_is_used(borders: set[int])
     output = parts.forward((torch.randn(3, _WIDTH, dtype=torch.float64),), {})
     assert output["name"] == "plain"
     assert copy.deepcopy(output["cache"]) == output["cache"]
-    with pytest.raises(GanglineError, match=r"the _Cache in the model's output has parts on all stages"):
-        output["cache"].get(0)
+    for use in (lambda cache: cache.get(0), lambda cache: cache[0], len, list, lambda cache: cache(0)):
+        with pytest.raises(
+            GanglineError, match=r"the model's output has a _Cache, which cannot go from stage to stage"
+        ):
+            use(output["cache"])
+
+
+def test_an_output_of_objects_alone_is_refused() -> None:
+    model = _Chain(lambda model, x: SimpleNamespace(out=_plain(model, x)))
+    with pytest.raises(
+        GanglineError, match="returns a SimpleNamespace, which cannot go from stage to stage; return tens"
+    ):
+        _check(model, {2})
+
+
+def test_an_input_that_is_changed_in_training_alone() -> None:
+    """An evaluation with a new shape has its own input afterwards."""
+
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        if model.training:
+            x.mul_(2)
+        return _plain(model, x)
+
+    model = _Chain(run)
+    _check(model, {2, 4})
+    parts = cut(model, {2, 4})
+    train_parts(parts, model, torch.ones(3, _WIDTH, dtype=torch.float64))
+    model.eval()
+    for rows in (3, 5):
+        inputs = torch.full((rows, _WIDTH), 7.0, dtype=torch.float64)
+        torch.testing.assert_close(parts.forward((inputs,), {}), _plain(model, inputs))
+        assert inputs.eq(7).all()
+
+
+def test_a_tensor_that_is_there_twice_stays_one() -> None:
+    class Twice(_Chain):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:  # type: ignore[override]  # with two inputs
+            x.mul_(2)
+            return self.run(self, x + y)
+
+    model = Twice(_plain)
+    parts = cut(model, {2})
+    evaluated, trained, wanted = (torch.ones(3, _WIDTH) for _ in range(3))
+    torch.testing.assert_close(parts.forward((evaluated, evaluated), {}), model.run(model, 4 * wanted))
+    assert evaluated.eq(2).all()
+    train_parts(parts, model, trained, trained)
+    assert trained.eq(2).all()
+
+
+class _Registered(NamedTuple):
+    hidden: torch.Tensor
+
+
+register_pytree_node(_Registered, lambda value: (list(value), None), lambda values, _: _Registered(*values))
+
+
+@pytest.mark.parametrize("wrap", [_Registered, lambda y: {(1, 2): y}])
+def test_what_cannot_be_described_to_another_rank_is_refused(wrap: Any) -> None:
+    class Wrapping(nn.Linear):
+        def forward(self, input: torch.Tensor) -> Any:
+            return wrap(super().forward(input))
+
+    model = _Chain(lambda model, x: model.head(tensors_of(model.blocks[0](model.stem(x)))[0]))
+    model.blocks[0] = Wrapping(_WIDTH, _WIDTH)
+    with pytest.raises(
+        GanglineError, match=r"what blocks\.0 returns cannot go from stage to stage; return tensors and"
+    ):
+        _check(model, {2})
+
+
+def test_a_number_that_is_not_a_number_stays_the_same() -> None:
+    class Numbering(nn.Linear):
+        def forward(self, input: torch.Tensor) -> Any:
+            return super().forward(input), float("nan")
+
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        x = model.stem(x)
+        for block in model.blocks:
+            x, _ = block(x)
+        return model.head(x)
+
+    _check(_Chain(run, lambda: Numbering(_WIDTH, _WIDTH)), {2})
+
+
+def test_each_autocast_has_a_layout_of_its_own() -> None:
+    model = _Chain(_plain).eval()
+    parts, inputs = cut(model, {2}), torch.ones(3, _WIDTH)
+    assert parts.forward((inputs,), {}).dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert parts.forward((inputs,), {}).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("borders", _BORDERS)

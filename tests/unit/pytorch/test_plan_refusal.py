@@ -220,6 +220,21 @@ class _NormsTrial(_Orders):
         return _Norms(self.order)
 
 
+class _InCommon(_Trial):
+    """Each layer runs a norm that the model runs, too."""
+
+    def make_model(self) -> nn.Module:
+        norm = nn.LayerNorm(_WIDTH)
+        layers = [nn.Sequential() for _ in range(3)]
+        for layer in layers:
+            layer.add_module("linear", nn.Linear(_WIDTH, _WIDTH))
+            layer.add_module("norm", norm)
+        model = nn.Sequential()
+        model.add_module("layers", nn.Sequential(*layers))
+        model.add_module("norm", norm)
+        return model
+
+
 class _OrdersTwice(_Orders):
     order = (0, 1, 0, 2)
 
@@ -299,13 +314,14 @@ def test_what_strategies_refuse_is_seen(trial: Any, refusing: set[str], words: s
     assert all(words in reason for reason in refused.values())
 
 
-@pytest.mark.parametrize("trial", [_Trial, _ReadsValues, _Leaves, _Second, _Unfreezes, _Orders, _NormsTrial])
+@pytest.mark.parametrize("trial", [_Trial, _ReadsValues, _Leaves, _Second, _Unfreezes, _Orders, _NormsTrial, _InCommon])
 def test_no_strategy_is_refused_for_what_it_can_train_or_for_what_is_not_seen(trial: Any) -> None:
     assert _measure(trial).refused == {}
 
 
 def test_copies_for_a_pipeline_are_noted() -> None:
-    assert _measure(_Orders).notes == ()
+    assert _measure(_Orders).notes == _measure(_InCommon).notes == ()
+    assert _measure(_InCommon).size.connections == ()
     (note,) = _measure(_NormsTrial).notes
     assert note.startswith("each slot of a pipeline has a copy of activation, which runs twice or in another order")
 

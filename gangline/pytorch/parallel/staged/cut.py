@@ -14,8 +14,9 @@ made once for each shape of inputs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -28,7 +29,8 @@ from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.drawing import SharedDraws
 from gangline.pytorch.parallel.staged.inner import InnerValues
-from gangline.pytorch.parallel.staged.layout import are_same, contents_of, describe, tensors_of
+from gangline.pytorch.parallel.staged.kept_values import KeptValues, replaced
+from gangline.pytorch.parallel.staged.layout import TensorShape, are_equal, are_same, contents_of, describe, tensors_of
 from gangline.pytorch.parallel.staged.own_buffers import OwnBuffers
 from gangline.pytorch.parallel.staged.part_run import PartRun
 from gangline.pytorch.parallel.staged.placeholder import Placeholders
@@ -37,8 +39,10 @@ from gangline.pytorch.parallel.staged.unit import Unit
 from gangline.pytorch.parallel.staged.watch import (
     INSIDE,
     ValuesNeeded,
+    changed_buffer,
     checkpoint_around,
     is_changed,
+    note_buffers,
     versions_of,
 )
 
@@ -76,6 +80,8 @@ class CutModel:
         self._run: PartRun | None = None
         self._is_whole = False
         self._placeholders = Placeholders(device)
+        # Modules and their attributes that the log has warned of.
+        self._warned: set[tuple[str, str]] = set()
         self._buffers = OwnBuffers(model, units, has_several_parts=has_several_parts)
         reentrant.install()
         self.forward = model.forward
@@ -143,7 +149,7 @@ class CutModel:
         # Compiled modules run as they are written in a run with checks.
         eager = torch.compiler.set_stance("force_eager") if run.is_checked else nullcontext()
         try:
-            with eager, run.watch.watching(partial(self._check_graph, run)):
+            with eager, self._without_kept(run), run.watch.watching(partial(self._check_graph, run)):
                 result = self.forward(*args, **kwargs)
         except _PartEnd:
             result = None
@@ -161,6 +167,23 @@ class CutModel:
         if needed:
             raise ValuesNeeded(outputs=needed)
         return run.output
+
+    @contextmanager
+    def _without_kept(self, run: PartRun) -> Iterator[None]:
+        """Puts placeholders in the place of what units of earlier parts keep, in a run with checks."""
+        with ExitStack() as stack:
+            for unit in self._units[: run.first] if run.is_checked else ():
+                for path in unit.paths:
+                    described = run.layout.get(path)
+                    make = partial(self._make_kept, run, path)
+                    if described is not None and described.kept:
+                        stack.enter_context(replaced(self._model.get_submodule(path), described.kept, make))
+            yield
+
+    def _make_kept(self, run: PartRun, path: str, shape: TensorShape) -> torch.Tensor:
+        placeholder = self._placeholders.make(shape, is_own=True)
+        run.watch.marks.add(placeholder, frozenset((INSIDE + path,)))
+        return placeholder
 
     def run_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs all units, on a rank that has all parameters meanwhile."""
@@ -184,7 +207,10 @@ class CutModel:
         if run is None:
             # Recomputation of a checkpoint, or a run of the whole model.
             return original(*args, **kwargs)
-        if self._is_code(run, place, path):
+        if run.watch.is_in_unit:
+            # A unit's own code runs a module that it has in common with the model.
+            return original(*args, **kwargs)
+        if self._runs_as_code(run, place, path):
             return self._run_code(run, place, path, partial(original, *args, **kwargs))
         if place > run.last:
             if self._units[run.last].end is None and not run.is_complete:
@@ -194,17 +220,7 @@ class CutModel:
         if conflict is not None:
             raise self.refuse(conflict)
         if place < run.first:
-            if run.is_checked:
-                run.checkpoint = checkpoint_around()
-            if place == run.first - 1 and path == self._units[place].end:
-                run.is_begun = True
-                self._note_changes(run, path, (args, kwargs))
-                is_tensor = bool(args) and isinstance(args[0], torch.Tensor)
-                if is_tensor and checkpoint_around() is not None and run.watch.marks.sources_of(args[0]):
-                    # Code behind the unit in its checkpoint would run again with the unit, from a placeholder.
-                    args[0]._gangline_replaced = True  # read by _was_replaced
-                return run.received
-            return self._placeholder(run, path, (args, kwargs))
+            return self._skip(run, place, path, args, kwargs)
         if run.is_checked:
             self._check_checkpoint(run, path)
         if place == run.first and not run.is_begun:
@@ -217,7 +233,21 @@ class CutModel:
             self._complete(run, result)
         return result
 
-    def _is_code(self, run: PartRun, place: int, path: str) -> bool:
+    def _skip(self, run: PartRun, place: int, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns what a module of an earlier part has returned, or a placeholder for it."""
+        if run.is_checked:
+            run.checkpoint = checkpoint_around()
+        if place != run.first - 1 or path != self._units[place].end:
+            return self._placeholder(run, path, (args, kwargs))
+        run.is_begun = True
+        self._note_changes(run, path, (args, kwargs))
+        is_tensor = bool(args) and isinstance(args[0], torch.Tensor)
+        if is_tensor and checkpoint_around() is not None and run.watch.marks.sources_of(args[0]):
+            # Code behind the unit in its checkpoint would run again with the unit, from a placeholder.
+            args[0]._gangline_replaced = True  # read by _was_replaced
+        return run.received
+
+    def _runs_as_code(self, run: PartRun, place: int, path: str) -> bool:
         """Whether a call of a module is like code between units, which every part runs with the values that it has."""
         unit = self._units[place]
         if path == unit.end:
@@ -231,7 +261,8 @@ class CutModel:
 
     def _run_code(self, run: PartRun, place: int, path: str, call: partial[Any]) -> Any:
         """Runs a module as code of the model. A run with checks gets its parameters for this rank."""
-        buffers = versions_of(list(self._model.get_submodule(path).buffers())) if run.is_checked else []
+        module = self._model.get_submodule(path)
+        before = note_buffers(dict(module.named_buffers())) if run.is_checked else {}
         try:
             result = call()
         except ValuesNeeded as need:
@@ -239,10 +270,10 @@ class CutModel:
                 raise
             # It follows on a unit of this part that was there in the first batch.
             raise self._left_out(run) from None
-        if is_changed(buffers):
+        if changed_buffer(before, dict(module.named_buffers())) is not None:
             raise self.refuse(
-                f"calls {path}, which changes its buffers, twice or in another order than that of its definition; let "
-                "it run once, in that order"
+                f"runs {path} twice, or in another order than that of its definition, and {path} changes its buffers; "
+                "let it run once, in that order"
             )
         return result
 
@@ -257,8 +288,9 @@ class CutModel:
         before = run.versions.outputs() if run.is_checked else {}
         arguments = run.versions.arguments()
         given = versions_of(tensors_of((args, original.keywords))) if run.is_checked else []
-        contents = contents_of((args, original.keywords)) if run.is_checked else []
+        contents = contents_of((args, original.keywords)) if run.is_checked else None
         inner = run.watch.inner
+        values = KeptValues(self._model.get_submodule(path)) if run.is_checked else None
         if inner is not None:
             inner.enter(path, (args, original.keywords))
         result = original(*args)
@@ -271,7 +303,8 @@ class CutModel:
                 f"leave inplace=True out of {path}, or change a copy"
             )
         if run.is_checked:
-            if run.last < len(self._units) - 1 and not are_same(contents, contents_of((args, original.keywords))):
+            is_kept = contents is None or are_same(contents, (args, original.keywords))
+            if run.last < len(self._units) - 1 and not is_kept:
                 raise self.refuse(
                     f"gives {path} a list, dictionary or object that {path} changes, and other parts have it as it "
                     f"was; let {path} return what it adds"
@@ -279,7 +312,8 @@ class CutModel:
             changed = run.versions.changed_since(before)
             if changed is not None:
                 raise self._refuse_change(path, f"the output of {changed}")
-            run.described[path] = describe(result, path, changes_input=is_changed(given))
+            described = describe(result, path, changes_input=is_changed(given))
+            run.described[path] = replace(described, kept=() if values is None else values.changed())
         elif run.last < len(self._units) - 1:
             self._check_result(run, path, result)
         if path in run.keeps:
@@ -294,8 +328,10 @@ class CutModel:
             return
         now = describe(result, path)
         if now.shapes != known.shapes:
-            raise self.refuse(f"returns other shapes from {path} for inputs of the same shapes; {_SHAPES_ADVICE}")
-        if now.leaves != known.leaves or now.tree != known.tree:
+            raise self.refuse(
+                f"returns other shapes or types from {path} for inputs of the same shapes; {_SHAPES_ADVICE}"
+            )
+        if not are_equal(now, known):
             raise self.refuse(
                 f"returns other plain values from {path} than in the first batch of this shape, and other parts have "
                 "those; return what changes from batch to batch as a tensor"
@@ -314,7 +350,7 @@ class CutModel:
         return _copy(output) if run.copies_outputs or run.is_checked else output
 
     def _before_call(self, path: str, args: tuple[Any, ...]) -> None:
-        """Refuses recomputations that cannot be right. Notes buffers in a run with checks."""
+        """Refuses recomputations that cannot be right. Notes the model's own buffers."""
         if self._run is None:
             if not self._is_whole and _was_replaced(args):
                 raise self.refuse(
@@ -406,15 +442,17 @@ class CutModel:
 
     def _refuse_inner(self, path: str) -> GanglineError:
         return self.refuse(
-            f"uses a value that {path} computes and does not return, and no other part has that of its own units; "
-            f"let {path} return it and pass it on, or leave it out"
+            f"uses a value that {path} computes and does not return, so that other stages do not have it; let {path} "
+            "return it, and pass it on"
         )
 
     def _warn_of_attributes(self, path: str, inner: InnerValues) -> None:
         """Warns of values that train_batch could use and that other ranks do not have."""
         for name, module in self._model.get_submodule(path).named_modules(prefix=path):
             for key, value in vars(module).items():
-                if isinstance(value, torch.Tensor) and value.requires_grad and inner.unit_of(value) is not None:
+                is_kept = isinstance(value, torch.Tensor) and value.requires_grad and inner.unit_of(value) is not None
+                if is_kept and (name, key) not in self._warned:
+                    self._warned.add((name, key))
                     _log.warning(
                         "pipeline: %s keeps %s, which it has computed; no other stage has it, so a loss that uses it "
                         "outside of the model's forward is wrong",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gangline.pytorch.parallel.staged.layout import tensors_of
-from gangline.pytorch.parallel.staged.marks import storages_of
+from gangline.pytorch.parallel.staged.marks import is_value_free, storages_of
 
 
 class InnerValues:
@@ -37,9 +37,9 @@ class InnerValues:
         for storage in storages_of(output):
             self._path_by_storage.pop(storage, None)
 
-    def note(self, operands: Sequence[torch.Tensor], result: Any) -> None:
+    def note(self, func: Any, operands: Sequence[torch.Tensor], result: Any) -> None:
         """Called after each operation."""
-        if not self._path:
+        if not self._path or is_value_free(func):
             return
         given = list(storages_of(operands))
         if any(storage in self._inputs or self._path_by_storage.get(storage) == self._path for storage in given):

@@ -7,15 +7,16 @@ A description travels between ranks as JSON. Used by the cut model and by the st
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import namedtuple
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import (
+    SUPPORTED_NODES,
     TreeSpec,
     is_namedtuple_class,
     register_pytree_node,
@@ -29,8 +30,6 @@ from torch.utils._pytree import (
 from gangline.errors import GanglineError, invalid
 
 _PLAIN = (int, float, bool, str, type(None))
-# Classes of named tuples that torch can write into the text of a tree.
-_registered: set[type[Any]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,13 @@ class TensorShape:
 @dataclass(frozen=True, slots=True)
 class Described:
     """A nested value. leaves: a TensorShape for each tensor, plain values as they are. changes_input: whether the
-    module that returned it has changed its own input in place."""
+    module that returned it has changed its own input in place. kept: attributes and buffers of that module, and of
+    those inside, that it has changed: the path of the module from it on, the name, and the shape."""
 
     tree: TreeSpec
     leaves: tuple[Any, ...]
     changes_input: bool = False
+    kept: tuple[tuple[str, str, TensorShape], ...] = ()
 
     @property
     def shapes(self) -> list[TensorShape]:
@@ -67,8 +68,8 @@ class Described:
 
 
 class Absent:
-    """Stands in a model's output for an object that no rank of a pipeline has as a whole, as a cache to which each
-    layer adds its part."""
+    """Stands in a model's output for an object, which cannot go from rank to rank, and to which each part of the model
+    may have added something, as to a cache."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -83,15 +84,33 @@ class Absent:
         # Python itself asks for names such as __deepcopy__.
         if name.startswith("__"):
             raise AttributeError(name)
-        raise invalid(
+        raise self._error()
+
+    def __getitem__(self, key: Any) -> Any:
+        raise self._error()
+
+    def __len__(self) -> int:
+        raise self._error()
+
+    def __iter__(self) -> Any:
+        raise self._error()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._error()
+
+    def _error(self) -> GanglineError:
+        return invalid(
             "parallelism.model",
-            f"the {self.kind} in the model's output has parts on all stages of the pipeline, and is on none as a "
-            "whole; use the output's tensors",
+            f"the model's output has a {self.kind}, which cannot go from stage to stage of a pipeline; let the model "
+            "return its tensors, alone or in dictionaries, lists and tuples",
         )
 
 
 def without_objects(value: Any) -> Any:
-    """Returns a model's output with Absent in the place of each leaf that is neither a tensor nor a plain value."""
+    """Returns a model's output with Absent in the place of each leaf that is neither a tensor nor a plain value. One
+    without any tensor stays as it is, and is refused when it is described."""
+    if not tensors_of(value):
+        return value
     return tree_map(
         lambda leaf: leaf if isinstance(leaf, (torch.Tensor, *_PLAIN)) else Absent(type(leaf).__name__), value
     )
@@ -105,7 +124,7 @@ def describe(value: Any, what: str, *, changes_input: bool = False) -> Described
     described: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            described.append(TensorShape(tuple(leaf.shape), leaf.dtype))
+            described.append(shape_of(leaf))
         elif isinstance(leaf, (*_PLAIN, Absent)):
             described.append(leaf)
         else:
@@ -122,21 +141,37 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
-def contents_of(value: Any) -> list[Any]:
-    """Returns what a nested value consists of, to find out whether its lists and dictionaries, or attributes of objects
-    in it, have changed: the structure, and by identity the objects inside. Modules keep states of their own."""
+def shape_of(tensor: torch.Tensor) -> TensorShape:
+    return TensorShape(tuple(tensor.shape), tensor.dtype)
+
+
+def contents_of(value: Any) -> tuple[TreeSpec, list[Any], list[tuple[Any, str, Any]]]:
+    """Returns what a nested value consists of, for are_same: its structure, its leaves, and the attributes of objects
+    among them. Modules keep states of their own."""
     leaves, tree = tree_flatten(value)
-    attributes = [
-        vars(leaf) for leaf in leaves if hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor | nn.Module)
-    ]
-    return [tree, *leaves, *(entry for each in attributes for pair in each.items() for entry in pair)]
+    objects = [leaf for leaf in leaves if hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor | nn.Module)]
+    return tree, leaves, [(each, name, entry) for each in objects for name, entry in vars(each).items()]
 
 
-def are_same(contents: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Returns whether two results of contents_of are of the same objects."""
-    (tree, *leaves), (other_tree, *other_leaves) = contents, others
-    is_alike = tree == other_tree and len(leaves) == len(other_leaves)
-    return is_alike and all(ours is theirs for ours, theirs in zip(leaves, other_leaves, strict=True))
+def are_same(contents: tuple[TreeSpec, list[Any], list[tuple[Any, str, Any]]], value: Any) -> bool:
+    """Returns whether a nested value still has the contents that contents_of has returned. What objects compute and
+    keep in new attributes, as cached properties, is no change."""
+    tree, leaves, attributes = contents
+    new_leaves, new_tree = tree_flatten(value)
+    if tree != new_tree or any(ours is not theirs for ours, theirs in zip(leaves, new_leaves, strict=True)):
+        return False
+    return all(vars(each).get(name) is entry for each, name, entry in attributes)
+
+
+def are_equal(ours: Described, theirs: Described) -> bool:
+    """Returns whether two descriptions are alike. NaN is like NaN."""
+    is_alike = ours.tree == theirs.tree and len(ours.leaves) == len(theirs.leaves)
+    pairs = zip(ours.leaves, theirs.leaves, strict=False)
+    return is_alike and all(one == other or (_is_nan(one) and _is_nan(other)) for one, other in pairs)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def signature_of(value: Any) -> tuple[Any, ...]:
@@ -159,19 +194,18 @@ def encode(described_by_name: dict[str, Described]) -> bytes:
         classes = _named_tuples(described.tree)
         for each in classes:
             _register(each)
-        try:
-            tree = treespec_dumps(described.tree)
-        except (NotImplementedError, TypeError) as error:
-            what = name or "a part"
+        tree = _text_of(described.tree)
+        if tree is None:
             raise invalid(
                 "parallelism.model",
-                f"what {what} returns cannot go from stage to stage ({error}); return tensors and plain values in "
-                "dictionaries, lists and tuples",
-            ) from None
+                f"{f'what {name}' if name else 'what a part'} returns cannot go from stage to stage; return tensors "
+                "and plain values in lists, tuples, and dictionaries with strings as keys",
+            )
         entries[name] = {
             "tree": tree,
             "named_tuples": [[each.__module__, each.__qualname__] for each in classes],
             "changes_input": described.changes_input,
+            "kept": [[path, key, _encode_leaf(shape)] for path, key, shape in described.kept],
             "leaves": [_encode_leaf(leaf) for leaf in described.leaves],
         }
     return json.dumps(entries).encode()
@@ -184,8 +218,18 @@ def decode(content: bytes) -> dict[str, Described]:
         for module, qualname in entry["named_tuples"]:
             _register(_find_class(module, qualname))
         leaves = tuple(map(_decode_leaf, entry["leaves"]))
-        described[name] = Described(treespec_loads(entry["tree"]), leaves, entry["changes_input"])
+        kept = tuple((path, key, _decode_leaf(shape)) for path, key, shape in entry["kept"])
+        described[name] = Described(treespec_loads(entry["tree"]), leaves, entry["changes_input"], kept)
     return described
+
+
+def _text_of(tree: TreeSpec) -> str | None:
+    """Returns a tree as text; None where that cannot be read again, as for classes of the user's own."""
+    try:
+        text = treespec_dumps(tree)
+        return text if treespec_loads(text) == tree else None
+    except (NotImplementedError, TypeError):
+        return None
 
 
 def _encode_leaf(leaf: Any) -> dict[str, Any]:
@@ -207,7 +251,7 @@ def _named_tuples(tree: TreeSpec) -> set[type[Any]]:
 
 def _register(kind: type[Any]) -> None:
     """Lets torch write the class of a named tuple into the text of a tree. Flattening stays as it is."""
-    if kind in _registered:
+    if kind in SUPPORTED_NODES:
         return
     if _find_class(kind.__module__, kind.__qualname__) is not kind:
         raise _no_class(kind.__qualname__)
@@ -217,7 +261,6 @@ def _register(kind: type[Any]) -> None:
         lambda values, _: kind(*values),
         serialized_type_name=f"{kind.__module__}:{kind.__qualname__}",
     )
-    _registered.add(kind)
 
 
 def _find_class(module: str, qualname: str) -> type[Any]:

@@ -51,7 +51,7 @@ class Marks:
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, sources: Sources) -> None:
         """Adds the sources of an operation's arguments to its result, and to the arguments that it has changed."""
-        if not _is_value_free(func):
+        if not is_value_free(func):
             self.add(result, sources)
             if func._schema.is_mutable:
                 self.add(_changed_by(func, args, kwargs), sources)
@@ -105,7 +105,7 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
-def _is_value_free(func: Any) -> bool:
+def is_value_free(func: Any) -> bool:
     """Returns whether an operation reads only the shape, the type and the device of its input, as zeros_like."""
     name = str(func._schema.name).partition("::")[2]
     return name.endswith("_like") or name.startswith("new_")

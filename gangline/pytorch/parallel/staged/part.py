@@ -93,8 +93,8 @@ class Parts:
         self._changes_inputs: set[int] = set()
         self._changes_outputs: set[int] = set()
         self._changes_arguments: set[int] = set()
-        # A copy of them after the newest run with checks that has changed them.
-        self._changed_arguments: Any = ()
+        # A copy of them after the newest run with checks of the last part; None where that has not changed them.
+        self._changed_arguments: Any = None
 
     def redivide(self, counts: Sequence[int]) -> None:
         """Changes the number of units of each part. Layouts are made anew."""
@@ -203,8 +203,10 @@ class Parts:
             raise
 
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns the shapes of a model's inputs, for which there is one layout."""
-        return self._model.training, signature_of((args, kwargs))
+        """Returns the shapes of a model's inputs, for which there is one layout in each autocast."""
+        kind = self._replicas.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return self._model.training, autocast, signature_of((args, kwargs))
 
     def layout_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layout:
         """Returns the layout for inputs of these shapes. All ranks of the replica call it in step."""
@@ -212,6 +214,7 @@ class Parts:
         if key not in self._layouts:
             with torch.no_grad():
                 self._layouts[key], _ = self._make_layout(args, kwargs)
+            self._changed_arguments = None
         return self._layouts[key]
 
     def run(
@@ -231,8 +234,8 @@ class Parts:
         shapes = describe(output, self.name_of(part)).shapes
         if shapes != layout.crossing[part].shapes:
             raise self.cut.refuse(
-                f"returns other shapes from {self.name_of(part)} for inputs of the same shapes; make shapes depend on "
-                "the inputs' shapes alone"
+                f"returns other shapes or types from {self.name_of(part)} for inputs of the same shapes; make shapes "
+                "depend on the inputs' shapes alone"
             )
         return output
 
@@ -257,8 +260,9 @@ class Parts:
         value: Any = None
         if layout is None:
             self._layouts[key], value = self._make_layout(args, kwargs, number)
-            if self.count - 1 in self._changes_arguments:
+            if self._changed_arguments is not None:
                 _overwrite((args, kwargs), self._changed_arguments)
+                self._changed_arguments = None
             return self.share_output(value, self._layouts[key])
         for part in range(self.count):
             if part in self.own:
@@ -366,7 +370,8 @@ class Parts:
             self._changes_outputs.add(part)
         if versions.changes_arguments:
             self._changes_arguments.add(part)
-            self._changed_arguments = args, kwargs
+        is_last = part + 1 == self.count
+        self._changed_arguments = (args, kwargs) if is_last and versions.changes_arguments else None
         described = {**run.described, _OUTPUT: describe(output, self.name_of(part))}
         if part + 1 < self.count and any(shape.dtype.is_complex for shape in described[_OUTPUT].shapes):
             raise self.cut.refuse(
@@ -406,7 +411,15 @@ class Parts:
 
 def _copy_of(inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the arguments of the model with tensors of their own, which a run may change in place."""
-    copied: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(torch.Tensor, torch.clone, inputs)
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        # A tensor that is there twice stays one.
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.clone()
+        return copies[id(tensor)]
+
+    copied: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(torch.Tensor, copy, inputs)
     return copied
 
 

@@ -20,10 +20,10 @@ class PartRun:
     copies_outputs: the model's code changes outputs of modules in place, so later parts get copies from before.
     has_own_placeholders: no two modules share a placeholder.
 
-    watch: finds values of other parts where they are needed. versions: makes the run check the chain, note what is
-    changed in place, and describe the part's own outputs in `described`. checkpoint: around the newest unit of an
-    earlier part, in a run with checks. number: as in SharedDraws. seconds: where it is given, the run measures the
-    part's units in it, each by itself, forward and backward.
+    watch: finds values of other parts where they are needed. versions: notes what is changed in place. is_checked:
+    makes the run check the chain, and describe the part's own outputs in `described`. order: of the calls so far.
+    checkpoint: around the newest unit of an earlier part, in a run with checks. number: as in SharedDraws. seconds:
+    where it is given, the run measures the part's units in it, each by itself, forward and backward.
     """
 
     first: int

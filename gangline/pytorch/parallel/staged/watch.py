@@ -107,7 +107,7 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         if sources:
             self.marks.note(func, args, kwargs, result, sources)
         if self.inner is not None:
-            self.inner.note(operands, result)
+            self.inner.note(func, operands, result)
         return result
 
     def check_inner(self, value: Any) -> None:
@@ -163,7 +163,7 @@ class Versions:
 
     def note_buffers(self, buffers: Mapping[str, torch.Tensor | None]) -> None:
         """Called when the first unit runs, or before."""
-        self._buffers = {name: (buffer, _version_of(buffer)) for name, buffer in buffers.items() if buffer is not None}
+        self._buffers = note_buffers(buffers)
 
     @property
     def has_buffers(self) -> bool:
@@ -184,15 +184,22 @@ class Versions:
     def changed_buffer(self, buffers: Mapping[str, torch.Tensor | None]) -> str | None:
         """Returns the name of a buffer that was changed or replaced since they were noted; None where there is none.
         buffers: as they are now."""
-        noted = self._buffers or {}
-        return next(
-            (
-                name
-                for name, (buffer, version) in noted.items()
-                if buffers[name] is not buffer or _version_of(buffer) != version
-            ),
-            None,
-        )
+        return changed_buffer(self._buffers or {}, buffers)
+
+
+def note_buffers(buffers: Mapping[str, torch.Tensor | None]) -> dict[str, tuple[torch.Tensor, int]]:
+    """Returns buffers by name with their present versions, for changed_buffer."""
+    return {name: (buffer, _version_of(buffer)) for name, buffer in buffers.items() if buffer is not None}
+
+
+def changed_buffer(
+    noted: Mapping[str, tuple[torch.Tensor, int]], buffers: Mapping[str, torch.Tensor | None]
+) -> str | None:
+    """Returns the name of a buffer that was changed or replaced since then; None where there is none."""
+    for name, (buffer, version) in noted.items():
+        if buffers.get(name) is not buffer or _version_of(buffer) != version:
+            return name
+    return None
 
 
 def _version_of(tensor: torch.Tensor) -> int:

@@ -1,0 +1,60 @@
+"""Finds the tensors that a unit leaves in attributes and buffers, and puts placeholders there on later parts.
+
+A later part runs the model's own code on a rank where the unit has not run, and would read what is there from before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from gangline.pytorch.parallel.staged.layout import TensorShape, shape_of
+from gangline.pytorch.parallel.staged.watch import changed_buffer, note_buffers
+
+
+class KeptValues:
+    """The tensors in attributes and buffers of a unit's module, and of those inside, before it runs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._before = note_buffers(_values_of(module))
+
+    def changed(self) -> tuple[tuple[str, str, TensorShape], ...]:
+        """Returns those that are others by now, as in Described."""
+        found = []
+        for name, value in _values_of(self._module).items():
+            is_same = name in self._before and changed_buffer({name: self._before[name]}, {name: value}) is None
+            if value is not None and not is_same:
+                path, _, key = name.rpartition(".")
+                found.append((path, key, shape_of(value)))
+        return tuple(found)
+
+
+@contextmanager
+def replaced(
+    module: nn.Module, kept: Iterable[tuple[str, str, TensorShape]], make: Callable[[TensorShape], torch.Tensor]
+) -> Iterator[None]:
+    """Puts what `make` returns into the place of values that a unit's module keeps. They are as before afterwards."""
+    places: list[tuple[dict[str, Any], str, Any]] = []
+    for path, key, shape in kept:
+        owner = module.get_submodule(path)
+        values: dict[str, Any] = owner._buffers if key in owner._buffers else vars(owner)
+        places.append((values, key, values.get(key)))
+        values[key] = make(shape)
+    try:
+        yield
+    finally:
+        for values, key, value in reversed(places):
+            values[key] = value
+
+
+def _values_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    found: dict[str, torch.Tensor | None] = {}
+    for path, inner in module.named_modules():
+        own = {key: value for key, value in vars(inner).items() if isinstance(value, torch.Tensor)}
+        found |= {f"{path}.{key}" if path else key: value for key, value in (*inner._buffers.items(), *own.items())}
+    return found

@@ -1,0 +1,193 @@
+"""Two parts of a model, each with its own copy of it as on ranks, train what the whole model does, or refuse it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gangline.errors import GanglineError
+from tests.support.parts_apart import train_apart
+
+_WIDTH = 4
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline.pytorch.parallel.staged.part.dist.get_rank", lambda: 0)
+
+
+class _Chain(nn.Module):
+    """A stem, three blocks and a head. run: its forward. beside: a module behind them."""
+
+    def __init__(
+        self,
+        run: Callable[[Any, torch.Tensor], Any],
+        block: Callable[[], nn.Module] = lambda: nn.Linear(_WIDTH, _WIDTH),
+        beside: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Linear(_WIDTH, _WIDTH)
+        self.blocks = nn.ModuleList(block() for _ in range(3))
+        self.head = nn.Linear(_WIDTH, _WIDTH)
+        if beside is not None:
+            self.beside = beside
+        self.run = run
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.run(self, x)
+
+
+def _plain(model: _Chain, x: torch.Tensor) -> Any:
+    x = model.stem(x)
+    for block in model.blocks:
+        x = block(x)
+    return model.head(x)
+
+
+def _check(model: nn.Module, border: int) -> None:
+    model.double()
+    whole = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randn(3, _WIDTH, dtype=torch.float64, generator=generator) for _ in range(2)]
+    *outputs, gradients = train_apart(model, border, batches)
+    for batch, output in zip(batches, outputs, strict=True):
+        wanted = whole(batch.clone())
+        wanted.square().sum().backward()
+        torch.testing.assert_close(output, [wanted.detach()])
+    for found, parameter in zip(gradients, whole.parameters(), strict=True):
+        torch.testing.assert_close(found, torch.zeros(()) if parameter.grad is None else parameter.grad)
+
+
+class _Keeping(nn.Linear):
+    """Keeps a loss of its own, which is 0 before it runs."""
+
+    score: Any = 0.0
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        y = super().forward(input)
+        self.score = y.square().mean()
+        return y
+
+
+class _Scaling(nn.Linear):
+    """Sets its buffer, in place or anew."""
+
+    def __init__(self, *, is_new: bool) -> None:
+        super().__init__(_WIDTH, _WIDTH)
+        self.register_buffer("scale", torch.ones(()))
+        self.is_new = is_new
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        y = super().forward(input)
+        mean = y.detach().abs().mean()
+        if self.is_new:
+            self.scale = mean
+        else:
+            self.get_buffer("scale").copy_(mean)
+        return y
+
+
+@pytest.mark.parametrize("border", [2, 3, 4])
+def test_what_a_unit_keeps_is_refused_where_a_later_part_reads_it(border: int) -> None:
+    model = _Chain(lambda model, x: _plain(model, x) + model.blocks[0].score)
+    model.blocks[0] = _Keeping(_WIDTH, _WIDTH)
+    with pytest.raises(GanglineError, match=r"uses a value that blocks\.0 computes and does not return"):
+        _check(model, border)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("border", [2, 4])
+def test_a_units_buffer_is_refused_where_a_later_part_reads_it(border: int, is_new: bool) -> None:
+    model = _Chain(lambda model, x: _plain(model, x) * model.blocks[0].scale)
+    model.blocks[0] = _Scaling(is_new=is_new)
+    with pytest.raises(GanglineError, match=r"uses a value that blocks\.0 computes and does not return"):
+        _check(model, border)
+
+
+@pytest.mark.parametrize("border", [1, 2, 3, 4])
+def test_what_nobody_else_reads_may_be_kept(border: int) -> None:
+    _check(_Chain(_plain, lambda: _Keeping(_WIDTH, _WIDTH)), border)
+    _check(_Chain(_plain, lambda: _Scaling(is_new=True)), border)
+
+
+class _Sharing(nn.Module):
+    """A layer with a module that it has in common with others."""
+
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.layer = nn.Linear(_WIDTH, _WIDTH)
+        self.shared = shared
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.shared(self.layer(x))
+        return out
+
+
+@pytest.mark.parametrize("make", [nn.GELU, lambda: nn.LayerNorm(_WIDTH)])
+@pytest.mark.parametrize("border", [1, 2, 3, 4])
+def test_units_may_share_a_module_with_the_model(make: Callable[[], nn.Module], border: int) -> None:
+    shared = make()
+    _check(_Chain(lambda model, x: model.beside(_plain(model, x)), lambda: _Sharing(shared), shared), border)
+
+
+class _Averaging(nn.Module):
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        return x - self.mean
+
+
+@pytest.mark.parametrize("border", [2, 3, 4])
+def test_a_module_that_replaces_its_buffer_runs_once(border: int) -> None:
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        x = model.stem(x)
+        for block in model.blocks:
+            x = model.beside(block(x))
+        return model.head(x)
+
+    with pytest.raises(
+        GanglineError, match=r"runs beside twice, or in another order than .* beside changes its buffers"
+    ):
+        _check(_Chain(run, beside=_Averaging()), border)
+
+
+class _Masking(nn.Linear):
+    """Keeps a table of the shape of its input, which a module of all layers reads."""
+
+    tables: dict[str, torch.Tensor]
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if "mask" not in self.tables:
+            self.tables["mask"] = torch.ones_like(input)
+        return super().forward(input) * self.tables["mask"]
+
+
+@pytest.mark.parametrize("border", [1, 2, 4])
+def test_a_table_of_the_shape_of_a_hidden_state_is_no_value_of_a_unit(border: int) -> None:
+    tables: dict[str, torch.Tensor] = {}
+
+    def make() -> nn.Module:
+        layer = _Masking(_WIDTH, _WIDTH)
+        layer.tables = tables
+        return layer
+
+    _check(_Chain(_plain, make), border)
+
+
+def test_an_error_of_one_part_is_raised() -> None:
+    def run(model: _Chain, x: torch.Tensor) -> Any:
+        _plain(model, x)
+        raise ArithmeticError("it breaks")
+
+    with pytest.raises(ArithmeticError, match="it breaks"):
+        _check(_Chain(run), 2)
