@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,14 +15,12 @@ from gangline.pytorch.parallel.staged.part import Parts
 from gangline.pytorch.parallel.staged.unit import find_units
 
 
-@dataclass(frozen=True)
 class _Alone:
-    """Stands for the process groups of a replica whose parts are all in this process. stages: 1, so that its rank has
-    several parts; a larger number makes the rank believe that it has one."""
+    """Stands for the process groups of a replica whose parts are all on one rank."""
 
-    device: torch.device
-    stages: int = 1
-    place: int = 0
+    device = torch.device("cpu")
+    stages = 1
+    place = 0
 
     def share(self, tensors: Any, place: int) -> None:
         pass
@@ -37,7 +34,7 @@ def cut(model: nn.Module, borders: Iterable[int]) -> Parts:
     """borders: the numbers of the units with which the second and each later part begin."""
     units = find_units(model)
     counts = [end - begin for begin, end in pairwise([0, *sorted(borders), len(units)])]
-    replicas: Any = _Alone(torch.device("cpu"))
+    replicas: Any = _Alone()
     return Parts(model, units, counts, replicas=replicas, schedule="GPipe", borrow=lambda name: None)
 
 

@@ -55,12 +55,17 @@ class _Rank:
         return self._meeting.forth.get(timeout=_SECONDS)
 
 
-def train_apart(model: nn.Module, border: int, batches: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+def train_apart(
+    model: nn.Module, border: int, batches: Sequence[torch.Tensor], copies: list[Any] | None = None
+) -> list[list[torch.Tensor]]:
     """Trains a model without a step. border: the number of the unit with which the second part begins. Returns the
     tensors of the output for each batch, and in the end the gradients of all parameters, each from the part that has
-    some. The loss is the sum of all squares. Raises what one of the parts raises."""
+    some. The loss is the sum of all squares. copies: gets the model as each of the parts has it. Raises what one of the
+    parts raises."""
     meeting = _Meeting()
     models = [model, copy.deepcopy(model)]
+    if copies is not None:
+        copies += models
     outputs: list[list[torch.Tensor]] = []
 
     def train(place: int) -> None:

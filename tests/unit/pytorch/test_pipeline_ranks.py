@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gangline.errors import GanglineError
 from tests.support.parts_apart import train_apart
@@ -49,12 +50,13 @@ def _plain(model: _Chain, x: torch.Tensor) -> Any:
     return model.head(x)
 
 
-def _check(model: nn.Module, border: int) -> None:
+def _check(model: nn.Module, border: int, copies: list[Any] | None = None) -> None:
+    """copies: gets the model as each of the parts has it."""
     model.double()
     whole = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(1)
     batches = [torch.randn(3, _WIDTH, dtype=torch.float64, generator=generator) for _ in range(2)]
-    *outputs, gradients = train_apart(model, border, batches)
+    *outputs, gradients = train_apart(model, border, batches, copies)
     for batch, output in zip(batches, outputs, strict=True):
         wanted = whole(batch.clone())
         wanted.square().sum().backward()
@@ -113,26 +115,41 @@ def test_a_units_buffer_is_refused_where_a_later_part_reads_it(border: int, is_n
 def test_what_nobody_else_reads_may_be_kept(border: int) -> None:
     _check(_Chain(_plain, lambda: _Keeping(_WIDTH, _WIDTH)), border)
     _check(_Chain(_plain, lambda: _Scaling(is_new=True)), border)
+    # A part that does not have the unit leaves its attribute as it was.
+    model = _Chain(_plain, lambda: _Keeping(_WIDTH, _WIDTH))
+    copies: list[Any] = []
+    _check(model, border, copies)
+    first, last = (["score" not in vars(block) for block in each.blocks] for each in copies)
+    assert (first, last) == ([place >= border - 1 for place in range(3)], [place < border - 1 for place in range(3)])
 
 
 class _Sharing(nn.Module):
-    """A layer with a module that it has in common with others."""
+    """A layer with a module that it has in common with others. is_checkpointed: runs that in a reentrant checkpoint."""
 
-    def __init__(self, shared: nn.Module) -> None:
+    def __init__(self, shared: nn.Module, *, is_checkpointed: bool) -> None:
         super().__init__()
         self.layer = nn.Linear(_WIDTH, _WIDTH)
         self.shared = shared
+        self.is_checkpointed = is_checkpointed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.shared(self.layer(x))
+        y = self.layer(x)
+        out: torch.Tensor = checkpoint(self.shared, y, use_reentrant=True) if self.is_checkpointed else self.shared(y)
         return out
 
 
 @pytest.mark.parametrize("make", [nn.GELU, lambda: nn.LayerNorm(_WIDTH)])
+@pytest.mark.parametrize("is_checkpointed", [False, True])
 @pytest.mark.parametrize("border", [1, 2, 3, 4])
-def test_units_may_share_a_module_with_the_model(make: Callable[[], nn.Module], border: int) -> None:
+def test_units_may_share_a_module_with_the_model(
+    make: Callable[[], nn.Module], border: int, is_checkpointed: bool
+) -> None:
     shared = make()
-    _check(_Chain(lambda model, x: model.beside(_plain(model, x)), lambda: _Sharing(shared), shared), border)
+
+    def make_block() -> nn.Module:
+        return _Sharing(shared, is_checkpointed=is_checkpointed)
+
+    _check(_Chain(lambda model, x: model.beside(_plain(model, x)), make_block, shared), border)
 
 
 class _Averaging(nn.Module):

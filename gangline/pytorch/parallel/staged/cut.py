@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -203,12 +202,12 @@ class CutModel:
 
     def _call(self, place: int, path: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         run = self._run
+        if run is not None and run.watch.is_in_unit:
+            # A unit's own code runs a module that it has in common with the model.
+            return original(*args, **kwargs)
         self._before_call(path, args)
         if run is None:
             # Recomputation of a checkpoint, or a run of the whole model.
-            return original(*args, **kwargs)
-        if run.watch.is_in_unit:
-            # A unit's own code runs a module that it has in common with the model.
             return original(*args, **kwargs)
         if self._runs_as_code(run, place, path):
             return self._run_code(run, place, path, partial(original, *args, **kwargs))
@@ -270,7 +269,7 @@ class CutModel:
                 raise
             # It follows on a unit of this part that was there in the first batch.
             raise self._left_out(run) from None
-        if changed_buffer(before, dict(module.named_buffers())) is not None:
+        if before and changed_buffer(before, dict(module.named_buffers())) is not None:
             raise self.refuse(
                 f"runs {path} twice, or in another order than that of its definition, and {path} changes its buffers; "
                 "let it run once, in that order"
@@ -285,39 +284,39 @@ class CutModel:
         if run.seconds is not None:
             parameters = list(self._model.get_submodule(path).parameters())
             run.seconds[place] = run.seconds.get(place, 0.0) + measure(original, args, parameters)
-        before = run.versions.outputs() if run.is_checked else {}
         arguments = run.versions.arguments()
-        given = versions_of(tensors_of((args, original.keywords))) if run.is_checked else []
-        contents = contents_of((args, original.keywords)) if run.is_checked else None
-        inner = run.watch.inner
-        values = KeptValues(self._model.get_submodule(path)) if run.is_checked else None
-        if inner is not None:
-            inner.enter(path, (args, original.keywords))
-        result = original(*args)
-        if inner is not None:
-            inner.leave(result)
-            self._warn_of_attributes(path, inner)
-        if run.last < len(self._units) - 1 and is_changed(arguments):
+        result = self._run_checked(run, path, original, args) if run.is_checked else original(*args)
+        has_later = run.last < len(self._units) - 1
+        if has_later and is_changed(arguments):
             raise self.refuse(
                 f"changes the model's own input in place inside of {path}, and other parts have the input as it was; "
                 f"leave inplace=True out of {path}, or change a copy"
             )
-        if run.is_checked:
-            is_kept = contents is None or are_same(contents, (args, original.keywords))
-            if run.last < len(self._units) - 1 and not is_kept:
-                raise self.refuse(
-                    f"gives {path} a list, dictionary or object that {path} changes, and other parts have it as it "
-                    f"was; let {path} return what it adds"
-                )
-            changed = run.versions.changed_since(before)
-            if changed is not None:
-                raise self._refuse_change(path, f"the output of {changed}")
-            described = describe(result, path, changes_input=is_changed(given))
-            run.described[path] = replace(described, kept=() if values is None else values.changed())
-        elif run.last < len(self._units) - 1:
+        if has_later and not run.is_checked:
             self._check_result(run, path, result)
         if path in run.keeps:
             run.kept[path] = self._take(run, path, result)
+        return result
+
+    def _run_checked(self, run: PartRun, path: str, original: partial[Any], args: tuple[Any, ...]) -> Any:
+        """Runs a module of a unit, and describes what it returns, changes and keeps."""
+        inner, inputs = run.watch.inner, (args, original.keywords)
+        assert inner is not None
+        before, given, contents = run.versions.outputs(), versions_of(tensors_of(inputs)), contents_of(inputs)
+        values = KeptValues(self._model.get_submodule(path))
+        inner.enter(path, inputs)
+        result = original(*args)
+        inner.leave(result)
+        self._warn_of_attributes(path, inner)
+        if run.last < len(self._units) - 1 and not are_same(contents, inputs):
+            raise self.refuse(
+                f"gives {path} a list, dictionary or object that {path} changes, and other parts have it as it was; "
+                f"let {path} return what it adds"
+            )
+        changed = run.versions.changed_since(before)
+        if changed is not None:
+            raise self._refuse_change(path, f"the output of {changed}")
+        run.described[path] = describe(result, path, changes_input=is_changed(given), kept=values.changed())
         return result
 
     def _check_result(self, run: PartRun, path: str, result: Any) -> None:

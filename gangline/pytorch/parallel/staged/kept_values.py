@@ -15,6 +15,8 @@ from torch import nn
 from gangline.pytorch.parallel.staged.layout import TensorShape, shape_of
 from gangline.pytorch.parallel.staged.watch import changed_buffer, note_buffers
 
+_MISSING = object()
+
 
 class KeptValues:
     """The tensors in attributes and buffers of a unit's module, and of those inside, before it runs."""
@@ -43,13 +45,16 @@ def replaced(
     for path, key, shape in kept:
         owner = module.get_submodule(path)
         values: dict[str, Any] = owner._buffers if key in owner._buffers else vars(owner)
-        places.append((values, key, values.get(key)))
+        places.append((values, key, values.get(key, _MISSING)))
         values[key] = make(shape)
     try:
         yield
     finally:
         for values, key, value in reversed(places):
-            values[key] = value
+            if value is _MISSING:
+                values.pop(key, None)
+            else:
+                values[key] = value
 
 
 def _values_of(module: nn.Module) -> dict[str, torch.Tensor | None]:

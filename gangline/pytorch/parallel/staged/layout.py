@@ -116,8 +116,10 @@ def without_objects(value: Any) -> Any:
     )
 
 
-def describe(value: Any, what: str, *, changes_input: bool = False) -> Described:
-    """Describes a value. what: its place, for the error. changes_input: as in Described. Raises GanglineError
+def describe(
+    value: Any, what: str, *, changes_input: bool = False, kept: tuple[tuple[str, str, TensorShape], ...] = ()
+) -> Described:
+    """Describes a value. what: its place, for the error. changes_input, kept: as in Described. Raises GanglineError
     `parallelism.model` for a value with something else than tensors and plain values in dictionaries, lists and
     tuples."""
     leaves, tree = tree_flatten(value)
@@ -133,7 +135,7 @@ def describe(value: Any, what: str, *, changes_input: bool = False) -> Described
                 f"{what} returns a {type(leaf).__name__}, which cannot go from stage to stage; return tensors and "
                 "plain values, alone or in dictionaries, lists and tuples",
             )
-    return Described(tree, tuple(described), changes_input)
+    return Described(tree, tuple(described), changes_input, kept)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
