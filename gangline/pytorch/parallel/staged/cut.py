@@ -36,6 +36,7 @@ from gangline.pytorch.parallel.staged.placeholder import Placeholders
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
 from gangline.pytorch.parallel.staged.watch import (
+    CHANGED_BY,
     INSIDE,
     ValuesNeeded,
     changed_buffer,
@@ -52,8 +53,6 @@ _WAY_OUT = (
     "parallelism.split"
 )
 _SHAPES_ADVICE = "make shapes depend on the inputs' shapes alone"
-# Before the path of a module that changes its input in place, as a mark of that input.
-_CHANGED_BY = "changed by "
 
 
 class _PartEnd(BaseException):
@@ -96,11 +95,10 @@ class CutModel:
         try:
             return self._run_part(run, args, kwargs)
         except ValuesNeeded as need:
-            for name in need.outputs:
-                if name.startswith(_CHANGED_BY):
-                    raise self._refuse_change(name.removeprefix(_CHANGED_BY), "its input") from None
-                if name.startswith(INSIDE):
-                    raise self._refuse_inner(name.removeprefix(INSIDE)) from None
+            if need.changed_by:
+                raise self._refuse_change(need.changed_by[0], "its input") from None
+            if need.inside:
+                raise self._refuse_inner(need.inside[0]) from None
             if run.is_checked:
                 raise
             raise self._refuse_later(self._with_modules(run, need, args, kwargs)) from None
@@ -164,7 +162,7 @@ class CutModel:
         run.watch.check_inner((run.output, run.kept))
         needed = run.watch.marks.sources_of((run.output, run.kept))
         if needed:
-            raise ValuesNeeded(outputs=needed)
+            raise ValuesNeeded(sources=needed)
         return run.output
 
     @contextmanager
@@ -398,7 +396,7 @@ class CutModel:
         """Marks what a unit of an earlier part has changed in place: this part has it as it was."""
         described = run.layout.get(path)
         if described is not None and described.changes_input:
-            run.watch.marks.add(inputs, frozenset((_CHANGED_BY + path,)))
+            run.watch.marks.add(inputs, frozenset((CHANGED_BY + path,)))
 
     def _placeholder(self, run: PartRun, path: str, inputs: Any) -> Any:
         self._note_changes(run, path, inputs)

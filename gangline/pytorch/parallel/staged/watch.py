@@ -19,18 +19,24 @@ from gangline.pytorch.parallel.staged.inner import InnerValues
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.marks import Marks, ReadWatch, Sources, depends_on_values
 
-# Before the path of a module in ValuesNeeded: a value that the module computes and does not return.
+# Before the path of a module in a mark: of a value that the module computes and does not return, and of an input that
+# it changes in place.
 INSIDE = "inside of "
+CHANGED_BY = "changed by "
 
 
 class ValuesNeeded(BaseException):
     """Ends a run that needs values of other parts. parameters: read outside of their modules. outputs: paths of modules
-    of earlier parts."""
+    of earlier parts whose outputs it needs. inside, changed_by: paths of modules, of which it needs a value that they
+    do not return, or an input as they have changed it; neither can go along."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor] = (), outputs: Iterable[str] = ()) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor] = (), sources: Iterable[str] = ()) -> None:
         super().__init__()
         self.parameters = list(parameters)
-        self.outputs = sorted(outputs)
+        sources = sorted(sources)
+        self.inside = [each.removeprefix(INSIDE) for each in sources if each.startswith(INSIDE)]
+        self.changed_by = [each.removeprefix(CHANGED_BY) for each in sources if each.startswith(CHANGED_BY)]
+        self.outputs = [each for each in sources if not each.startswith((INSIDE, CHANGED_BY))]
 
 
 class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -125,7 +131,7 @@ def checkpoint_around() -> Any:
 
 
 def _need(sources: Sources) -> NoReturn:
-    raise ValuesNeeded(outputs=sources)
+    raise ValuesNeeded(sources=sources)
 
 
 class Versions:
