@@ -106,7 +106,7 @@ def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gangline.pytorch.parallel.staged.part.dist.get_rank", lambda: 0)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     act_place=st.integers(0, 4),
     has_norm=st.booleans(),
@@ -152,7 +152,7 @@ def test_parts_train_as_the_model_or_are_refused(
         torch.testing.assert_close(found, wanted)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     act_place=st.integers(0, 4),
     has_norm=st.booleans(),
