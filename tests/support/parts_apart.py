@@ -21,7 +21,7 @@ _SECONDS = 60
 
 
 class _Meeting:
-    """What both threads have in common. ways: of the values from the first part, and of their gradients."""
+    """What both threads have in common. forth, back: values of the first part, and their gradients."""
 
     def __init__(self) -> None:
         self.barrier = Barrier(2, timeout=_SECONDS)

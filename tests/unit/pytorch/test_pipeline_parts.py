@@ -19,39 +19,12 @@ from torch.utils.checkpoint import checkpoint
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from tests.support.parts_alone import cut, train_parts, train_whole
+from tests.support.run_chain import WIDTH, RunChain, run_plain
 
-_WIDTH = 4
 _BORDERS = [{1}, {2}, {3}, {4}, {1, 2, 3, 4}]
 
 
-@pytest.fixture(autouse=True)
-def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangline.pytorch.parallel.staged.part.dist.get_rank", lambda: 0)
-
-
-class _Chain(nn.Module):
-    """A stem, three blocks and a head. run: its forward. block: makes the blocks."""
-
-    def __init__(
-        self,
-        run: Callable[[Any, torch.Tensor], Any],
-        block: Callable[[], nn.Module] = lambda: nn.Linear(_WIDTH, _WIDTH),
-    ) -> None:
-        super().__init__()
-        self.stem = nn.Linear(_WIDTH, _WIDTH)
-        self.blocks = nn.ModuleList(block() for _ in range(3))
-        self.head = nn.Linear(_WIDTH, _WIDTH)
-        self.run = run
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.run(self, x)
-
-
-def _plain(model: _Chain, x: torch.Tensor) -> Any:
-    x = model.stem(x)
-    for block in model.blocks:
-        x = block(x)
-    return model.head(x)
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def _check(model: nn.Module, borders: set[int], num_batches: int = 2) -> None:
@@ -60,7 +33,7 @@ def _check(model: nn.Module, borders: set[int], num_batches: int = 2) -> None:
     whole, parts = copy.deepcopy(model), cut(model, borders)
     generator = torch.Generator().manual_seed(1)
     for _ in range(num_batches):
-        inputs = torch.randn(3, _WIDTH, dtype=torch.float64, generator=generator)
+        inputs = torch.randn(3, WIDTH, dtype=torch.float64, generator=generator)
         ours, theirs = inputs.clone(), inputs.clone()
         torch.testing.assert_close([*train_parts(parts, model, ours), ours], [*train_whole(whole, theirs), theirs])
         torch.testing.assert_close(dict(model.named_buffers()), dict(whole.named_buffers()))
@@ -70,7 +43,7 @@ class _Counting(nn.Linear):
     """Returns a plain value that depends on its input, and as many rows."""
 
     def __init__(self, *, is_trimming: bool) -> None:
-        super().__init__(_WIDTH, _WIDTH)
+        super().__init__(WIDTH, WIDTH)
         self.is_trimming = is_trimming
 
     def forward(self, input: torch.Tensor) -> Any:
@@ -82,12 +55,12 @@ class _Counting(nn.Linear):
 @pytest.mark.parametrize("is_trimming", [False, True])
 @pytest.mark.parametrize("borders", _BORDERS[1:])
 def test_what_units_return_beside_values_stays_the_same(is_trimming: bool, borders: set[int]) -> None:
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         x, count = model.blocks[0](model.stem(x))
         return model.head(model.blocks[2](model.blocks[1](x[:1]))) * (count + x.shape[0])
 
     torch.manual_seed(1)
-    model = _Chain(run)
+    model = RunChain(run)
     nn.init.zeros_(model.stem.bias)
     model.blocks[0] = _Counting(is_trimming=is_trimming)
     kind = "shapes or types" if is_trimming else "plain values"
@@ -101,8 +74,8 @@ class _Mean(nn.Linear):
     mean: torch.Tensor
 
     def __init__(self) -> None:
-        super().__init__(_WIDTH, _WIDTH)
-        self.register_buffer("mean", torch.zeros(_WIDTH))
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = super().forward(input)
@@ -112,7 +85,7 @@ class _Mean(nn.Linear):
 
 @pytest.mark.parametrize("borders", _BORDERS)
 def test_a_unit_may_replace_its_buffer(borders: set[int]) -> None:
-    _check(_Chain(_plain, _Mean), borders)
+    _check(RunChain(run_plain, _Mean), borders)
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
@@ -122,10 +95,10 @@ def test_a_buffer_of_the_model_that_changes_on_several_parts_of_a_rank_is_refuse
             model.mean = 0.9 * model.mean + x.mean(0)
         else:
             model.mean.mul_(0.9).add_(x.mean(0))
-        return _plain(model, x - model.mean)
+        return run_plain(model, x - model.mean)
 
-    model = _Chain(run)
-    model.register_buffer("mean", torch.zeros(_WIDTH))
+    model = RunChain(run)
+    model.register_buffer("mean", torch.zeros(WIDTH))
     with pytest.raises(GanglineError, match="changes its buffer mean, which each of the parts on a rank would do"):
         _check(model, {2})
 
@@ -142,14 +115,14 @@ class _Naming(nn.Linear):
 
 @pytest.mark.parametrize("borders", _BORDERS)
 def test_a_unit_may_return_a_named_tuple(borders: set[int]) -> None:
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         x = model.stem(x)
         for block in model.blocks:
             output = block(x)
             x = output.hidden * output.number
         return model.head(x)
 
-    _check(_Chain(run, lambda: _Naming(_WIDTH, _WIDTH)), borders)
+    _check(RunChain(run, lambda: _Naming(WIDTH, WIDTH)), borders)
 
 
 def test_a_named_tuple_that_another_rank_cannot_find_is_refused() -> None:
@@ -160,11 +133,11 @@ def test_a_named_tuple_that_another_rank_cannot_find_is_refused() -> None:
         def forward(self, input: torch.Tensor) -> Any:
             return Hidden(super().forward(input))
 
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         return model.head(model.blocks[0](model.stem(x)).hidden)
 
-    model = _Chain(run)
-    model.blocks[0] = Naming(_WIDTH, _WIDTH)
+    model = RunChain(run)
+    model.blocks[0] = Naming(WIDTH, WIDTH)
     with pytest.raises(
         GanglineError, match=r"named tuple \S+Hidden cannot go from stage to stage, .* define the class at the top"
     ):
@@ -193,18 +166,18 @@ def _total(kept: Any) -> Any:
     return sum(kept) if isinstance(kept, list) else getattr(kept, "total", kept)
 
 
-@pytest.mark.parametrize("make", [list, dict, lambda: torch.zeros(3, _WIDTH), lambda: SimpleNamespace(total=0)])
+@pytest.mark.parametrize("make", [list, dict, lambda: torch.zeros(3, WIDTH), lambda: SimpleNamespace(total=0)])
 @pytest.mark.parametrize("borders", _BORDERS)
 def test_a_unit_that_changes_what_the_model_gives_it_besides_is_refused(make: Any, borders: set[int]) -> None:
     """Unless its readers are on the same part. A sum that is no output of any unit is refused there too."""
 
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         x, kept = model.stem(x), make()
         for block in model.blocks:
             x = block(x, state=kept) if isinstance(kept, SimpleNamespace) else block(x, kept)
         return model.head(x) + _total(kept)
 
-    model = _Chain(run, lambda: _Changing(_WIDTH, _WIDTH))
+    model = RunChain(run, lambda: _Changing(WIDTH, WIDTH))
     if borders == {1} and not isinstance(make(), SimpleNamespace):
         _check(model, borders)
         return
@@ -228,14 +201,14 @@ class _Scoring(nn.Linear):
         return y
 
 
-def _add_scores(model: _Chain, x: torch.Tensor) -> Any:
-    y = _plain(model, x)
+def _add_scores(model: RunChain, x: torch.Tensor) -> Any:
+    y = run_plain(model, x)
     scores: list[Any] = [block.score for block in model.blocks]
     return y + sum(score for score in scores if score is not None)
 
 
-def _collect_scores(model: _Chain, x: torch.Tensor) -> Any:
-    return _plain(model, x), [block.score for block in model.blocks if block.score is not None]
+def _collect_scores(model: RunChain, x: torch.Tensor) -> Any:
+    return run_plain(model, x), [block.score for block in model.blocks if block.score is not None]
 
 
 @pytest.mark.parametrize("run", [_add_scores, _collect_scores])
@@ -244,15 +217,15 @@ def test_a_value_from_inside_of_a_unit_is_refused(run: Any, borders: set[int]) -
     with pytest.raises(
         GanglineError, match=r"uses a value that blocks\.\d computes and does not return, so that other"
     ):
-        _check(_Chain(run, lambda: _Scoring(_WIDTH, _WIDTH)), borders)
+        _check(RunChain(run, lambda: _Scoring(WIDTH, WIDTH)), borders)
 
 
 def test_a_value_that_a_unit_keeps_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """A loss in train_batch may use it, which no run of the model shows. It says so once."""
-    model = _Chain(_plain, lambda: _Scoring(_WIDTH, _WIDTH))
+    model = RunChain(run_plain, lambda: _Scoring(WIDTH, WIDTH))
     parts = cut(model, {2})
     for rows in (3, 4):
-        train_parts(parts, model, torch.ones(rows, _WIDTH))
+        train_parts(parts, model, torch.ones(rows, WIDTH))
     texts = [record.getMessage() for record in caplog.records if "keeps score" in record.getMessage()]
     assert [text.split()[1] for text in texts] == ["blocks.0", "blocks.1", "blocks.2"]
 
@@ -272,7 +245,7 @@ class _Rotating(nn.Linear):
     shared = _Table()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        table: torch.Tensor = self.shared(_WIDTH)
+        table: torch.Tensor = self.shared(WIDTH)
         return super().forward(input) * table
 
 
@@ -281,7 +254,7 @@ def test_a_table_that_units_share_is_no_value_of_a_unit(
     borders: set[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_Rotating, "shared", _Table())
-    _check(_Chain(_plain, lambda: _Rotating(_WIDTH, _WIDTH)), borders)
+    _check(RunChain(run_plain, lambda: _Rotating(WIDTH, WIDTH)), borders)
     assert not [record for record in caplog.records if "keeps" in record.getMessage()]
 
 
@@ -297,16 +270,16 @@ class _Cache:
 
 @pytest.mark.parametrize("borders", _BORDERS)
 def test_an_object_in_the_output_is_an_error_where_it_is_used(borders: set[int]) -> None:
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         cache = _Cache()
         for place, block in enumerate([model.stem, *model.blocks]):
             cache.kept[place] = x = block(x)
         return {"out": model.head(x), "cache": cache, "name": "plain"}
 
-    model = _Chain(run)
+    model = RunChain(run)
     _check(model, borders)
     parts = cut(model, borders)
-    output = parts.forward((torch.randn(3, _WIDTH, dtype=torch.float64),), {})
+    output = parts.forward((torch.randn(3, WIDTH, dtype=torch.float64),), {})
     assert output["name"] == "plain"
     assert copy.deepcopy(output["cache"]) == output["cache"]
     for use in (lambda cache: cache.get(0), lambda cache: cache[0], len, list, lambda cache: cache(0)):
@@ -317,7 +290,7 @@ def test_an_object_in_the_output_is_an_error_where_it_is_used(borders: set[int])
 
 
 def test_an_output_of_objects_alone_is_refused() -> None:
-    model = _Chain(lambda model, x: SimpleNamespace(out=_plain(model, x)))
+    model = RunChain(lambda model, x: SimpleNamespace(out=run_plain(model, x)))
     with pytest.raises(
         GanglineError, match="returns a SimpleNamespace, which cannot go from stage to stage; return tens"
     ):
@@ -327,31 +300,31 @@ def test_an_output_of_objects_alone_is_refused() -> None:
 def test_an_input_that_is_changed_in_training_alone() -> None:
     """An evaluation with a new shape has its own input afterwards."""
 
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         if model.training:
             x.mul_(2)
-        return _plain(model, x)
+        return run_plain(model, x)
 
-    model = _Chain(run)
+    model = RunChain(run)
     _check(model, {2, 4})
     parts = cut(model, {2, 4})
-    train_parts(parts, model, torch.ones(3, _WIDTH, dtype=torch.float64))
+    train_parts(parts, model, torch.ones(3, WIDTH, dtype=torch.float64))
     model.eval()
     for rows in (3, 5):
-        inputs = torch.full((rows, _WIDTH), 7.0, dtype=torch.float64)
-        torch.testing.assert_close(parts.forward((inputs,), {}), _plain(model, inputs))
+        inputs = torch.full((rows, WIDTH), 7.0, dtype=torch.float64)
+        torch.testing.assert_close(parts.forward((inputs,), {}), run_plain(model, inputs))
         assert inputs.eq(7).all()
 
 
 def test_a_tensor_that_is_there_twice_stays_one() -> None:
-    class Twice(_Chain):
+    class Twice(RunChain):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:  # type: ignore[override]  # with two inputs
             x.mul_(2)
             return self.run(self, x + y)
 
-    model = Twice(_plain)
+    model = Twice(run_plain)
     parts = cut(model, {2})
-    evaluated, trained, wanted = (torch.ones(3, _WIDTH) for _ in range(3))
+    evaluated, trained, wanted = (torch.ones(3, WIDTH) for _ in range(3))
     torch.testing.assert_close(parts.forward((evaluated, evaluated), {}), model.run(model, 4 * wanted))
     assert evaluated.eq(2).all()
     train_parts(parts, model, trained, trained)
@@ -371,8 +344,8 @@ def test_what_cannot_be_described_to_another_rank_is_refused(wrap: Any) -> None:
         def forward(self, input: torch.Tensor) -> Any:
             return wrap(super().forward(input))
 
-    model = _Chain(lambda model, x: model.head(tensors_of(model.blocks[0](model.stem(x)))[0]))
-    model.blocks[0] = Wrapping(_WIDTH, _WIDTH)
+    model = RunChain(lambda model, x: model.head(tensors_of(model.blocks[0](model.stem(x)))[0]))
+    model.blocks[0] = Wrapping(WIDTH, WIDTH)
     with pytest.raises(
         GanglineError, match=r"what blocks\.0 returns cannot go from stage to stage; return tensors and"
     ):
@@ -384,18 +357,18 @@ def test_a_number_that_is_not_a_number_stays_the_same() -> None:
         def forward(self, input: torch.Tensor) -> Any:
             return super().forward(input), float("nan")
 
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         x = model.stem(x)
         for block in model.blocks:
             x, _ = block(x)
         return model.head(x)
 
-    _check(_Chain(run, lambda: Numbering(_WIDTH, _WIDTH)), {2})
+    _check(RunChain(run, lambda: Numbering(WIDTH, WIDTH)), {2})
 
 
 def test_each_autocast_has_a_layout_of_its_own() -> None:
-    model = _Chain(_plain).eval()
-    parts, inputs = cut(model, {2}), torch.ones(3, _WIDTH)
+    model = RunChain(run_plain).eval()
+    parts, inputs = cut(model, {2}), torch.ones(3, WIDTH)
     assert parts.forward((inputs,), {}).dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert parts.forward((inputs,), {}).dtype == torch.bfloat16
@@ -403,7 +376,7 @@ def test_each_autocast_has_a_layout_of_its_own() -> None:
 
 @pytest.mark.parametrize("borders", _BORDERS)
 def test_all_parts_draw_the_same_random_numbers_between_units(borders: set[int]) -> None:
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         noise = torch.randn_like(x)
         x = model.stem(x + noise)
         for block in model.blocks:
@@ -412,8 +385,8 @@ def test_all_parts_draw_the_same_random_numbers_between_units(borders: set[int])
         return model.head(x) * torch.rand_like(x) - noise
 
     torch.manual_seed(1)
-    model = _Chain(run)
-    whole, parts, inputs = copy.deepcopy(model), cut(model, borders), torch.randn(3, _WIDTH)
+    model = RunChain(run)
+    whole, parts, inputs = copy.deepcopy(model), cut(model, borders), torch.randn(3, WIDTH)
     for number in (3, 4):
         found = train_parts(parts, model, inputs, number=number)
         torch.manual_seed(number)
@@ -421,8 +394,8 @@ def test_all_parts_draw_the_same_random_numbers_between_units(borders: set[int])
 
 
 def test_units_draw_from_the_generators_of_their_rank() -> None:
-    model = _Chain(_plain, lambda: nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Dropout(0.5)))
-    parts, inputs = cut(model, {2}), torch.randn(64, _WIDTH)
+    model = RunChain(run_plain, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)))
+    parts, inputs = cut(model, {2}), torch.randn(64, WIDTH)
     first, second = (train_parts(parts, model, inputs)[0] for _ in range(2))
     assert not torch.equal(first, second)
 
@@ -433,9 +406,9 @@ class _Pairs(nn.Module):
     def __init__(self, make: Callable[[nn.Module, nn.Module], nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            make(nn.Linear(_WIDTH, _WIDTH), nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.GELU())) for _ in range(2)
+            make(nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU())) for _ in range(2)
         )
-        self.head = nn.Linear(_WIDTH, _WIDTH)
+        self.head = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> Any:
         for pair in self.layers:
@@ -454,7 +427,7 @@ def test_layers_may_be_in_pairs(make: Any, borders: set[int]) -> None:
 
 
 def test_complex_numbers_between_parts_are_refused() -> None:
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         x = model.blocks[0](model.stem(x))
         return model.head(model.blocks[2](model.blocks[1](torch.fft.ifft(x).real)))
 
@@ -463,8 +436,8 @@ def test_complex_numbers_between_parts_are_refused() -> None:
             return torch.fft.fft(super().forward(input))
 
     def make() -> nn.Module:
-        model = _Chain(run)
-        model.blocks[0] = Transforming(_WIDTH, _WIDTH)
+        model = RunChain(run)
+        model.blocks[0] = Transforming(WIDTH, WIDTH)
         return model
 
     _check(make(), {3})
@@ -474,7 +447,7 @@ def test_complex_numbers_between_parts_are_refused() -> None:
 
 @pytest.mark.parametrize("borders", _BORDERS)
 def test_a_number_in_a_new_tensor_may_come_from_a_hidden_state(borders: set[int]) -> None:
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         first = model.stem(x)
         factor = torch.tensor([float(first.shape[0]), first.detach().max(), 1.0, 2.0])
         x = first
@@ -482,16 +455,16 @@ def test_a_number_in_a_new_tensor_may_come_from_a_hidden_state(borders: set[int]
             x = block(x)
         return model.head(x) * factor
 
-    _check(_Chain(run), borders)
+    _check(RunChain(run), borders)
 
 
-def _penalised(model: _Chain, x: torch.Tensor) -> Any:
+def _penalised(model: RunChain, x: torch.Tensor) -> Any:
     x = x.requires_grad_()
-    (slope,) = torch.autograd.grad(_plain(model, x * x).sum(), x, create_graph=True)
+    (slope,) = torch.autograd.grad(run_plain(model, x * x).sum(), x, create_graph=True)
     return slope
 
 
-def _hooked(model: _Chain, x: torch.Tensor) -> Any:
+def _hooked(model: RunChain, x: torch.Tensor) -> Any:
     x = model.blocks[0](model.stem(x))
     x.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return model.head(model.blocks[2](model.blocks[1](x)))
@@ -501,10 +474,10 @@ def _hooked(model: _Chain, x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("borders", _BORDERS)
 def test_gradients_in_the_code_between_units_are_refused(run: Any, name: str, borders: set[int]) -> None:
     if run is _hooked and borders == {1}:
-        _check(_Chain(run), borders)
+        _check(RunChain(run), borders)
         return
     with pytest.raises(GanglineError, match=f"calls {name} between its units, and each part has the graph of its own"):
-        _check(_Chain(run), borders)
+        _check(RunChain(run), borders)
 
 
 @pytest.mark.parametrize("borders", _BORDERS)
@@ -515,24 +488,24 @@ def test_a_unit_and_the_code_behind_the_last_one_may_use_gradients(borders: set[
             y.register_hook(torch.neg)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             return y
 
-    def run(model: _Chain, x: torch.Tensor) -> Any:
-        output = _plain(model, x)
+    def run(model: RunChain, x: torch.Tensor) -> Any:
+        output = run_plain(model, x)
         output.register_hook(lambda gradient: 3 * gradient)
         return output
 
-    _check(_Chain(run, lambda: Scaling(_WIDTH, _WIDTH)), borders)
+    _check(RunChain(run, lambda: Scaling(WIDTH, WIDTH)), borders)
 
 
 @pytest.mark.parametrize("borders", _BORDERS[1:])
 def test_code_behind_a_unit_in_its_checkpoint_belongs_to_the_unit(borders: set[int]) -> None:
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         x = model.stem(x)
         for block in model.blocks:
             x = checkpoint(lambda h, block=block: torch.tanh(block(h)), x, use_reentrant=False)
         return model.head(x)
 
     with pytest.raises(GanglineError, match=r"recomputes blocks\.\d from an input that was replaced"):
-        _check(_Chain(run), borders)
+        _check(RunChain(run), borders)
 
 
 class _Packing(nn.Module):
@@ -540,8 +513,8 @@ class _Packing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.LSTM(_WIDTH, _WIDTH, batch_first=True) for _ in range(3))
-        self.head = nn.Linear(_WIDTH, 2)
+        self.layers = nn.ModuleList(nn.LSTM(WIDTH, WIDTH, batch_first=True) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 2)
 
     def forward(self, x: torch.Tensor) -> Any:
         packed = pack_padded_sequence(x[:, None].expand(-1, 4, -1), torch.tensor([4, 2, 1]), batch_first=True)

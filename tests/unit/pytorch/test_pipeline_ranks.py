@@ -13,41 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from gangline.errors import GanglineError
 from tests.support.parts_apart import train_apart
+from tests.support.run_chain import WIDTH, RunChain, run_plain
 
-_WIDTH = 4
-
-
-@pytest.fixture(autouse=True)
-def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangline.pytorch.parallel.staged.part.dist.get_rank", lambda: 0)
-
-
-class _Chain(nn.Module):
-    """A stem, three blocks and a head. run: its forward. beside: a module behind them."""
-
-    def __init__(
-        self,
-        run: Callable[[Any, torch.Tensor], Any],
-        block: Callable[[], nn.Module] = lambda: nn.Linear(_WIDTH, _WIDTH),
-        beside: nn.Module | None = None,
-    ) -> None:
-        super().__init__()
-        self.stem = nn.Linear(_WIDTH, _WIDTH)
-        self.blocks = nn.ModuleList(block() for _ in range(3))
-        self.head = nn.Linear(_WIDTH, _WIDTH)
-        if beside is not None:
-            self.beside = beside
-        self.run = run
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.run(self, x)
-
-
-def _plain(model: _Chain, x: torch.Tensor) -> Any:
-    x = model.stem(x)
-    for block in model.blocks:
-        x = block(x)
-    return model.head(x)
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def _check(model: nn.Module, border: int, copies: list[Any] | None = None) -> None:
@@ -55,7 +23,7 @@ def _check(model: nn.Module, border: int, copies: list[Any] | None = None) -> No
     model.double()
     whole = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(1)
-    batches = [torch.randn(3, _WIDTH, dtype=torch.float64, generator=generator) for _ in range(2)]
+    batches = [torch.randn(3, WIDTH, dtype=torch.float64, generator=generator) for _ in range(2)]
     *outputs, gradients = train_apart(model, border, batches, copies)
     for batch, output in zip(batches, outputs, strict=True):
         wanted = whole(batch.clone())
@@ -80,7 +48,7 @@ class _Scaling(nn.Linear):
     """Sets its buffer, in place or anew."""
 
     def __init__(self, *, is_new: bool) -> None:
-        super().__init__(_WIDTH, _WIDTH)
+        super().__init__(WIDTH, WIDTH)
         self.register_buffer("scale", torch.ones(()))
         self.is_new = is_new
 
@@ -96,8 +64,8 @@ class _Scaling(nn.Linear):
 
 @pytest.mark.parametrize("border", [2, 3, 4])
 def test_what_a_unit_keeps_is_refused_where_a_later_part_reads_it(border: int) -> None:
-    model = _Chain(lambda model, x: _plain(model, x) + model.blocks[0].score)
-    model.blocks[0] = _Keeping(_WIDTH, _WIDTH)
+    model = RunChain(lambda model, x: run_plain(model, x) + model.blocks[0].score)
+    model.blocks[0] = _Keeping(WIDTH, WIDTH)
     with pytest.raises(GanglineError, match=r"uses a value that blocks\.0 computes and does not return"):
         _check(model, border)
 
@@ -105,7 +73,7 @@ def test_what_a_unit_keeps_is_refused_where_a_later_part_reads_it(border: int) -
 @pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize("border", [2, 4])
 def test_a_units_buffer_is_refused_where_a_later_part_reads_it(border: int, is_new: bool) -> None:
-    model = _Chain(lambda model, x: _plain(model, x) * model.blocks[0].scale)
+    model = RunChain(lambda model, x: run_plain(model, x) * model.blocks[0].scale)
     model.blocks[0] = _Scaling(is_new=is_new)
     with pytest.raises(GanglineError, match=r"uses a value that blocks\.0 computes and does not return"):
         _check(model, border)
@@ -113,10 +81,10 @@ def test_a_units_buffer_is_refused_where_a_later_part_reads_it(border: int, is_n
 
 @pytest.mark.parametrize("border", [1, 2, 3, 4])
 def test_what_nobody_else_reads_may_be_kept(border: int) -> None:
-    _check(_Chain(_plain, lambda: _Keeping(_WIDTH, _WIDTH)), border)
-    _check(_Chain(_plain, lambda: _Scaling(is_new=True)), border)
+    _check(RunChain(run_plain, lambda: _Keeping(WIDTH, WIDTH)), border)
+    _check(RunChain(run_plain, lambda: _Scaling(is_new=True)), border)
     # A part that does not have the unit leaves its attribute as it was.
-    model = _Chain(_plain, lambda: _Keeping(_WIDTH, _WIDTH))
+    model = RunChain(run_plain, lambda: _Keeping(WIDTH, WIDTH))
     copies: list[Any] = []
     _check(model, border, copies)
     first, last = (["score" not in vars(block) for block in each.blocks] for each in copies)
@@ -128,7 +96,7 @@ class _Sharing(nn.Module):
 
     def __init__(self, shared: nn.Module, *, is_checkpointed: bool) -> None:
         super().__init__()
-        self.layer = nn.Linear(_WIDTH, _WIDTH)
+        self.layer = nn.Linear(WIDTH, WIDTH)
         self.shared = shared
         self.is_checkpointed = is_checkpointed
 
@@ -138,7 +106,7 @@ class _Sharing(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("make", [nn.GELU, lambda: nn.LayerNorm(_WIDTH)])
+@pytest.mark.parametrize("make", [nn.GELU, lambda: nn.LayerNorm(WIDTH)])
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 @pytest.mark.parametrize("border", [1, 2, 3, 4])
 def test_units_may_share_a_module_with_the_model(
@@ -149,7 +117,7 @@ def test_units_may_share_a_module_with_the_model(
     def make_block() -> nn.Module:
         return _Sharing(shared, is_checkpointed=is_checkpointed)
 
-    _check(_Chain(lambda model, x: model.beside(_plain(model, x)), make_block, shared), border)
+    _check(RunChain(lambda model, x: model.beside(run_plain(model, x)), make_block, shared), border)
 
 
 class _Averaging(nn.Module):
@@ -166,7 +134,7 @@ class _Averaging(nn.Module):
 
 @pytest.mark.parametrize("border", [2, 3, 4])
 def test_a_module_that_replaces_its_buffer_runs_once(border: int) -> None:
-    def run(model: _Chain, x: torch.Tensor) -> Any:
+    def run(model: RunChain, x: torch.Tensor) -> Any:
         x = model.stem(x)
         for block in model.blocks:
             x = model.beside(block(x))
@@ -175,7 +143,7 @@ def test_a_module_that_replaces_its_buffer_runs_once(border: int) -> None:
     with pytest.raises(
         GanglineError, match=r"runs beside twice, or in another order than .* beside changes its buffers"
     ):
-        _check(_Chain(run, beside=_Averaging()), border)
+        _check(RunChain(run, beside=_Averaging()), border)
 
 
 class _Masking(nn.Linear):
@@ -194,17 +162,17 @@ def test_a_table_of_the_shape_of_a_hidden_state_is_no_value_of_a_unit(border: in
     tables: dict[str, torch.Tensor] = {}
 
     def make() -> nn.Module:
-        layer = _Masking(_WIDTH, _WIDTH)
+        layer = _Masking(WIDTH, WIDTH)
         layer.tables = tables
         return layer
 
-    _check(_Chain(_plain, make), border)
+    _check(RunChain(run_plain, make), border)
 
 
 def test_an_error_of_one_part_is_raised() -> None:
-    def run(model: _Chain, x: torch.Tensor) -> Any:
-        _plain(model, x)
+    def run(model: RunChain, x: torch.Tensor) -> Any:
+        run_plain(model, x)
         raise ArithmeticError("it breaks")
 
     with pytest.raises(ArithmeticError, match="it breaks"):
-        _check(_Chain(run), 2)
+        _check(RunChain(run), 2)

@@ -29,7 +29,15 @@ from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.drawing import SharedDraws
 from gangline.pytorch.parallel.staged.inner import InnerValues
 from gangline.pytorch.parallel.staged.kept_values import KeptValues, replaced
-from gangline.pytorch.parallel.staged.layout import TensorShape, are_equal, are_same, contents_of, describe, tensors_of
+from gangline.pytorch.parallel.staged.layout import (
+    Kept,
+    TensorShape,
+    are_equal,
+    are_same,
+    contents_of,
+    describe,
+    tensors_of,
+)
 from gangline.pytorch.parallel.staged.own_buffers import OwnBuffers
 from gangline.pytorch.parallel.staged.part_run import PartRun
 from gangline.pytorch.parallel.staged.placeholder import Placeholders
@@ -39,10 +47,10 @@ from gangline.pytorch.parallel.staged.watch import (
     CHANGED_BY,
     INSIDE,
     ValuesNeeded,
-    changed_buffer,
+    changed_name,
     checkpoint_around,
     is_changed,
-    note_buffers,
+    versions_by_name,
     versions_of,
 )
 
@@ -259,7 +267,7 @@ class CutModel:
     def _run_code(self, run: PartRun, place: int, path: str, call: partial[Any]) -> Any:
         """Runs a module as code of the model. A run with checks gets its parameters for this rank."""
         module = self._model.get_submodule(path)
-        before = note_buffers(dict(module.named_buffers())) if run.is_checked else {}
+        before = versions_by_name(dict(module.named_buffers())) if run.is_checked else {}
         try:
             result = call()
         except ValuesNeeded as need:
@@ -267,7 +275,7 @@ class CutModel:
                 raise
             # It follows on a unit of this part that was there in the first batch.
             raise self._left_out(run) from None
-        if before and changed_buffer(before, dict(module.named_buffers())) is not None:
+        if before and changed_name(before, dict(module.named_buffers())) is not None:
             raise self.refuse(
                 f"runs {path} twice, or in another order than that of its definition, and {path} changes its buffers; "
                 "let it run once, in that order"
@@ -305,7 +313,8 @@ class CutModel:
         inner.enter(path, inputs)
         result = original(*args)
         inner.leave(result)
-        self._warn_of_attributes(path, inner)
+        kept = values.changed()
+        self._warn_of_kept(path, kept, inner)
         if run.last < len(self._units) - 1 and not are_same(contents, inputs):
             raise self.refuse(
                 f"gives {path} a list, dictionary or object that {path} changes, and other parts have it as it was; "
@@ -314,7 +323,7 @@ class CutModel:
         changed = run.versions.changed_since(before)
         if changed is not None:
             raise self._refuse_change(path, f"the output of {changed}")
-        run.described[path] = describe(result, path, changes_input=is_changed(given), kept=values.changed())
+        run.described[path] = describe(result, path, changes_input=is_changed(given), kept=kept)
         return result
 
     def _check_result(self, run: PartRun, path: str, result: Any) -> None:
@@ -443,19 +452,20 @@ class CutModel:
             "return it, and pass it on"
         )
 
-    def _warn_of_attributes(self, path: str, inner: InnerValues) -> None:
-        """Warns of values that train_batch could use and that other ranks do not have."""
-        for name, module in self._model.get_submodule(path).named_modules(prefix=path):
-            for key, value in vars(module).items():
-                is_kept = isinstance(value, torch.Tensor) and value.requires_grad and inner.unit_of(value) is not None
-                if is_kept and (name, key) not in self._warned:
-                    self._warned.add((name, key))
-                    _log.warning(
-                        "pipeline: %s keeps %s, which it has computed; no other stage has it, so a loss that uses it "
-                        "outside of the model's forward is wrong",
-                        name,
-                        key,
-                    )
+    def _warn_of_kept(self, path: str, kept: Kept, inner: InnerValues) -> None:
+        """Warns of attributes that train_batch could use and that other ranks do not have."""
+        module = self._model.get_submodule(path)
+        for inside, key, _ in kept:
+            name = f"{path}.{inside}" if inside else path
+            value = getattr(module.get_submodule(inside), key)
+            if value.requires_grad and inner.unit_of(value) is not None and (name, key) not in self._warned:
+                self._warned.add((name, key))
+                _log.warning(
+                    "pipeline: %s keeps %s, which it has computed; no other stage has it, so a loss that uses it "
+                    "outside of the model's forward is wrong",
+                    name,
+                    key,
+                )
 
     def _refuse_later(self, need: ValuesNeeded) -> GanglineError:
         if need.parameters:

@@ -5,15 +5,15 @@ A later part runs the model's own code on a rank where the unit has not run, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from gangline.pytorch.parallel.staged.layout import TensorShape, shape_of
-from gangline.pytorch.parallel.staged.watch import changed_buffer, note_buffers
+from gangline.pytorch.parallel.staged.layout import Kept, TensorShape, shape_of
+from gangline.pytorch.parallel.staged.watch import is_unchanged, versions_by_name
 
 _MISSING = object()
 
@@ -23,23 +23,21 @@ class KeptValues:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._before = note_buffers(_values_of(module))
+        self._before = versions_by_name(_values_of(module))
 
-    def changed(self) -> tuple[tuple[str, str, TensorShape], ...]:
+    def changed(self) -> Kept:
         """Returns those that are others by now, as in Described."""
         found = []
         for name, value in _values_of(self._module).items():
-            is_same = name in self._before and changed_buffer({name: self._before[name]}, {name: value}) is None
-            if value is not None and not is_same:
+            noted = self._before.get(name)
+            if value is not None and (noted is None or not is_unchanged(noted, value)):
                 path, _, key = name.rpartition(".")
                 found.append((path, key, shape_of(value)))
         return tuple(found)
 
 
 @contextmanager
-def replaced(
-    module: nn.Module, kept: Iterable[tuple[str, str, TensorShape]], make: Callable[[TensorShape], torch.Tensor]
-) -> Iterator[None]:
+def replaced(module: nn.Module, kept: Kept, make: Callable[[TensorShape], torch.Tensor]) -> Iterator[None]:
     """Puts what `make` returns into the place of values that a unit's module keeps. They are as before afterwards."""
     places: list[tuple[dict[str, Any], str, Any]] = []
     for path, key, shape in kept:

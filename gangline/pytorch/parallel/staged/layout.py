@@ -44,16 +44,20 @@ class TensorShape:
         return torch.zeros(self.shape, dtype=self.dtype, device=device)
 
 
+# Attributes and buffers that a module, or one inside of it, has changed: the path of the module from it on, the name,
+# and the shape.
+Kept = tuple[tuple[str, str, TensorShape], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Described:
     """A nested value. leaves: a TensorShape for each tensor, plain values as they are. changes_input: whether the
-    module that returned it has changed its own input in place. kept: attributes and buffers of that module, and of
-    those inside, that it has changed: the path of the module from it on, the name, and the shape."""
+    module that returned it has changed its own input in place. kept: what that module has left elsewhere."""
 
     tree: TreeSpec
     leaves: tuple[Any, ...]
     changes_input: bool = False
-    kept: tuple[tuple[str, str, TensorShape], ...] = ()
+    kept: Kept = ()
 
     @property
     def shapes(self) -> list[TensorShape]:
@@ -116,9 +120,7 @@ def without_objects(value: Any) -> Any:
     )
 
 
-def describe(
-    value: Any, what: str, *, changes_input: bool = False, kept: tuple[tuple[str, str, TensorShape], ...] = ()
-) -> Described:
+def describe(value: Any, what: str, *, changes_input: bool = False, kept: Kept = ()) -> Described:
     """Describes a value. what: its place, for the error. changes_input, kept: as in Described. Raises GanglineError
     `parallelism.model` for a value with something else than tensors and plain values in dictionaries, lists and
     tuples."""
@@ -180,7 +182,7 @@ def signature_of(value: Any) -> tuple[Any, ...]:
     """Returns the shapes and plain values of a nested value in a form that can be compared and hashed."""
     leaves, tree = tree_flatten(value)
     marks = tuple(
-        (tuple(leaf.shape), leaf.dtype)
+        shape_of(leaf)
         if isinstance(leaf, torch.Tensor)
         else (type(leaf).__name__, leaf if isinstance(leaf, _PLAIN) else None)
         for leaf in leaves

@@ -169,7 +169,7 @@ class Versions:
 
     def note_buffers(self, buffers: Mapping[str, torch.Tensor | None]) -> None:
         """Called when the first unit runs, or before."""
-        self._buffers = note_buffers(buffers)
+        self._buffers = versions_by_name(buffers)
 
     @property
     def has_buffers(self) -> bool:
@@ -190,22 +190,24 @@ class Versions:
     def changed_buffer(self, buffers: Mapping[str, torch.Tensor | None]) -> str | None:
         """Returns the name of a buffer that was changed or replaced since they were noted; None where there is none.
         buffers: as they are now."""
-        return changed_buffer(self._buffers or {}, buffers)
+        return changed_name(self._buffers or {}, buffers)
 
 
-def note_buffers(buffers: Mapping[str, torch.Tensor | None]) -> dict[str, tuple[torch.Tensor, int]]:
-    """Returns buffers by name with their present versions, for changed_buffer."""
-    return {name: (buffer, _version_of(buffer)) for name, buffer in buffers.items() if buffer is not None}
+def versions_by_name(tensors: Mapping[str, torch.Tensor | None]) -> dict[str, tuple[torch.Tensor, int]]:
+    """Returns tensors by name with their present versions."""
+    return {name: (tensor, _version_of(tensor)) for name, tensor in tensors.items() if tensor is not None}
 
 
-def changed_buffer(
-    noted: Mapping[str, tuple[torch.Tensor, int]], buffers: Mapping[str, torch.Tensor | None]
+def changed_name(
+    noted: Mapping[str, tuple[torch.Tensor, int]], tensors: Mapping[str, torch.Tensor | None]
 ) -> str | None:
-    """Returns the name of a buffer that was changed or replaced since then; None where there is none."""
-    for name, (buffer, version) in noted.items():
-        if buffers.get(name) is not buffer or _version_of(buffer) != version:
-            return name
-    return None
+    """Returns the name of a tensor that was changed or replaced since versions_by_name; None where there is none."""
+    return next((name for name, entry in noted.items() if not is_unchanged(entry, tensors.get(name))), None)
+
+
+def is_unchanged(noted: tuple[torch.Tensor, int], tensor: torch.Tensor | None) -> bool:
+    """Returns whether a tensor is the noted one, in the same version."""
+    return tensor is noted[0] and _version_of(tensor) == noted[1]
 
 
 def _version_of(tensor: torch.Tensor) -> int:
