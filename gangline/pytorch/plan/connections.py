@@ -1,9 +1,9 @@
 """Finds the outputs of earlier units that later units need besides the output of the unit before them: those that a
 pipeline carries over the borders of its parts.
 
-Follows values through the code between units, as gangline.pytorch.parallel.staged.watch does in a part. There the real
-outputs of earlier units are missing; here all of them exist, and nothing is refused. Works on the meta device and on
-the CPU. Keeps no tensor alive, so that the bytes that are measured meanwhile stay the same.
+Follows values through the code between units, as gangline.pytorch.parallel.staged.cutting.watch does in a part. There
+the real outputs of earlier units are missing; here all of them exist, and nothing is refused. Works on the meta device
+and on the CPU. Keeps no tensor alive, so that the bytes that are measured meanwhile stay the same.
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gangline.pytorch.parallel.staged.call_order import CallOrder
+from gangline.pytorch.parallel.staged.cutting.call_order import CallOrder
+from gangline.pytorch.parallel.staged.cutting.marks import (
+    NONE,
+    Marks,
+    ReadWatch,
+    Sources,
+    depends_on_values,
+    storages_of,
+)
 from gangline.pytorch.parallel.staged.layout import tensors_of
-from gangline.pytorch.parallel.staged.marks import NONE, Marks, ReadWatch, Sources, depends_on_values, storages_of
 from gangline.pytorch.parallel.staged.unit import Unit
 from gangline.pytorch.plan.model_size import Connection
 
@@ -145,7 +152,7 @@ class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         args, kwargs = inputs
         is_first, self._newest_unit = place > self._newest_unit, max(place, self._newest_unit)
         if is_first and place and self._units[place - 1].end is None:
-            # The border behind such a unit is this argument, see staged.cut.
+            # The border behind such a unit is this argument, see staged.cutting.cut.
             args = args[1:]
         self.need(self.sources_of((args, kwargs)), place)
         self._depth += 1

@@ -13,9 +13,9 @@ from torch import nn
 
 from gangline.pytorch.data.batch_data import count_records, move
 from gangline.pytorch.data.loader import DataLoader
-from gangline.pytorch.parallel.staged.call_order import CallOrder
+from gangline.pytorch.parallel.staged.cutting.call_order import CallOrder
+from gangline.pytorch.parallel.staged.cutting.marks import storages_of
 from gangline.pytorch.parallel.staged.layout import tensors_of
-from gangline.pytorch.parallel.staged.marks import storages_of
 from gangline.pytorch.parallel.staged.unit import Unit
 from gangline.pytorch.plan.connections import ConnectionWatch
 from gangline.pytorch.plan.model_size import Connection, Moment

@@ -12,7 +12,7 @@ from torch import nn
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.shared.ownership import inner_of
 from gangline.pytorch.parallel.staged.compiled import UnitCompiler, is_compiled
-from gangline.pytorch.parallel.staged.cut import CutModel
+from gangline.pytorch.parallel.staged.cutting.cut import CutModel
 from gangline.pytorch.parallel.staged.fitness import check_model
 from gangline.pytorch.parallel.staged.unit import find_units
 from tests.support.pipeline_models import Chain, Tied

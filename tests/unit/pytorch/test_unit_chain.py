@@ -15,12 +15,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gangline.errors import GanglineError
-from gangline.pytorch.parallel.staged.cut import CutModel
+from gangline.pytorch.parallel.staged.cutting.cut import CutModel
+from gangline.pytorch.parallel.staged.cutting.part_run import PartRun
+from gangline.pytorch.parallel.staged.cutting.watch import ValuesNeeded
 from gangline.pytorch.parallel.staged.layout import Described, decode, encode, tensors_of
 from gangline.pytorch.parallel.staged.microbatch import cut_batch, join_results
-from gangline.pytorch.parallel.staged.part_run import PartRun
 from gangline.pytorch.parallel.staged.unit import divide_units, find_units
-from gangline.pytorch.parallel.staged.watch import ValuesNeeded
 from tests.support.pipeline_models import Backwards, Chain, Paired, Recurrent, Reentrant, Skipping, Tied, make_norm
 
 _CPU = torch.device("cpu")

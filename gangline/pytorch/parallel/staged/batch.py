@@ -22,7 +22,7 @@ from gangline.core.beat import EXCHANGE, FORWARD, Beat
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.strategy import Train
-from gangline.pytorch.parallel.staged.drawing import draw_number
+from gangline.pytorch.parallel.staged.cutting.drawing import draw_number
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.microbatch import join_results
 from gangline.pytorch.parallel.staged.part import Layout, Parts

@@ -25,7 +25,7 @@ from gangline.config.pipeline import SCHEDULES
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.recomputation import Recomputed
 from gangline.pytorch.parallel.shared.ownership import class_name, inner_of
-from gangline.pytorch.parallel.staged.cut import CutModel
+from gangline.pytorch.parallel.staged.cutting.cut import CutModel
 from gangline.pytorch.parallel.staged.unit import Unit
 
 # Frames between the forward of a wrapped model and the call of its compiled form; some more than torch 2.13 has.

@@ -24,7 +24,9 @@ from torch.utils._pytree import tree_map_only
 from gangline.config.pipeline import slot_of_part
 from gangline.core.beat import EXCHANGE, FORWARD, Beat, NoBeat
 from gangline.errors import GanglineError
-from gangline.pytorch.parallel.staged.cut import CutModel
+from gangline.pytorch.parallel.staged.cutting.cut import CutModel
+from gangline.pytorch.parallel.staged.cutting.part_run import PartRun
+from gangline.pytorch.parallel.staged.cutting.watch import ValuesNeeded
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.layout import (
     Described,
@@ -35,10 +37,8 @@ from gangline.pytorch.parallel.staged.layout import (
     tensors_of,
     without_objects,
 )
-from gangline.pytorch.parallel.staged.part_run import PartRun
 from gangline.pytorch.parallel.staged.timing import ROUNDS
 from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.parallel.staged.watch import ValuesNeeded
 
 # Name of a part's output among its modules' descriptions. No module has an empty name.
 _OUTPUT = ""

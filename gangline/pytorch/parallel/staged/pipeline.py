@@ -37,8 +37,8 @@ from gangline.pytorch.parallel.shared.reach import check_reach
 from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy, Train
 from gangline.pytorch.parallel.staged.batch import BatchRun
 from gangline.pytorch.parallel.staged.compiled import UnitCompiler
+from gangline.pytorch.parallel.staged.cutting.drawing import draw_number
 from gangline.pytorch.parallel.staged.division import ReplicaDivision
-from gangline.pytorch.parallel.staged.drawing import draw_number
 from gangline.pytorch.parallel.staged.fitness import check_model
 from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over, torch_norm_over
 from gangline.pytorch.parallel.staged.group import Replicas

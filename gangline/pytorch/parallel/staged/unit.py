@@ -2,7 +2,7 @@
 after them.
 
 Reads the structure alone, so it works on the meta device too. Whether the units really form a chain shows when the
-model runs, see gangline.pytorch.parallel.staged.cut.
+model runs, see gangline.pytorch.parallel.staged.cutting.cut.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Marks where values come from: for each storage the modules from whose outputs its values were computed.
 
-Used by gangline.pytorch.parallel.staged.watch in one part of a model, and by gangline.pytorch.plan.connections in a
-whole one. Marks keep no tensor alive, so that neither bytes in training nor those that a plan measures change.
+Used by gangline.pytorch.parallel.staged.cutting.watch in one part of a model, and by gangline.pytorch.plan.connections
+in a whole one. Marks keep no tensor alive, so that neither bytes in training nor those that a plan measures change.
 """
 
 from __future__ import annotations

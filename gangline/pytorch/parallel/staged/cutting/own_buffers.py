@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from gangline.pytorch.parallel.staged.cutting.watch import Versions
 from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.parallel.staged.watch import Versions
 
 
 class OwnBuffers:

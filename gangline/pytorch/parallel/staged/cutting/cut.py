@@ -26,24 +26,13 @@ from torch.utils._pytree import tree_map_only
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.ownership import class_name
-from gangline.pytorch.parallel.staged.drawing import SharedDraws
-from gangline.pytorch.parallel.staged.inner import InnerValues
-from gangline.pytorch.parallel.staged.kept_values import KeptValues, replaced
-from gangline.pytorch.parallel.staged.layout import (
-    Kept,
-    TensorShape,
-    are_equal,
-    are_same,
-    contents_of,
-    describe,
-    tensors_of,
-)
-from gangline.pytorch.parallel.staged.own_buffers import OwnBuffers
-from gangline.pytorch.parallel.staged.part_run import PartRun
-from gangline.pytorch.parallel.staged.placeholder import Placeholders
-from gangline.pytorch.parallel.staged.timing import measure
-from gangline.pytorch.parallel.staged.unit import Unit
-from gangline.pytorch.parallel.staged.watch import (
+from gangline.pytorch.parallel.staged.cutting.drawing import SharedDraws
+from gangline.pytorch.parallel.staged.cutting.inner import InnerValues
+from gangline.pytorch.parallel.staged.cutting.kept_values import KeptValues, replaced
+from gangline.pytorch.parallel.staged.cutting.own_buffers import OwnBuffers
+from gangline.pytorch.parallel.staged.cutting.part_run import PartRun
+from gangline.pytorch.parallel.staged.cutting.placeholder import Placeholders
+from gangline.pytorch.parallel.staged.cutting.watch import (
     CHANGED_BY,
     INSIDE,
     ValuesNeeded,
@@ -53,6 +42,17 @@ from gangline.pytorch.parallel.staged.watch import (
     versions_by_name,
     versions_of,
 )
+from gangline.pytorch.parallel.staged.layout import (
+    Kept,
+    TensorShape,
+    are_equal,
+    are_same,
+    contents_of,
+    describe,
+    tensors_of,
+)
+from gangline.pytorch.parallel.staged.timing import measure
+from gangline.pytorch.parallel.staged.unit import Unit
 
 _log = logging.getLogger("gangline")
 # Advice where the last unit of a part was left out, by an early exit or at random.

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gangline.pytorch.parallel.staged.cutting.watch import is_unchanged, versions_by_name
 from gangline.pytorch.parallel.staged.layout import Kept, TensorShape, shape_of
-from gangline.pytorch.parallel.staged.watch import is_unchanged, versions_by_name
 
 _MISSING = object()
 

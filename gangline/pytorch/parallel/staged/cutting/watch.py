@@ -14,10 +14,10 @@ import torch
 from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from gangline.pytorch.parallel.staged.drawing import SharedDraws, is_random
-from gangline.pytorch.parallel.staged.inner import InnerValues
+from gangline.pytorch.parallel.staged.cutting.drawing import SharedDraws, is_random
+from gangline.pytorch.parallel.staged.cutting.inner import InnerValues
+from gangline.pytorch.parallel.staged.cutting.marks import Marks, ReadWatch, Sources, depends_on_values
 from gangline.pytorch.parallel.staged.layout import tensors_of
-from gangline.pytorch.parallel.staged.marks import Marks, ReadWatch, Sources, depends_on_values
 
 # Before the path of a module in a mark: of a value that the module computes and does not return, and of an input that
 # it changes in place.

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gangline.pytorch.parallel.staged.call_order import CallOrder
+from gangline.pytorch.parallel.staged.cutting.call_order import CallOrder
+from gangline.pytorch.parallel.staged.cutting.watch import ValueWatch, Versions
 from gangline.pytorch.parallel.staged.layout import Described
-from gangline.pytorch.parallel.staged.watch import ValueWatch, Versions
 
 
 @dataclass(slots=True)

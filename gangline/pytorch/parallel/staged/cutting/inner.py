@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from gangline.pytorch.parallel.staged.cutting.marks import is_value_free, storages_of
 from gangline.pytorch.parallel.staged.layout import tensors_of
-from gangline.pytorch.parallel.staged.marks import is_value_free, storages_of
 
 
 class InnerValues:

@@ -1,0 +1,1 @@
+"""Runs one part of a model: its own forward, in which units of other parts do nothing."""
