@@ -2,7 +2,8 @@
 
 Kept: the bytes of parameters, gradients and optimizer state of each rank after a step, each storage once, beside the
 formulas of gangline/pytorch/plan (memory.py, stages.py), with AdamW and SGD, fp32 and bf16. Peak: the most bytes of a
-later step, beside the plan's prediction, for five models, on 2 ranks also with recomputation. On the CPU live tensors
+later step, beside the plan's prediction, for five models in fp32 and under bf16 autocast, on 1 and 2 ranks also
+with recomputation. On the CPU live tensors
 are counted as operations return them, without the working memory inside of kernels; with --device cuda torch's
 allocator counts, and each rank needs a GPU. The peer of a prediction is the sum that is usual on paper: 16 bytes for
 each parameter, divided as the strategy divides, and the tensors that the forward pass keeps. Byte figures do not depend
@@ -34,6 +35,7 @@ WORKLOAD = Path(__file__).parent / "sized.py"
 # Bars: differences of a prediction from what was counted.
 KEPT_BAR, PEAK_BAR = 0.05, 0.15
 MODELS, OPTIMIZERS = ("gpt", "cnn", "recommender", "encoder", "recurrent"), ("adamw", "momentum", "sgd")
+AUTOCAST = "bf16 autocast"
 BATCH = 64
 # Names of candidates, without the number of microbatches, by the number of ranks.
 STRATEGIES: dict[int, dict[str, Any]] = {
@@ -62,13 +64,17 @@ class Case:
 
 
 CASES = {size: [Case(name, section) for name, section in rows.items()] for size, rows in STRATEGIES.items()}
-# On 2 ranks some strategies recompute, too.
-RECOMPUTING = [
-    Case(name, {"strategy": strategy, "activation_checkpointing": kind}, kind)
-    for name, strategy in (("ddp", "ddp"), ("zero3", "zero3"), ("pipeline (stages 2)", "pipeline"))
-    for kind in ("blocks", "full")
-]
-CASES_OF_PEAKS = {**CASES, 2: [*CASES[2], *RECOMPUTING]}
+# On 1 and 2 ranks some strategies recompute, too.
+RECOMPUTING = {1: {"none": "none"}, 2: {"ddp": "ddp", "zero3": "zero3", "pipeline (stages 2)": "pipeline"}, 4: {}}
+CASES_OF_PEAKS = {
+    size: cases
+    + [
+        Case(name, {"strategy": strategy, "activation_checkpointing": kind}, kind)
+        for name, strategy in RECOMPUTING[size].items()
+        for kind in ("blocks", "full")
+    ]
+    for size, cases in CASES.items()
+}
 
 
 def main() -> None:
@@ -77,12 +83,14 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", choices=("kept", "peak"))
     parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--ranks", type=int, nargs="+", choices=sorted(STRATEGIES), default=sorted(STRATEGIES))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     arguments = parser.parse_args()
     print(describe_machine())
     worst: dict[str, list[float]] = {}
     for number in range(arguments.runs):
         with tempfile.TemporaryDirectory(prefix="gl-memory-") as folder:
-            place = Run(Path(folder), arguments.device, arguments.batch, is_printed=number == 0)
+            place = Run(Path(folder), arguments, is_printed=number == 0)
             if arguments.only != "peak":
                 worst.setdefault("kept", []).append(max(place.compare_kept()))
             if arguments.only != "kept":
@@ -101,18 +109,21 @@ def main() -> None:
 class Run:
     """One run of all cases. is_printed: whether each line is printed."""
 
-    def __init__(self, folder: Path, device: str, batch: int, is_printed: bool) -> None:
-        self._folder, self._device, self._batch, self._is_printed = folder, device, batch, is_printed
+    def __init__(self, folder: Path, arguments: argparse.Namespace, is_printed: bool) -> None:
+        self._folder, self._is_printed = folder, is_printed
+        self._device, self._batch = arguments.device, arguments.batch
+        self._ranks, self._models = arguments.ranks, arguments.models
 
     def compare_kept(self) -> Iterator[float]:
         """Yields the difference of each strategy's bytes for a parameter."""
         self._print("bytes for a parameter after a step, parameters + gradients + optimizer: counted, by the formula")
         # AMP computes in bf16 and keeps fp32; half keeps bf16.
-        for optimizer, kind in (*product(OPTIMIZERS, ("fp32",)), ("adamw", "bf16 weights"), ("adamw", "bf16 autocast")):
-            for size, cases in CASES.items():
+        for optimizer, kind in (*product(OPTIMIZERS, ("fp32",)), ("adamw", "bf16 weights"), ("adamw", AUTOCAST)):
+            for size in self._ranks:
+                cases = CASES[size]
                 hparams = self._hparams("gpt", optimizer, kind == "bf16 weights")
                 for case, ranks in zip(cases, self._measure(size, cases, hparams, kind), strict=True):
-                    measured, row = self._predict(size, hparams, case)
+                    measured, row = self._predict(size, hparams, case, kind)
                     assert row.memory is not None
                     expected = [row.memory.parameters, row.memory.gradients, row.memory.optimizer]
                     # The rank that keeps most, as a row of the plan is the slot that needs most.
@@ -126,28 +137,34 @@ class Run:
 
     def compare_peaks(self) -> Iterator[float]:
         """Yields the difference of each strategy's peak."""
-        self._print("peak of a step in MB, fp32, AdamW: counted, predicted, difference; on paper, difference")
-        for model, (size, cases) in product(MODELS, CASES_OF_PEAKS.items()):
+        self._print("peak of a step in MB, AdamW: counted, predicted, difference; on paper, difference")
+        for model, kind, size in product(self._models, ("fp32", AUTOCAST), self._ranks):
+            cases = CASES_OF_PEAKS[size]
             hparams = self._hparams(model, "adamw", is_half=False)
-            for case, ranks in zip(cases, self._measure(size, cases, hparams, "fp32"), strict=True):
-                measured, row = self._predict(size, hparams, case)
+            for case, ranks in zip(cases, self._measure(size, cases, hparams, kind), strict=True):
+                measured, row = self._predict(size, hparams, case, kind)
                 assert row.memory is not None
                 counted = max(kept["peak"] for kept in ranks)
                 paper = _on_paper(measured, row, size, self._batch)
                 difference = row.memory.total / counted - 1
                 self._print(
-                    f"  {model:12} {size} x {case.label:36} {counted / 1e6:8.2f} {row.memory.total / 1e6:8.2f} "
-                    f"{difference:+7.1%} {paper / 1e6:8.2f} {paper / counted - 1:+7.1%}"
+                    f"  {model:12} {kind:14} {size} x {case.label:36} {counted / 1e6:8.2f} "
+                    f"{row.memory.total / 1e6:8.2f} {difference:+7.1%} {paper / 1e6:8.2f} {paper / counted - 1:+7.1%}"
                 )
                 yield abs(difference)
 
     def _hparams(self, model: str, optimizer: str, is_half: bool) -> dict[str, Any]:
         return {"global_batch_size": self._batch, "model": model, "optimizer": optimizer, "is_half": is_half}
 
-    def _predict(self, size: int, hparams: dict[str, Any], case: Case) -> tuple[Measured, Candidate]:
+    def _predict(self, size: int, hparams: dict[str, Any], case: Case, kind: str) -> tuple[Measured, Candidate]:
         """Returns the measured trial, and the plan's row of a case."""
         measured = measure_trial(
-            SizedTrial, hparams, {}, size, is_gpu=self._device == "cuda", recomputation=case.recomputation
+            SizedTrial,
+            hparams,
+            {"optimizations": _options(kind)},
+            size,
+            is_gpu=self._device == "cuda",
+            recomputation=case.recomputation,
         )
         # hsdp makes two copies of a model on four ranks of one machine, as on two machines.
         rows = list_candidates(measured.size, Work(self._batch), Place(size, max(1, size // 2) if size == 4 else size))
@@ -158,7 +175,7 @@ class Run:
         self, size: int, cases: Sequence[Case], hparams: dict[str, Any], kind: str
     ) -> list[list[dict[str, int]]]:
         """Returns the bytes of all ranks for each case."""
-        options = {"mixed_precision": "bf16"} if kind == "bf16 autocast" else {}
+        options = _options(kind)
         written = [{"parallelism": case.parallelism, "hparams": hparams, "optimizations": options} for case in cases]
         launcher = torchrun(size) if size > 1 else [sys.executable]
         command = [*launcher, str(WORKLOAD), str(self._folder), self._device, json.dumps(written)]
@@ -169,6 +186,10 @@ class Run:
     def _print(self, line: str) -> None:
         if self._is_printed:
             print(line, flush=True)
+
+
+def _options(kind: str) -> dict[str, Any]:
+    return {"mixed_precision": "bf16"} if kind == AUTOCAST else {}
 
 
 def _short_name(row: Candidate) -> str:

@@ -6,6 +6,7 @@ folder, a device (cpu or cuda), and a JSON list of cases. The results of all ran
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -269,6 +270,8 @@ def main() -> None:
     found: list[Any] = []
     for case in json.loads(sys.argv[3]):
         ranks: list[Any] = [None] * size
+        # Models and their graphs form cycles.
+        gc.collect()
         own = train(case, device)
         if size > 1:
             dist.all_gather_object(ranks, own)

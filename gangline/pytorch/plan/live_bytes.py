@@ -29,6 +29,10 @@ class Ledger:
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._ignored: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
+    def __contains__(self, storage: torch.UntypedStorage) -> bool:
+        with self._lock:
+            return storage._cdata in self._references
+
     def restart(self) -> None:
         """Begins a new peak at the bytes that are live."""
         with self._lock:

@@ -21,6 +21,7 @@ from gangline.pytorch.data import seed
 from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.shared.ownership import check_initialised, class_name
 from gangline.pytorch.parallel.staged.unit import Unit, check_carried, find_units
+from gangline.pytorch.plan.device_rules import regions_for_meta
 from gangline.pytorch.plan.model_size import ModelSize, UnitSize
 from gangline.pytorch.plan.optimizer_probe import UpdateSize, probe
 from gangline.pytorch.plan.passes import Passes, measure_passes
@@ -124,15 +125,16 @@ class _Attempt:
         self._passes: Passes | None = None
         seed.seed_build(context.get_trial_seed())
         try:
-            torch.set_default_device(context.build_device)
-            try:
-                trial = make_trial(context)
-            finally:
-                torch.set_default_device(None)
-            self._is_built = True
-            if context.models:
-                units = self._units()[0]
-                self._passes = measure_passes(trial, context, units, section.carry or (), is_gpu=is_gpu)
+            with regions_for_meta():
+                torch.set_default_device(context.device)
+                try:
+                    trial = make_trial(context)
+                finally:
+                    torch.set_default_device(None)
+                self._is_built = True
+                if context.models:
+                    units = self._units()[0]
+                    self._passes = measure_passes(trial, context, units, section.carry or (), is_gpu=is_gpu)
         except (Exception, Reached) as error:  # noqa: BLE001 - a user's code may raise anything; the plan says what is missing
             self.problem = error
 
@@ -222,6 +224,8 @@ class _Attempt:
             update_kernels=update.kernels,
             update_bytes=update.moved_bytes / total,
             batch_bytes=passes.batch_bytes / passes.records,
+            copied_bytes=sum(passes.copied_bytes),
+            streamed_bytes=passes.streamed_bytes / passes.records,
         )
 
     def _units(self) -> tuple[list[Unit], str]:
@@ -247,6 +251,7 @@ def _unit_sizes(model: nn.Module, units: Sequence[Unit], passes: Passes) -> Iter
             has_backward,
             passes.passed_bytes[place] / passes.records,
             passes.taken_bytes[place] / passes.records,
+            passes.copied_bytes[place],
         )
 
 

@@ -74,5 +74,11 @@ def step_bytes(model: ModelSize, stepped: float, shards: int = 1) -> float:
 def _working_bytes(model: ModelSize, records: float, late: float) -> float:
     """Returns the most bytes of a step beside parameters, gradients and state. late: bytes of the gradients that come
     during the backward pass."""
-    moments = model.moments or (Moment(model.batch_bytes + model.activation_bytes, 1.0),)
-    return max(0.0, *(moment.working_bytes * records - late * (1 - moment.gradient_ratio) for moment in moments))
+    moments = model.moments or (Moment(model.batch_bytes + model.activation_bytes, 1.0, model.copied_bytes),)
+    return max(
+        0.0,
+        *(
+            moment.working_bytes * records + moment.copied_bytes - late * (1 - moment.gradient_ratio)
+            for moment in moments
+        ),
+    )

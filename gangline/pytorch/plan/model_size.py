@@ -12,7 +12,8 @@ class UnitSize:
     peak_bytes: the most in its forward and backward pass, kept ones included, for one record; 0 if not measured.
     tensors: numbers of elements of its parameter tensors; empty if not measured. has_backward: whether the backward
     pass reaches it, as parameters are trained in it or before it. passed_bytes: of the output, where this unit does
-    not keep it. taken_bytes: the part of activation_bytes that is the output of the unit before."""
+    not keep it. taken_bytes: the part of activation_bytes that is the output of the unit before. copied_bytes: as in
+    ModelSize, of this unit."""
 
     name: str
     parameters: int
@@ -24,6 +25,7 @@ class UnitSize:
     has_backward: bool = True
     passed_bytes: float = 0.0
     taken_bytes: float = 0.0
+    copied_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,12 @@ class Connection:
 @dataclass(frozen=True, slots=True)
 class Moment:
     """A moment of the forward or backward pass. working_bytes: of all tensors beside parameters and their gradients,
-    for one record. gradient_ratio: the part of the gradients that are there."""
+    for one record. gradient_ratio: the part of the gradients that are there. copied_bytes: of the parameters' copies in
+    half precision that are there."""
 
     working_bytes: float
     gradient_ratio: float
+    copied_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,10 @@ class ModelSize:
     and backward pass, and those that are issued, over the forward pass's own; 0 where the backward pass was not
     measured. update_kernels: operations that a step of the optimizer issues for all parameters. update_bytes: bytes
     that it reads and writes, for each parameter. convolved: the part of the operations of its passes that convolutions
-    have whose kernels are larger than one point.
+    have whose kernels are larger than one point. copied_bytes: of the parameters' copies in half precision that a
+    forward pass under autocast makes, whatever the number of records. streamed_bytes: for one record, read and written
+    in both passes by operations other than products, as those on each element; only in the forward pass where the
+    backward pass was not measured.
     """
 
     parameters: int
@@ -98,6 +105,8 @@ class ModelSize:
     update_bytes: float = 0.0
     batch_bytes: float = 0.0
     convolved: float = 0.0
+    copied_bytes: float = 0.0
+    streamed_bytes: float = 0.0
 
     @property
     def kept(self) -> float:

@@ -18,11 +18,12 @@ from gangline.pytorch.parallel.staged.cutting.marks import storages_of
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.unit import Unit
 from gangline.pytorch.plan.connections import ConnectionWatch
+from gangline.pytorch.plan.device_rules import DeviceRules
 from gangline.pytorch.plan.model_size import Connection, Moment
 from gangline.pytorch.plan.planning_context import PlanningContext, Reached
 from gangline.pytorch.plan.recurrent import LstmOfCpu
 from gangline.pytorch.plan.refusal import left_out
-from gangline.pytorch.plan.step_peak import FusedAttention, OperationCounter, StepPeak
+from gangline.pytorch.plan.step_peak import OperationCounter, StepPeak
 
 
 @dataclass(slots=True)
@@ -30,17 +31,21 @@ class Passes:
     """What the passes of one batch keep and compute, for each unit; without units in one entry. records: of the batch.
     batch_bytes: of the batch's own tensors, which no other number has. activation_bytes: kept by the forward pass.
     passed_bytes: of a unit's output, where it keeps none of it. taken_bytes: kept of the output of the unit before, as
-    part of activation_bytes. flops, kernels: operations of the forward pass, and how many were
-    issued. convolved: the part of all operations that convolutions have, as OperationCounter has it. all_flops,
-    all_kernels: with those of the backward pass; 0 where it failed. moments: those that need most
-    memory; empty where the backward pass failed. peak_bytes: of a unit's own passes, 0 where they are not known.
-    connections: outputs of units that later units need besides. problem: the exception that ended the backward pass."""
+    part of activation_bytes. copied_bytes: of parameters' copies in half precision, which activation_bytes does not
+    have. flops, kernels: operations of the forward pass, and how many were issued. convolved: the part of all
+    operations that convolutions have, as OperationCounter has it. all_flops, all_kernels: with those of the backward
+    pass; 0 where it failed. moments: those that need most memory; empty where the backward pass failed. peak_bytes: of
+    a unit's own passes, 0 where they are not known. connections: outputs of units that later units need besides.
+    problem: the exception that ended the backward pass.
+    streamed_bytes: read and written by all operations that compute no products, in the forward pass; with those of the
+    backward pass once it has ended."""
 
     records: int
     activation_bytes: list[float]
     output_bytes: list[float]
     passed_bytes: list[float]
     taken_bytes: list[float]
+    copied_bytes: list[float]
     flops: list[float]
     peak_bytes: list[float]
     batch_bytes: float = 0.0
@@ -51,12 +56,13 @@ class Passes:
     moments: tuple[Moment, ...] = ()
     connections: tuple[Connection, ...] = ()
     problem: Exception | None = None
+    streamed_bytes: float = 0.0
 
     @classmethod
     def of_none(cls, num_units: int, records: int = 1) -> Self:
         """Returns those of no pass."""
-        kept, outputs, passed, taken, flops, peaks = ([0.0] * max(1, num_units) for _ in range(6))
-        return cls(records, kept, outputs, passed, taken, flops, peaks)
+        kept, outputs, passed, taken, copied, flops, peaks = ([0.0] * max(1, num_units) for _ in range(7))
+        return cls(records, kept, outputs, passed, taken, copied, flops, peaks)
 
 
 def measure_passes(
@@ -64,14 +70,18 @@ def measure_passes(
 ) -> Passes:
     """Returns what the first batch's passes keep and compute, those of the first model for each unit. carry: the option
     of that name. is_gpu: whether the slots are GPUs. The context gets notes of what strategies may refuse."""
-    model = context.models[0]
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    batch = move(_first_batch(trial.build_training_data_loader(), context.get_trial_seed()), device)
+    batch = move(_first_batch(trial.build_training_data_loader(), context.get_trial_seed()), context.device)
     for each in context.models:
         each.train()
-    meter = _Meter(context, units, carry, batch, StepPeak(context.models, batch, device))
+    rules = DeviceRules(is_gpu)
+    meter = _Meter(context, units, carry, batch, rules)
     context.on_backward = meter.on_backward
-    with meter.counting(), FusedAttention(), nullcontext() if is_gpu else LstmOfCpu():
+    with (
+        meter.counting(),
+        rules if context.device.type == "meta" else nullcontext(),
+        nullcontext() if is_gpu else LstmOfCpu(rules.to_half),
+        context.autocast(),
+    ):
         _train(trial, batch, context)
     return meter.found
 
@@ -96,15 +106,17 @@ class _Meter:
     """Counts the passes of one batch until the first backward pass has ended. found: what was counted so far."""
 
     def __init__(
-        self, context: PlanningContext, units: Sequence[Unit], carry: Sequence[str], batch: Any, peak: StepPeak
+        self, context: PlanningContext, units: Sequence[Unit], carry: Sequence[str], batch: Any, rules: DeviceRules
     ) -> None:
         self._context = context
         self._units = units
         self._model = model = context.models[0]
         self.found = Passes.of_none(len(units), max(1, count_records(batch)))
-        self._peak = peak
-        self._live_bytes = peak.counting()
+        self._peak = StepPeak(context.models, batch, context.device)
+        self._live_bytes = self._peak.counting()
         self._operations = OperationCounter()
+        self._rules = rules
+        rules.on_copy = self._on_copy
         self._connections = ConnectionWatch(model, units, carry)
         given = {storage._cdata: storage for storage in storages_of(tensors_of(batch))}
         self.found.batch_bytes = float(sum(storage.nbytes() for storage in given.values()))
@@ -142,17 +154,24 @@ class _Meter:
         finally:
             called.remove()
 
+    def _on_copy(self, copy: torch.Tensor) -> None:
+        self._peak.add_copy(copy)
+        if not self._is_done:
+            self.found.copied_bytes[self._place] += copy.nbytes
+
     def on_backward(self, loss: torch.Tensor) -> None:
         """Runs the first backward pass, where the loss has one, and ends the counting."""
         found = self.found
         self._begin_unit(self._place)
         found.kernels = self._live_bytes.num_kernels
         found.convolved = self._operations.convolved_ratio
+        found.streamed_bytes = float(self._operations.streamed_bytes)
         keepers = {key: place for key, (_, place) in self._kept.items()}
         found.connections = self._connections.found(found.records, keepers)
         self._kept.clear()
         # Recomputed parts keep nothing beyond their own backward pass.
         self._is_done = True
+        self._rules.end_forward()
         try:
             if not loss.requires_grad:
                 return
@@ -161,6 +180,7 @@ class _Meter:
             found.problem = error
             return
         found.all_flops = float(self._operations.total)
+        found.streamed_bytes = float(self._operations.streamed_bytes)
         found.convolved = self._operations.convolved_ratio
         found.all_kernels = self._live_bytes.num_kernels
         found.moments = self._peak.moments(found.records)
@@ -204,7 +224,7 @@ class _Meter:
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         storage, place = tensor.untyped_storage(), self._place
-        if not self._is_done and not self._has(storage):
+        if not self._is_done and not self._has(storage) and not self._peak.is_copy(storage):
             self._kept[storage._cdata] = storage, place
             count = min(storage.nbytes(), tensor.numel() * tensor.element_size())
             self.found.activation_bytes[place] += count

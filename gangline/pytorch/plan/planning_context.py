@@ -32,10 +32,10 @@ class Reached(BaseException):
 
 class PlanningContext(PyTorchTrialContext):
     """Context of one process that stands for one of several slots. slots: of the trial; each of them has its part of
-    the global batch. device: where the model is built, the meta device or the CPU; the meta device is left as soon as
-    a model is wrapped. recomputation: as recompute takes it. on_backward: called with the loss of the first backward
-    pass. is_observed: whether train_batch goes on after that pass, for `observed`, which notes what strategies may
-    refuse. Later backward passes and steps do no work."""
+    the global batch. device: of the model and the batch, the meta device or the CPU. What the trial builds before it
+    wraps a model is there by default. recomputation: as recompute takes it. on_backward: called with the loss of the
+    first backward pass. is_observed: whether train_batch goes on after that pass, for `observed`, which notes what
+    strategies may refuse. Later backward passes and steps do no work."""
 
     def __init__(
         self,
@@ -48,9 +48,8 @@ class PlanningContext(PyTorchTrialContext):
     ) -> None:
         setting = make_setting(None, hparams, {**config, "parallelism": "none"}, aggregation_frequency=1)
         strategy = choose_strategy("none", 1, torch.device("cpu"), setting.optimizations)
-        super().__init__(alone(), setting, strategy, torch.device("cpu"), writes_tensorboard=False)
+        super().__init__(alone(), setting, strategy, device, writes_tensorboard=False)
         self.slots = slots
-        self.build_device = device
         self.recomputation: tuple[str, Sequence[str] | None] = ("none", None)
         self.on_backward: Callable[[torch.Tensor], None] = lambda loss: None
         self.is_observed = is_observed
@@ -65,6 +64,9 @@ class PlanningContext(PyTorchTrialContext):
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         torch.set_default_device(None)
+        if not self.models:
+            # A trial may build its model on the CPU whatever the default is.
+            self.device = next((parameter.device for parameter in model.parameters()), self.device)
         recompute(model, *self.recomputation)
         model.__dict__["__deepcopy__"] = partial(_copy_noted, model, self.observed)
         self.models.append(model)
@@ -91,7 +93,8 @@ class PlanningContext(PyTorchTrialContext):
             except GanglineError as error:
                 self._note_mistake(error)
             if isinstance(loss, torch.Tensor):
-                self.on_backward(loss)
+                with self.precision.outside():
+                    self.on_backward(loss)
             if not self.is_observed:
                 raise Reached
 

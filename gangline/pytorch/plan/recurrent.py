@@ -8,7 +8,7 @@ small LSTM of the same layers runs on the CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -29,13 +29,19 @@ _BIDIRECTIONAL, _BATCH_FIRST = 4, 5
 
 
 class LstmOfCpu(TorchFunctionMode):
-    """Lets LSTMs on the meta device keep and compute what they do on a CPU, where oneDNN runs them."""
+    """Lets LSTMs on the meta device keep and compute what they do on a CPU, where oneDNN runs them. cast: returns an
+    LSTM's arguments as autocast changes them."""
+
+    def __init__(self, cast: Callable[[Any], Any] = lambda values: values) -> None:
+        super().__init__()
+        self._cast = cast
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.lstm and not kwargs and len(args) == _NUM_ARGUMENTS and _fits(args):
-            kept = _kept_of(*args)
+            cast = self._cast(args)
+            kept = _kept_of(*cast)
             if kept is not None:
-                return _lstm(kept, *args)
+                return _lstm(kept, *cast)
         return func(*args, **(kwargs or {}))
 
 

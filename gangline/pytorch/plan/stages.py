@@ -63,8 +63,10 @@ def stage_memory(model: ModelSize, pipeline: Pipeline) -> list[Memory]:
         saved = sum(unit.activation_bytes for unit in own)
         flying = pipeline.in_flight(slot)
         kept_bytes = saved * (flying - 1) + _pass_bytes(own) + held[slot] * flying
+        # A schedule makes each copy once for all microbatches.
+        copied_bytes = sum(unit.copied_bytes for unit in own)
         # Each rank has the whole batch, of which microbatches are views.
-        activations = (model.batch_bytes + kept_bytes / pipeline.microbatches) * records
+        activations = (model.batch_bytes + kept_bytes / pipeline.microbatches) * records + copied_bytes
         kept = _largest_share(own, pipeline.replicas) if pipeline.is_divided else numel
         # Gradients are whole until the replicas join them; the buffers stay from step to step.
         buffers, late = received[slot] * records, model.gradient * (numel - kept)

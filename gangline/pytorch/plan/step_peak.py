@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
@@ -26,21 +24,24 @@ _flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_f
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """working: the most bytes since the gradient before. gradients: bytes of all gradients until then. parameter: the
-    id of the one whose gradient came next; None at the end of the pass."""
+    """The time up to a gradient, since the one before; the first point is the forward pass. working: the most bytes
+    then. copied: of copies of parameters. gradients: bytes of all gradients until then. parameter: the id of the one
+    whose gradient came next; None at the end of the pass."""
 
     working: int
+    copied: int
     gradients: int
     parameter: int | None
 
 
 class StepPeak:
     """Counts the bytes of live tensors in the passes that run inside of `counting`, without those of the models.
-    Gradients of parameters are apart from the others, because strategies keep them in different ways. unreached: ids of
-    trained parameters without a gradient, once a backward pass has ended."""
+    Gradients of parameters are apart from the others, because strategies keep them in different ways, and copies of
+    parameters, because they do not grow with the batch. unreached: ids of trained parameters without a gradient, once a
+    backward pass has ended."""
 
     def __init__(self, models: Sequence[nn.Module], batch: Any, device: torch.device) -> None:
-        self._ledger = Ledger(device.type)
+        self._ledger, self._copies = Ledger(device.type), Ledger(device.type)
         self._models = models
         self._gradient_bytes = 0
         self._points: list[_Point] = []
@@ -54,6 +55,14 @@ class StepPeak:
         """Returns the context in which tensors are counted."""
         return LiveBytes(self._ledger)
 
+    def add_copy(self, copy: torch.Tensor) -> None:
+        """Called with each new copy of a parameter in another type."""
+        self._ledger.ignore([copy])
+        self._copies.add([copy])
+
+    def is_copy(self, storage: torch.UntypedStorage) -> bool:
+        return storage in self._copies
+
     def backward(self, loss: torch.Tensor) -> None:
         """Runs the backward pass. The parameters' gradients are dropped afterwards."""
         parameters = {id(value): value for model in self._models for value in model.parameters() if value.requires_grad}
@@ -61,6 +70,8 @@ class StepPeak:
             value.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for value in parameters.values()
         ]
+        self._note(None)
+        self._ledger.restart()
         try:
             if loss.numel() != 1:
                 raise RuntimeError("the loss is no single number")
@@ -77,8 +88,13 @@ class StepPeak:
     def moments(self, records: int) -> tuple[Moment, ...]:
         """Returns the moments that need most, for batches of so many records. Empty before a backward pass."""
         total = self._gradient_bytes
-        points = [(point.working / records, point.gradients / max(1, total)) for point in self._points]
-        return tuple(Moment(*point) for point in outermost(points))
+        points = {
+            (float(each.working + each.copied), each.gradients / max(1, total)): each
+            for each in sorted(self._points, key=lambda each: each.working)
+        }
+        return tuple(
+            Moment(points[point].working / records, point[1], points[point].copied) for point in outermost(points)
+        )
 
     def peaks_of(self, parts: Sequence[Collection[int]]) -> list[int]:
         """Returns the most bytes until the last gradient of each part has come, since the last one of another part. 0
@@ -95,7 +111,11 @@ class StepPeak:
         self._ledger.restart()
 
     def _note(self, parameter: int | None) -> None:
-        self._points.append(_Point(self._ledger.peak, self._gradient_bytes, parameter))
+        if len(self._points) == 1:
+            # The forward pass belongs to the part whose backward pass is the first.
+            self._points[0] = replace(self._points[0], parameter=parameter)
+        self._points.append(_Point(self._ledger.peak, self._copies.peak, self._gradient_bytes, parameter))
+        self._copies.restart()
 
 
 def outermost(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -116,39 +136,17 @@ def _is_inside(first: tuple[float, float], middle: tuple[float, float], last: tu
     return (first[0] - last[0]) * (middle[1] - first[1]) <= (first[0] - middle[0]) * (last[1] - first[1])
 
 
-class FusedAttention(TorchFunctionMode):
-    """Lets attention on the meta device keep what the fused kernels of CPUs and GPUs keep. torch would otherwise use
-    its plain form there, which keeps the square matrix."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.scaled_dot_product_attention:
-            return _attention(functional.scaled_dot_product_attention, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _attention(
-    plain: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arguments: Any, **options: Any
-) -> Any:
-    """Calls the fused kernel where it can compute this, else `plain`. arguments: mask, dropout, is_causal."""
-    mask, dropout, is_causal = (
-        arguments[place] if len(arguments) > place else options.get(name)
-        for place, name in enumerate(("attn_mask", "dropout_p", "is_causal"))
-    )
-    is_plain = mask is None and not dropout and not options.get("enable_gqa")
-    if query.is_meta and is_plain and query.dim() == 4 and query.shape[:2] == key.shape[:2]:
-        return _flash_attention(query, key, value, 0.0, bool(is_causal), scale=options.get("scale"))[0]
-    return plain(query, key, value, *arguments, **options)
-
-
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Counts floating-point operations by torch's formulas, and those of the CPU's fused attention and LSTM. total: so
     far. convolved: those of them that convolutions have whose kernels are larger than one point; the others compute as
-    matrix products do. torch's own counter has hooks that keep what recomputation would free."""
+    matrix products do. streamed_bytes: read and written by the operations without a formula, which compute little for
+    each byte. torch's own counter has hooks that keep what recomputation would free."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.total = 0
         self.convolved = 0
+        self.streamed_bytes = 0
 
     @property
     def convolved_ratio(self) -> float:
@@ -161,13 +159,28 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
             # In inference mode operations come here whole, whose parts have formulas.
             with self:
                 parts = func.decompose(*args, **kwargs)
-            return func(*args, **kwargs) if parts is NotImplemented else parts
+            if parts is not NotImplemented:
+                return parts
+            result = func(*args, **kwargs)
+            self.streamed_bytes += _streamed_bytes(func, (args, kwargs), result)
+            return result
         result = func(*args, **kwargs)
         count = formula(*args, **kwargs, out_val=result)
         self.total += count
         if _is_convolution(func, args):
             self.convolved += count
         return result
+
+
+def _streamed_bytes(func: Any, operands: Any, result: Any) -> int:
+    """Returns the bytes that an operation reads and writes."""
+    if func.is_view or func._overloadpacket in _NOT_WRITTEN:
+        return 0
+    read, written = (
+        sum(value.nbytes for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+        for values in (operands, result)
+    )
+    return 2 * written if func._overloadpacket in _PICKING else read + written
 
 
 def _is_convolution(func: Any, args: Sequence[Any]) -> bool:
@@ -194,6 +207,10 @@ _own_formulas = {
     _flash_attention_backward: _attention_backward_operations,
     **recurrent.OPERATIONS,
 }
+_aten = torch.ops.aten
+# What gives memory without writing it, and what reads as much of its input as it writes.
+_NOT_WRITTEN = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
+_PICKING = {_aten.embedding, _aten.gather, _aten.index, _aten.index_select}
 # Where a convolution has its kernel among its arguments.
 _KERNEL_PLACES = {torch.ops.aten.convolution: 1, torch.ops.aten._convolution: 1, torch.ops.aten.convolution_backward: 2}
 # Formulas get the shapes of tensors.

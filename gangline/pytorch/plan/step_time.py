@@ -67,12 +67,18 @@ class Place:
         2 (n - 1) such hops, as an all-reduce in a ring does."""
         return self.message_seconds / max(1, 2 * (self.slots - 1))
 
-    def compute_seconds(self, flops: float, kernels: float, moved: float, convolved: float = 0.0) -> float:
+    def compute_seconds(
+        self, flops: float, kernels: float, moved: float, convolved: float = 0.0, streamed: float = 0.0
+    ) -> float:
         """Returns the time of so many floating-point operations, issued as so many kernels that move so many bytes of
-        parameters and gradients. A GPU does these at the same time. convolved: as in ModelSize."""
+        parameters and gradients. convolved: as in ModelSize. streamed: bytes that operations other than products read
+        and write. A GPU issues kernels while earlier ones run, one after another. On a CPU much of what is streamed is
+        in caches, so it does not count."""
         products = (1 - convolved) / self.slot_flops + convolved / (self.convolution_flops or self.slot_flops)
-        parts = flops * products, kernels * self.kernel_seconds, moved / self.memory_rate
-        return sum(parts) if self.reduces_whole else max(parts)
+        issue = kernels * self.kernel_seconds
+        if self.reduces_whole:
+            return flops * products + issue + moved / self.memory_rate
+        return max(flops * products + streamed / self.memory_rate, issue, moved / self.memory_rate)
 
     def rate(self, ranks: int) -> float:
         """Bytes a second among so many ranks that follow one another."""
@@ -88,6 +94,7 @@ def whole_seconds(name: str, model: ModelSize, place: Place, records: float, sha
         (model.kernel_passes or passes) * model.forward_kernels,
         moved_bytes(model, model.parameters, 1),
         model.convolved,
+        model.streamed_bytes * records,
     )
     if name == "zero1":
         owned = tensors = owned_ratio(model, place.slots)
@@ -235,8 +242,14 @@ def stage_seconds(model: ModelSize, pipeline: Pipeline, place: Place) -> list[fl
         computed = _both_passes(model, own, flops, model.flop_passes)
         issued = _both_passes(model, own, kernels, model.kernel_passes)
         issued += 2 * PASS_KERNELS * pipeline.parts_per_slot
+        # Other operations are spread as the products.
+        streamed = model.streamed_bytes * flops(own) / max(1e-30, flops(model.units))
         seconds = place.compute_seconds(
-            computed * pipeline.records, issued * pipeline.microbatches, moved, model.convolved
+            computed * pipeline.records,
+            issued * pipeline.microbatches,
+            moved,
+            model.convolved,
+            streamed * pipeline.records,
         )
         found.append(seconds)
     return found

@@ -31,22 +31,54 @@ class Precision:
     """Makes the contexts of one trial's precision. kind: fp16, bf16, or None for the model's own type."""
 
     def __init__(self, device: torch.device, kind: str | None) -> None:
-        self._device = device
+        # torch has no autocast for the meta device, where a plan runs a batch. That of the CPU stands for it.
+        self._device_type = "cpu" if device.type == "meta" else device.type
         self.kind = kind
+        self._regions: list[torch.autocast] = []
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Returns the context of a forward pass, which does nothing without mixed precision."""
-        return _NOTHING if self.kind is None else torch.autocast(self._device.type, dtype=_TYPES[self.kind])
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Opens a region for a forward pass; does nothing without mixed precision."""
+        if self.kind is None:
+            yield
+            return
+        region = torch.autocast(self._device_type, dtype=_TYPES[self.kind])
+        with region:
+            self._regions.append(region)
+            try:
+                yield
+            finally:
+                self._regions.pop()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Leaves the open regions for a backward pass, as if they had ended. A region keeps its copies of weights until
+        it ends, and in a backward pass they would take memory beside all gradients."""
+        regions, self._regions = self._regions, []
+        # The trial may have opened regions of its own inside of these.
+        kind = self._device_type
+        state = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        for region in reversed(regions):
+            region.__exit__(None, None, None)
+        try:
+            with self.without_autocast() if torch.is_autocast_enabled(kind) else _NOTHING:
+                yield
+        finally:
+            for region in regions:
+                region.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            if regions:
+                torch.set_autocast_enabled(kind, state[0])
+                torch.set_autocast_dtype(kind, state[1])
+            self._regions = regions
 
     def without_autocast(self) -> AbstractContextManager[Any]:
-        """Returns a context for code inside a forward pass's region that must not be cast: backward passes and
-        updates."""
-        return _NOTHING if self.kind is None else torch.autocast(self._device.type, enabled=False)
+        """Returns a context for code inside a region that must not be cast, as an update."""
+        return _NOTHING if self.kind is None else torch.autocast(self._device_type, enabled=False)
 
     def make_scaler(self, **options: Any) -> torch.amp.GradScaler | None:
         """Returns a scaler for fp16, which keeps small gradients from vanishing; else None. bf16 has the range of full
         precision."""
-        return torch.amp.GradScaler(self._device.type, **options) if self.kind == "fp16" else None
+        return torch.amp.GradScaler(self._device_type, **options) if self.kind == "fp16" else None
 
 
 def check_one_scaler(has_own: bool, has_wrapped: bool) -> None:
@@ -114,7 +146,7 @@ class ParameterUpdate:
         check_loss(loss, gradient)
         if create_graph and self._strategy.has_peers:
             raise second_order(self._strategy.name)
-        with self._clock.phase("backward"), self._precision.without_autocast():
+        with self._clock.phase("backward"), self._precision.outside():
             if self._loss_divisor > 1:
                 loss = loss / self._loss_divisor
             if self._weight != 1:

@@ -145,6 +145,57 @@ def test_a_trial_is_measured_on_the_meta_device() -> None:
     assert torch.get_default_device() == torch.device("cpu")
 
 
+_BF16 = {"optimizations": {"mixed_precision": "bf16"}}
+
+
+class _OwnRegion(_Trial):
+    """Builds its model on the context's device, makes tensors there, and opens a region of autocast itself."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        with context.device:
+            model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(4)))
+        self.model = context.wrap_model(model.to(context.device))
+        self.region = torch.autocast(context.device.type, torch.bfloat16)
+        self.optimizer = context.wrap_optimizer(torch.optim.AdamW(self.model.parameters()))
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        device = self.context.device
+        with self.region:
+            out = self.model(batch[0].to(device)) + torch.zeros(_WIDTH, device=device, dtype=torch.bfloat16)
+            loss = (out - batch[1]).pow(2).mean()
+        self.context.backward(loss)
+        raise AssertionError("a plan goes no further")
+
+
+@pytest.mark.parametrize(("trial", "config"), [(_Trial, _BF16), (_OwnRegion, {})])
+def test_a_trial_is_measured_in_its_precision(trial: Any, config: dict[str, Any]) -> None:
+    found = measure_trial(trial, {"global_batch_size": 2 * _BATCH}, config, 2)
+    assert all(parameter.is_meta for parameter in found.model.parameters())
+    assert found.notes == ()
+    size, plain = found.size, _measure(_Trial).size
+    assert (size.stored, size.gradient, size.optimizer, size.parameters) == (4, 4, 8, plain.parameters)
+    # Each layer keeps its input as 16 numbers of 2 bytes; the first one's is a copy of the batch.
+    assert [unit.activation_bytes for unit in size.units[:3]] == [32, 32, 32]
+    assert [unit.copied_bytes for unit in size.units] == [2 * 272] * 4
+    assert size.copied_bytes == 2 * plain.parameters
+    assert size.forward_flops == plain.forward_flops
+    # At the beginning of the backward pass copies of weights are there, without the first one's: no gradient goes on
+    # from it.
+    assert max(moment.copied_bytes for moment in size.moments) == 3 * 2 * _WIDTH * _WIDTH
+    assert plain.copied_bytes == 0
+    assert all(moment.copied_bytes == 0 for moment in plain.moments)
+
+
+def test_recomputed_blocks_keep_no_copies() -> None:
+    trial, hparams = _Blocks, {"global_batch_size": 2 * _BATCH}
+    whole, again = (measure_trial(trial, hparams, _BF16, 2, recomputation=kind).size for kind in ("none", "blocks"))
+    assert whole.copied_bytes == again.copied_bytes == 2 * whole.parameters
+    # Those of one block are there at the end of its backward pass, beside all gradients.
+    late = [max(size.moments, key=lambda moment: moment.gradient_ratio).copied_bytes for size in (whole, again)]
+    assert max(late) <= 2 * whole.parameters / 2
+
+
 def test_the_peak_of_a_unit_leaves_out_what_the_others_keep() -> None:
     """Equal blocks need as much, however many come before."""
     first, *others = measure_trial(_Blocks, {"global_batch_size": 2 * _BATCH}, {}, 2).size.units
@@ -161,7 +212,11 @@ def test_a_trial_that_reads_values_is_measured_on_the_cpu() -> None:
     # Reading values makes an operation more.
     plain = _measure(_Trial).size
     assert found.size.forward_kernels > plain.forward_kernels > 0
-    assert replace(found.size, forward_kernels=0, kernel_passes=0) == replace(plain, forward_kernels=0, kernel_passes=0)
+    assert found.size.streamed_bytes > plain.streamed_bytes > 0
+    first, second = (
+        replace(size, forward_kernels=0, kernel_passes=0, streamed_bytes=0) for size in (found.size, plain)
+    )
+    assert first == second
 
 
 def test_a_large_model_that_reads_values_is_not_built_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

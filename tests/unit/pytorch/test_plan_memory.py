@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gangline.pytorch.plan.memory import slot_memory
-from gangline.pytorch.plan.model_size import Connection, ModelSize, UnitSize
+from gangline.pytorch.plan.model_size import Connection, ModelSize, Moment, UnitSize
 from gangline.pytorch.plan.stages import Pipeline, border_bytes, carried_bytes, stage_memory, stage_units
 
 _E9 = 1e9
@@ -76,6 +76,19 @@ def test_a_stage_has_its_units_and_the_microbatches_in_flight() -> None:
     assert (first.activations, last.activations) == (2 * 2 * 10, 2 * 5)
     first, last = stage_memory(model, Pipeline((2, 1), 2, "GPipe", 4, 8))
     assert (first.activations, last.activations) == (8 * 10, 8 * 5)
+
+
+def test_copies_in_half_precision_do_not_grow_with_the_batch() -> None:
+    moments = (Moment(10, 0.0, 600), Moment(2, 1.0, 5))
+    model = ModelSize(100, 10, moments=moments)
+    # Of 400 bytes of gradients none is there at the first moment.
+    assert slot_memory(model, "none", 1, 8).activations == 8 * 10 + 600 - 400
+    assert slot_memory(model, "ddp", 2, 8).activations == 8 * 10 + 600
+    assert slot_memory(ModelSize(100, 10, activation_bytes=3, copied_bytes=50), "none", 1, 8).activations == 8 * 3 + 50
+    # The microbatches of a stage have them together.
+    units = tuple(UnitSize(name, 10, activation_bytes=5, copied_bytes=20) for name in "abc")
+    first, last = stage_memory(ModelSize(30, 10, units=units), Pipeline((2, 1), 2, "1F1B", 4, 8))
+    assert (first.activations, last.activations) == (2 * 2 * 10 + 2 * 20, 2 * 5 + 20)
 
 
 def test_replicas_that_divide_the_step() -> None:

@@ -77,6 +77,25 @@ def test_zero1_is_chosen_on_cpus_because_zero2_copies_and_waits_for_each_group()
     assert fast["zero2"] < fast["zero1"]
 
 
+def test_gpus_take_time_for_the_bytes_that_other_operations_stream() -> None:
+    """A GPU runs products and other operations one after another, and issues them meanwhile. On a CPU much of what
+    other operations read is in caches."""
+    gpu = Place(1, 1, slot_flops=1e12, kernel_seconds=1e-3, memory_rate=1e9)
+    assert gpu.compute_seconds(2e12, 500, 1e9, streamed=3e9) == pytest.approx(2 + 3)
+    assert gpu.compute_seconds(2e12, 7000, 1e9, streamed=3e9) == pytest.approx(7)
+    cpu = replace(gpu, reduces_whole=True)
+    assert cpu.compute_seconds(2e12, 500, 1e9, streamed=3e9) == pytest.approx(2 + 0.5 + 1)
+    model = replace(_model(1.0), streamed_bytes=5e9)
+    one = Place(1, 1, slot_flops=1e20, kernel_seconds=0.0, memory_rate=1e9)
+    added = _seconds(model, one)["none"] - _seconds(replace(model, streamed_bytes=0.0), one)["none"]
+    # 12 bytes of each parameter and its gradient are moved anyway.
+    assert added == pytest.approx(4 * 5 - 12)
+    # Stages have parts of them as of the products.
+    units = tuple(UnitSize(str(number), 10, forward_flops=flops) for number, flops in enumerate((1.0, 3.0)))
+    stages = stage_seconds(replace(model, units=units), Pipeline((1, 1), 2, "GPipe", 2, 4), replace(one, slots=2))
+    assert stages == pytest.approx([4 * 5 / 4, 3 * 4 * 5 / 4])
+
+
 def test_owners_of_zero1_send_at_the_rate_of_a_broadcast() -> None:
     model = replace(_model(1.0), activation_bytes=0.0)
     slow, fast = (_seconds(model, replace(_CPUS, broadcast_rate=rate)) for rate in (1e9, 4e9))

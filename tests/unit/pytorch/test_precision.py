@@ -11,6 +11,8 @@ from torch import nn
 
 from gangline import pytorch
 from gangline.errors import GanglineError
+from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.trial.update import Precision
 from tests.support.small_trial import SmallTrial, fit
 
 
@@ -147,3 +149,34 @@ def test_two_scalers_are_refused() -> None:
     init = {"exp_conf": {"optimizations": {"mixed_precision": "fp16"}}}
     with pytest.raises(GanglineError, match="the trial wraps a GradScaler, but mixed_precision fp16 brings its own"):
         fit(_OwnScaler, max_length=pytorch.Batch(1), init=init)
+
+
+def test_a_backward_pass_runs_without_the_copies_of_the_weights() -> None:
+    """A region of autocast keeps a copy of each weight until it ends, and train_batch runs in one."""
+    precision, layer, ledger = Precision(torch.device("cpu"), "bf16"), nn.Linear(8, 8), Ledger("cpu")
+    text = torch.ones(2, 8)
+    with LiveBytes(ledger), precision.autocast(), precision.autocast():
+        layer(text)
+        copies = 2 * (8 * 8 + 8)
+        assert ledger.live >= copies
+        with precision.outside():
+            assert ledger.live < copies
+            assert not _is_cast()
+            assert layer(text).dtype == torch.float32
+            with precision.outside():
+                assert not _is_cast()
+        assert layer(text).dtype == torch.bfloat16
+    assert not _is_cast()
+
+
+def test_a_backward_pass_in_a_region_of_the_trial_runs_without_autocast() -> None:
+    precision = Precision(torch.device("cpu"), "bf16")
+    with precision.autocast(), torch.autocast("cpu", torch.float16):
+        with precision.outside():
+            assert not _is_cast()
+        assert (_is_cast(), torch.get_autocast_dtype("cpu")) == (True, torch.float16)
+    with precision.autocast(), torch.autocast("cpu", enabled=False):
+        with precision.outside():
+            assert not _is_cast()
+        assert not _is_cast()
+    assert not _is_cast()

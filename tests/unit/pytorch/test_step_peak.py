@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 from gangline.pytorch.parallel import recompute
+from gangline.pytorch.plan.device_rules import DeviceRules
 from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
 from gangline.pytorch.plan.optimizer_probe import probe
 from gangline.pytorch.plan.recurrent import LstmOfCpu
-from gangline.pytorch.plan.step_peak import FusedAttention, OperationCounter, StepPeak, outermost
+from gangline.pytorch.plan.step_peak import OperationCounter, StepPeak, outermost
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -56,7 +57,7 @@ def test_outermost_points() -> None:
 def test_fused_attention_keeps_no_square_matrix() -> None:
     ledger = Ledger("meta")
     query = torch.zeros(1, 1, 512, 8, device="meta", requires_grad=True)
-    with FusedAttention(), LiveBytes(ledger):
+    with DeviceRules(is_gpu=False), LiveBytes(ledger):
         functional.scaled_dot_product_attention(query, query, query, is_causal=True)
     assert ledger.peak < 512 * 512 * 4
 
@@ -151,7 +152,7 @@ def test_operations_of_convolutions_are_counted_apart(layer: nn.Module, part: in
 def test_fused_attention_has_its_operations() -> None:
     query = torch.zeros(2, 3, 16, 8, device="meta", requires_grad=True)
     product = 2 * 3 * 2 * 16 * 16 * 8
-    with OperationCounter() as counter, FusedAttention():
+    with OperationCounter() as counter, DeviceRules(is_gpu=False):
         outputs = functional.scaled_dot_product_attention(query, query, query)
         assert counter.total == 2 * product
         torch.autograd.backward(outputs.sum())
@@ -186,7 +187,7 @@ def test_recomputed_parts_run_as_they_ran_at_first(kind: str) -> None:
         model, inputs = nn.Sequential(part(), part()), torch.zeros(1, 4, 16, 8)
     recompute(model, "full", None)
     peak = StepPeak([model], inputs, torch.device("meta"))
-    with peak.counting(), OperationCounter(), FusedAttention(), LstmOfCpu():
+    with peak.counting(), OperationCounter(), DeviceRules(is_gpu=False), LstmOfCpu():
         peak.backward(model(inputs).sum())
     assert peak.moments(4)
 
