@@ -1,13 +1,13 @@
-"""Compares the memory that `gangline plan` predicts with the memory that every strategy takes, on 2 and 4 ranks.
+"""Compares the memory that `gangline plan` predicts with the memory that every strategy takes, on 1, 2 and 4 ranks.
 
 Kept: the bytes of parameters, gradients and optimizer state of each rank after a step, each storage once, beside the
 formulas of gangline/pytorch/plan (memory.py, stages.py), with AdamW and SGD, fp32 and bf16. Peak: the most bytes of a
-later step, beside the plan's prediction, for five models in fp32 and under bf16 autocast, on 1 and 2 ranks also
-with recomputation. On the CPU live tensors
-are counted as operations return them, without the working memory inside of kernels; with --device cuda torch's
-allocator counts, and each rank needs a GPU. The peer of a prediction is the sum that is usual on paper: 16 bytes for
-each parameter, divided as the strategy divides, and the tensors that the forward pass keeps. Byte figures do not depend
-on the machine's load. Run it with `python -m benchmarks.parallel_memory`.
+later step, beside the plan's prediction, for five models in fp32 and under bf16 autocast, on 1 and 2 ranks also with
+recomputation. On the CPU live tensors are counted as operations return them, without the working memory inside of
+kernels; with --device cuda torch's allocator counts, and each rank needs a GPU. There the working memory of cuBLAS and
+cuDNN is as large as these models, so give --batch 1024 as well. The peer of a prediction is the sum that is usual on
+paper: 16 bytes for each parameter, divided as the strategy divides, and the tensors that the forward pass keeps. Byte
+figures do not depend on the machine's load. Run it with `python -m benchmarks.parallel_memory`.
 """
 
 from __future__ import annotations
