@@ -174,9 +174,8 @@ def _attention(is_gpu: bool, *args: Any, **kwargs: Any) -> Any:
     query, key, value = (given[name] for name in _ATTENTION[:3])
     mask, dropout = given.get("attn_mask"), given.get("dropout_p")
     if is_gpu and given.get("enable_gqa") and query.dim() == 4:
-        given["key"], given["value"] = key, value = (
-            each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value)
-        )
+        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+        given |= {"key": key, "value": value}
     is_fused = not mask.requires_grad if is_gpu and mask is not None else mask is None and (is_gpu or not dropout)
     if query.is_meta and is_fused and query.dim() == 4 and query.shape[:2] == key.shape[:2]:
         is_causal, scale = bool(given.get("is_causal")), given.get("scale")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +24,10 @@ _flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_f
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """The time up to a gradient, since the one before; the first point is the forward pass. working: the most bytes
-    then. copied: of copies of parameters. gradients: bytes of all gradients until then. parameter: the id of the one
-    whose gradient came next; None at the end of the pass."""
+    """The time up to a gradient, since the one before; the first point is the forward pass, which the second one has
+    too. working: the most bytes then. copied: of copies of parameters, without those of the forward pass in the second
+    point. gradients: bytes of all gradients until then. parameter: the id of the one whose gradient came next; None at
+    the end of a pass."""
 
     working: int
     copied: int
@@ -71,7 +72,6 @@ class StepPeak:
             for value in parameters.values()
         ]
         self._note(None)
-        self._ledger.restart()
         try:
             if loss.numel() != 1:
                 raise RuntimeError("the loss is no single number")
@@ -111,9 +111,6 @@ class StepPeak:
         self._ledger.restart()
 
     def _note(self, parameter: int | None) -> None:
-        if len(self._points) == 1:
-            # The forward pass belongs to the part whose backward pass is the first.
-            self._points[0] = replace(self._points[0], parameter=parameter)
         self._points.append(_Point(self._ledger.peak, self._copies.peak, self._gradient_bytes, parameter))
         self._copies.restart()
 

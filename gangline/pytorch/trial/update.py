@@ -54,7 +54,7 @@ class Precision:
     def outside(self) -> Iterator[None]:
         """Leaves the open regions for a backward pass, as if they had ended. A region keeps its copies of weights until
         it ends, and in a backward pass they would take memory beside all gradients."""
-        regions, self._regions = self._regions, []
+        regions = list(self._regions)
         # The trial may have opened regions of its own inside of these.
         kind = self._device_type
         state = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
@@ -69,7 +69,6 @@ class Precision:
             if regions:
                 torch.set_autocast_enabled(kind, state[0])
                 torch.set_autocast_dtype(kind, state[1])
-            self._regions = regions
 
     def without_autocast(self) -> AbstractContextManager[Any]:
         """Returns a context for code inside a region that must not be cast, as an update."""

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gangline.pytorch.plan.device_rules import DeviceRules, regions_for_meta
+from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
 from gangline.pytorch.plan.recurrent import LstmOfCpu
 
 _WIDTH = 16
@@ -111,6 +112,7 @@ def test_an_lstm_keeps_half_precision() -> None:
         (lambda x: torch.addcmul(x, x, x.float()), "float32", "float32"),
         (functional.gelu, "bfloat16", "bfloat16"),
         (lambda x: x.double() @ x.double(), "float64", "float64"),
+        (lambda x: x.double().sum(), "float64", "float64"),
     ],
 )
 def test_rules_of_devices(compute: Callable[[torch.Tensor], torch.Tensor], of_cpu: str, of_gpu: str) -> None:
@@ -182,6 +184,26 @@ def test_attention_with_dropout_or_a_mask_is_fused_on_gpus_alone(is_gpu: bool) -
         with DeviceRules(is_gpu), _keeping(kept) if options else nullcontext():
             functional.scaled_dot_product_attention(query, query, query, **options)
         assert (max(kept) < square) is is_fused, options
+
+
+def test_queries_that_share_a_key_are_fused_on_gpus() -> None:
+    query, key = (torch.zeros(1, heads, 64, 8, device="meta", requires_grad=True) for heads in (4, 2))
+    most = []
+    for is_gpu in (False, True):
+        kept = list[int]()
+        with DeviceRules(is_gpu), _keeping(kept):
+            out = functional.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+        assert out.shape == query.shape
+        most.append(max(kept))
+    assert most[0] >= 4 * 64 * 64
+    assert most[1] == query.numel()
+
+
+def test_a_sum_in_full_precision_copies_no_input() -> None:
+    ledger, text = Ledger("meta"), torch.zeros(1000, dtype=torch.bfloat16, device="meta")
+    with DeviceRules(is_gpu=True), LiveBytes(ledger), torch.autocast("cpu", torch.bfloat16):
+        assert text.sum().dtype == torch.float32
+    assert ledger.peak < text.nbytes
 
 
 def _keeping(sizes: list[int]) -> AbstractContextManager[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -183,8 +183,66 @@ def test_a_trial_is_measured_in_its_precision(trial: Any, config: dict[str, Any]
     # At the beginning of the backward pass copies of weights are there, without the first one's: no gradient goes on
     # from it.
     assert max(moment.copied_bytes for moment in size.moments) == 3 * 2 * _WIDTH * _WIDTH
+    twice = measure_trial(trial, {"global_batch_size": 4 * _BATCH}, config, 2).size
+    # What remains does grow with it, so the most for a record stays.
+    assert twice.moments[0].working_bytes == pytest.approx(size.moments[0].working_bytes, rel=0.01)
+    assert twice.streamed_bytes == pytest.approx(size.streamed_bytes, rel=0.3)
     assert plain.copied_bytes == 0
     assert all(moment.copied_bytes == 0 for moment in plain.moments)
+
+
+class _Watching(_Trial):
+    """Notes whether its backward pass runs under autocast."""
+
+    seen: ClassVar[list[bool]] = []
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        loss = self.model(batch[0]).pow(2).mean()
+        loss.register_hook(lambda _: self.seen.append(torch.is_autocast_enabled("cpu")))
+        assert torch.is_autocast_enabled("cpu")
+        self.context.backward(loss)
+        raise AssertionError("a plan goes no further")
+
+
+def test_the_backward_pass_of_a_plan_runs_outside_of_autocast() -> None:
+    _Watching.seen.clear()
+    measure_trial(_Watching, {"global_batch_size": 2 * _BATCH}, _BF16, 2)
+    assert _Watching.seen == [False]
+
+
+class _Lstm(_Trial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        self.model = context.wrap_model(nn.Sequential(nn.Unflatten(1, (4, 4)), nn.LSTM(4, 64, batch_first=True)))
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        self.context.backward(self.model(batch[0])[0].float().pow(2).mean())
+        raise AssertionError("a plan goes no further")
+
+
+def test_an_lstm_for_cpus_keeps_half_precision() -> None:
+    hparams = {"global_batch_size": 2 * _BATCH}
+    full, half = (measure_trial(_Lstm, hparams, config, 2, is_gpu=False).size for config in ({}, _BF16))
+    assert half.copied_bytes == 2 * half.parameters
+    # oneDNN keeps some of its workspace in fp32.
+    assert half.activation_bytes < 0.9 * full.activation_bytes
+
+
+class _OnCpu(_Trial):
+    """Builds its model on the CPU whatever the default is."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        layers = (nn.Linear(_WIDTH, _WIDTH, device="cpu") for _ in range(4))
+        self.model = context.wrap_model(nn.Sequential(*layers))
+        self.optimizer = context.wrap_optimizer(torch.optim.AdamW(self.model.parameters()))
+
+
+def test_a_model_that_is_on_the_cpu_is_measured_there_at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_physical_bytes", lambda: 100)
+    found = _measure(_OnCpu)
+    assert found.notes == ()
+    assert found.size.activation_bytes > 0
 
 
 def test_recomputed_blocks_keep_no_copies() -> None:

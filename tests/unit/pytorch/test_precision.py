@@ -180,3 +180,30 @@ def test_a_backward_pass_in_a_region_of_the_trial_runs_without_autocast() -> Non
             assert not _is_cast()
         assert not _is_cast()
     assert not _is_cast()
+
+
+class _Copied(SmallTrial):
+    """Notes the live bytes of its tensors before and in its backward pass. A forward pass without a use leaves copies
+    of the weights that no graph needs."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.wide = context.wrap_model(nn.Linear(1, 5000))
+        context.wrap_optimizer(torch.optim.SGD(self.wide.parameters(), lr=0.0))
+        self.ledger = Ledger("cpu")
+        self.live: list[int] = []
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        with LiveBytes(self.ledger):
+            loss = (self.model(batch[0]).float() ** 2).mean() + 0 * self.wide(batch[0]).mean()
+            self.live.append(self.ledger.live)
+            loss.register_hook(lambda _: self.live.append(self.ledger.live))
+            self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return loss
+
+
+def test_a_batch_drops_the_copies_of_the_weights_before_its_backward_pass() -> None:
+    init = {"exp_conf": {"optimizations": {"mixed_precision": "bf16"}}}
+    before, within = fit(_Copied, max_length=pytorch.Batch(1), init=init).live
+    assert before - within >= 2 * (5000 + 5000)

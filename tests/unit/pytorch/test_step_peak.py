@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -45,6 +46,27 @@ def test_moments_have_gradients_apart() -> None:
     assert moments[0].working_bytes * 5 >= 2 * 200 + 400
     assert all(parameter.grad is None for parameter in model.parameters())
     assert peak.peaks_of([set()]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("compute", "count"),
+    [
+        (lambda x: x.relu(), 800),
+        (lambda x: x.add_(x[0]), 840),
+        (lambda x: x.view(100), 0),
+        (torch.empty_like, 0),
+        (lambda x: x @ x, 0),
+        # Reads the rows that it writes.
+        (lambda x: x.index_select(0, torch.zeros(5, dtype=torch.long, device="meta")), 40 + 2 * 200),
+    ],
+)
+def test_bytes_that_other_operations_than_products_stream(
+    compute: Callable[[torch.Tensor], torch.Tensor], count: int
+) -> None:
+    numbers = torch.zeros(10, 10, device="meta")
+    with OperationCounter() as counter:
+        compute(numbers)
+    assert counter.streamed_bytes == count
 
 
 def test_outermost_points() -> None:
