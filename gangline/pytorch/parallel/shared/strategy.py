@@ -225,7 +225,11 @@ def _whole(value: Any) -> Any:
 def sparse_module(model: nn.Module) -> str | None:
     """Returns the name of the first trained module with sparse gradients, as Net.table; None where there is none."""
     for path, module in model.named_modules():
+        if getattr(module, "sparse", False) is not True:
+            continue
+        # Read of sparse modules alone: reading a parametrized weight computes it, which moves the vectors of a
+        # spectral norm.
         weight = getattr(module, "weight", None)
-        if getattr(module, "sparse", False) is True and isinstance(weight, nn.Parameter) and weight.requires_grad:
+        if isinstance(weight, nn.Parameter) and weight.requires_grad:
             return f"{type(model).__name__}.{path}" if path else type(model).__name__
     return None
