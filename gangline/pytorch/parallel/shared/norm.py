@@ -21,6 +21,7 @@ _COARSE = (torch.float16, torch.bfloat16)
 _FINE = (torch.float64, torch.complex128)
 
 
+@torch.no_grad()
 def clip_to_norm(parameters: Sequence[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
     """Scales the parameters' gradients so that their norm is at most max_norm. Returns the norm before that.
 
