@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -45,11 +46,18 @@ class Announcements:
         number = len(self._names)
         self._names.append(name)
         group._all_gather_comm = _Announced(group._all_gather_comm, lambda _: self._announce(_GATHER, number))
+        end, checksum = group.post_backward, 0
+
+        def post_backward(*arguments: Any) -> None:
+            nonlocal checksum
+            checksum = _checksum_of_reduced(group)
+            end(*arguments)
 
         def reduce(numel: int) -> None:
             on_reduction()
-            self._announce(_REDUCE, number, numel)
+            self._announce(_REDUCE, number, numel, checksum)
 
+        group.post_backward = post_backward
         group._reduce_scatter_comm = _Announced(group._reduce_scatter_comm, reduce)
 
     def end_pass(self) -> None:
@@ -58,9 +66,9 @@ class Announcements:
         self._announce(_END, 0)
         self._settle(0)
 
-    def _announce(self, kind: int, number: int, numel: int = 0) -> None:
+    def _announce(self, kind: int, number: int, numel: int = 0, checksum: int = 0) -> None:
         code = (number * _KINDS + kind) * _MOST_NUMEL + numel
-        numbers = torch.tensor([code, -code])
+        numbers = torch.tensor([code, checksum, -code, -checksum])
         work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._open.append((numbers, work, code))
         self._settle(_MOST_OPEN if self._is_late else 0)
@@ -69,15 +77,16 @@ class Announcements:
         while len(self._open) > most:
             numbers, work, own = self._open.popleft()
             work.wait()
-            largest, smallest = int(numbers[0]), -int(numbers[1])
-            if largest != smallest:
+            largest, least = numbers[:2].tolist(), (-numbers[2:]).tolist()
+            if largest != least:
                 self._open.clear()
-                raise self._differ(own, largest if own != largest else smallest)
+                raise self._differ(own, largest[0] if own != largest[0] else least[0])
 
     def _differ(self, own: int, other: int) -> GanglineError:
+        others = self._describe(other) if other != own else "reduces as many of other parameters there"
         return invalid(
             "parallelism.blocks_differ",
-            f"this rank {self._describe(own)} while another {self._describe(other)}, but ranks that divide a model "
+            f"this rank {self._describe(own)} while another {others}, but ranks that divide a model "
             "must use the same parts of it in each batch; draw what decides that from a generator of the same seed on "
             "all ranks, or use parallelism: {strategy: ddp, find_unused_parameters: true}",
         )
@@ -89,6 +98,17 @@ class Announcements:
             return "has ended its backward pass"
         verb = "gathers" if kind == _GATHER else f"reduces {numel} gradients of"
         return f"{verb} {self._names[number]}"
+
+
+def _checksum_of_reduced(group: Any) -> int:
+    """Returns a number for the set of parameters that have a gradient to reduce. Sets of as many numbers differ in
+    it."""
+    flags = (
+        fsdp_parameter.unsharded_accumulated_grad is not None
+        or getattr(getattr(fsdp_parameter, "_unsharded_param", None), "grad", None) is not None
+        for fsdp_parameter in group.fsdp_params
+    )
+    return crc32(bytes(flags))
 
 
 class _Announced:
