@@ -52,6 +52,12 @@ _MEANINGS = (
         "torch.nn.SyncBatchNorm.convert_sync_batchnorm before context.wrap_model",
     ),
 )
+_PART_OPERATION = (
+    "parallelism.part_operation",
+    "{strategy} divides parameters and gradients over ranks, and torch cannot do one of the trial's operations on "
+    "parts of them; use another operation, read whole values from tensor.full_tensor() on all ranks, set values with "
+    "load_state_dict, or use ddp or zero1",
+)
 # Strategies to which the second table applies: they divide tensors over ranks.
 _DIVIDES_TENSORS = ("zero2", "zero3", "hsdp")
 _MEANINGS_OF_SHARDS = (
@@ -71,6 +77,16 @@ _MEANINGS_OF_SHARDS = (
         "torch.autograd.grad was called for a tensor that took no part in its graph; {strategy} divides parameters, so "
         "only context.backward makes their gradients; call that, or use ddp or zero1",
     ),
+    (
+        "_chunk_cat expects non-empty tensor",
+        "parallelism.model",
+        "a parameter without numbers has a gradient, which {strategy} cannot divide; freeze it before "
+        "context.wrap_model, or use ddp or zero1",
+    ),
+    ("does not have a sharding strategy registered", *_PART_OPERATION),
+    ("Sharding propagation failed", *_PART_OPERATION),
+    ("not supported with DTensor", *_PART_OPERATION),
+    ("is not supported for tensor subclasses", *_PART_OPERATION),
 )
 
 

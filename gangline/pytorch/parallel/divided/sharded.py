@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from gangline.core.beat import Beat
 from gangline.errors import invalid
-from gangline.pytorch.parallel.divided import whole_random
+from gangline.pytorch.parallel.divided import part_operator, whole_random
 from gangline.pytorch.parallel.divided.announcement import Announcements
 from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.divided.divided_copy import OwnHook, allow_copies
@@ -105,6 +105,7 @@ class ShardedStrategy(Strategy):
         self._drop_copies(model)
         root = self._divide(model, single_type_parts(self.name, model, blocks))
         whole_random.install(self.mesh)
+        part_operator.install()
         return self._take_over(model, root)
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:

@@ -1,7 +1,7 @@
 """Draws random numbers for divided parameters as one process would: for the whole tensor. Each rank keeps its part.
 
 On the CPU torch's DTensor draws each part from the rank's own generator. Ranks of one seed then draw the same numbers,
-so that the rows of a parameter repeat. Owns the handlers in DTensor's table of operators; `install` puts them there.
+so that the rows of a parameter repeat. Owns the replacements of DTensor's operators; `install` puts them there.
 
 Also owns two other needs of torch.nn.init. One is an operator that DTensor lacks. The other is the initialisers that
 set single numbers by their place, which DTensor would apply to one part.
@@ -19,11 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
+from gangline.pytorch.parallel.divided.operator_table import add_mesh, is_own, replace
+
 _ATEN = torch.ops.aten
 _IN_PLACE = (_ATEN.normal_.default, _ATEN.uniform_.default, _ATEN.bernoulli_.float)
 _ALIKE = (_ATEN.rand_like.default, _ATEN.randn_like.default)
 _BY_PLACE = ("eye_", "dirac_", "sparse_")
-_meshes: list[DeviceMesh] = []
+_installed: list[bool] = []
 
 
 def install(mesh: DeviceMesh) -> None:
@@ -32,22 +34,23 @@ def install(mesh: DeviceMesh) -> None:
 
     Draws are collective: all ranks make them in step, and keep the numbers of the chief.
     """
-    if not _meshes:
-        for name in _BY_PLACE:
-            setattr(nn.init, name, _on_whole(getattr(nn.init, name)))
-    if mesh not in _meshes:
-        _meshes.append(mesh)
-    handlers = _handlers()
-    handlers.update(dict.fromkeys(_IN_PLACE, _draw_in_place))
-    handlers.update(dict.fromkeys(_ALIKE, _draw_alike))
-    handlers[_ATEN.t_.default] = _transpose_in_place
+    add_mesh(mesh)
+    if _installed:
+        return
+    _installed.append(True)
+    for name in _BY_PLACE:
+        setattr(nn.init, name, _on_whole(getattr(nn.init, name)))
+    replace(_IN_PLACE, _draw_in_place)
+    replace(_ALIKE, _draw_alike)
+    replace([_ATEN.t_.default], _transpose_in_place)
 
 
 def _on_whole(initialise: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @wraps(initialise)
     def fill(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not isinstance(tensor, DTensor) or tensor.device_mesh not in _meshes:
+        if not is_own(tensor):
             return initialise(tensor, *args, **kwargs)
+        assert isinstance(tensor, DTensor)
         with torch.no_grad():
             whole_tensor = initialise(_whole_like(tensor), *args, **kwargs)
             tensor.to_local().copy_(_divide(whole_tensor, tensor))
@@ -60,8 +63,6 @@ def _transpose_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """Transposes a divided matrix, which becomes whole on each rank. orthogonal_ does so with a wide matrix of its
     own."""
     tensor: DTensor = args[0]
-    if tensor.device_mesh not in _meshes:
-        return _as_torch(operator, args, kwargs)
     mesh = tensor.device_mesh
     whole_tensor = DTensor.from_local(tensor.full_tensor().t(), mesh, [Replicate()] * mesh.ndim, run_check=False)
     tensor._local_tensor, tensor._spec = whole_tensor._local_tensor, whole_tensor._spec
@@ -70,8 +71,6 @@ def _transpose_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _draw_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor: DTensor = args[0]
-    if tensor.device_mesh not in _meshes:
-        return _as_torch(operator, args, kwargs)
     whole_tensor = operator(_whole_like(tensor), *args[1:], **kwargs)
     # Autograd has passed the in-place operator by now, so the copy must not be recorded again.
     with torch.no_grad():
@@ -81,8 +80,6 @@ def _draw_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _draw_alike(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor: DTensor = args[0]
-    if tensor.device_mesh not in _meshes:
-        return _as_torch(operator, args, kwargs)
     whole_tensor = operator(_whole_like(tensor), *args[1:], **kwargs)
     with torch.no_grad():
         return distribute_tensor(whole_tensor, tensor.device_mesh, tensor.placements)
@@ -95,18 +92,3 @@ def _whole_like(tensor: DTensor) -> torch.Tensor:
 def _divide(whole_tensor: torch.Tensor, like: DTensor) -> torch.Tensor:
     """Returns this rank's part of the chief's numbers."""
     return distribute_tensor(whole_tensor, like.device_mesh, like.placements).to_local()
-
-
-def _as_torch(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    handlers = _handlers()
-    own = handlers.pop(operator)
-    try:
-        return operator(*args, **kwargs)
-    finally:
-        handlers[operator] = own
-
-
-def _handlers() -> dict[Any, Any]:
-    # torch has no public place to register such an operator.
-    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    return handlers
