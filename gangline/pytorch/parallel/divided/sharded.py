@@ -35,6 +35,7 @@ from gangline.pytorch.parallel.divided.gradient_pass import GradientPasses
 from gangline.pytorch.parallel.divided.loading import Loads
 from gangline.pytorch.parallel.divided.number_type import single_type_parts
 from gangline.pytorch.parallel.divided.origin import GradientOrigins
+from gangline.pytorch.parallel.divided.original import Originals
 from gangline.pytorch.parallel.divided.shard_meter import ShardMeter, can_be_measured, parameter_groups
 from gangline.pytorch.parallel.divided.whole_step import WholeStep
 from gangline.pytorch.parallel.shared.batch_norm import prepare_batch_norm
@@ -69,6 +70,7 @@ class ShardedStrategy(Strategy):
         self._whole_steps: dict[int, WholeStep] = {}
         self._models = WrappedModels(self.name, replaces=True)
         self._shards = Shards(self.name)
+        self._originals = Originals(self.name)
         self._loads = Loads(self.name)
         self._passes = GradientPasses()
         self._known_mesh: DeviceMesh | None = None
@@ -94,6 +96,7 @@ class ShardedStrategy(Strategy):
             self._drop_copies(model)
             return self._take_over(model, model)
         check_shardable(self.name, model)
+        self._originals.check(model)
         prepare_batch_norm(model)
         # Ranks may have built different models where the trial draws its own random numbers. DDP broadcasts as well.
         broadcast_tensors(
@@ -103,7 +106,9 @@ class ShardedStrategy(Strategy):
         if dist.get_rank() == 0:
             _log.info("%s: %s is gathered %s", self.name, type(model).__name__, _words_for(blocks))
         self._drop_copies(model)
+        originals = self._originals.follow(model)
         root = self._divide(model, single_type_parts(self.name, model, blocks))
+        self._originals.replace(model, originals)
         whole_random.install(self.mesh)
         part_operator.install()
         return self._take_over(model, root)
