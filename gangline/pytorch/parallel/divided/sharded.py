@@ -38,6 +38,7 @@ from gangline.pytorch.parallel.divided.origin import GradientOrigins
 from gangline.pytorch.parallel.divided.original import Originals
 from gangline.pytorch.parallel.divided.shard_meter import ShardMeter, can_be_measured, parameter_groups
 from gangline.pytorch.parallel.divided.whole_step import WholeStep
+from gangline.pytorch.parallel.divided.whole_use import WholeUse, check_transforms
 from gangline.pytorch.parallel.shared.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.ownership import Shards, WrappedModels, check_initialised, class_name
@@ -71,6 +72,7 @@ class ShardedStrategy(Strategy):
         self._models = WrappedModels(self.name, replaces=True)
         self._shards = Shards(self.name)
         self._originals = Originals(self.name)
+        self._whole_use = WholeUse(self.name, self._models.describe)
         self._loads = Loads(self.name)
         self._passes = GradientPasses()
         self._known_mesh: DeviceMesh | None = None
@@ -218,6 +220,7 @@ class ShardedStrategy(Strategy):
         _begin_with_root(root)
         for group in _groups_of(root):
             self._passes.watch(group)
+            self._whole_use.watch(group)
 
     def _divide_copy(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         root = self._divide(model, blocks)
@@ -245,6 +248,7 @@ class ShardedStrategy(Strategy):
         model.register_forward_hook(OwnHook(lambda module, _, output: self._after_forward(module, output)))
 
     def _before_forward(self, root: FSDPModule) -> None:
+        check_transforms(self.name)
         _take_over_flags(root)
         if torch.is_grad_enabled():
             self._origins.forget_cleared()
