@@ -31,6 +31,7 @@ from gangline.pytorch.parallel.divided import part_operator, whole_random
 from gangline.pytorch.parallel.divided.announcement import Announcements
 from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.divided.divided_copy import OwnHook, allow_copies
+from gangline.pytorch.parallel.divided.gradient_clearing import clear_with_modules, clear_with_optimizer
 from gangline.pytorch.parallel.divided.gradient_pass import GradientPasses
 from gangline.pytorch.parallel.divided.loading import Loads
 from gangline.pytorch.parallel.divided.number_type import single_type_parts
@@ -119,6 +120,7 @@ class ShardedStrategy(Strategy):
         self._models.check(optimizer)
         self._models.watch(optimizer)
         optimizer.register_step_pre_hook(lambda *_: self._give_up_whole())
+        clear_with_optimizer(optimizer, self._all_groups)
         if self._announcements is not None:
             optimizer.register_step_pre_hook(lambda stepped, *_: self._origins.check(stepped))
         if check_reach(self.name, optimizer) is Reach.TENSOR:
@@ -239,6 +241,7 @@ class ShardedStrategy(Strategy):
     def _prepare(self, model: nn.Module, root: FSDPModule) -> None:
         """Adds hooks to a divided model or copy. May be called again."""
         allow_copies(_sharded_modules(root), self._divide_copy)
+        clear_with_modules(_sharded_modules(root))
         self._announce(model, root)
         if root in self._hooked:
             return

@@ -1,0 +1,58 @@
+"""Lets zero_grad clear all gradients of a divided model.
+
+A gradient is on the whole parameter from a backward pass of an aggregated batch until the step, and on the part of it
+after the step's backward pass. torch's zero_grad sees one of the two. Used by the strategies that divide models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
+
+from gangline.pytorch.parallel.divided.shard_meter import parameter_groups
+
+
+def clear_with_optimizer(optimizer: Optimizer, groups: Callable[[], Sequence[Any]]) -> None:
+    """Extends zero_grad of an optimizer. groups: returns torch's records of parameters that are gathered together."""
+    clear = optimizer.zero_grad
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        clear(set_to_none)
+        stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        for fsdp_parameter in _all_of(groups()):
+            if fsdp_parameter.sharded_param in stepped:
+                _clear_whole(fsdp_parameter)
+
+    optimizer.zero_grad = zero_grad  # type: ignore[method-assign]  # a copy of the optimizer does not get it
+
+
+def clear_with_modules(modules: Iterable[FSDPModule]) -> None:
+    """Extends zero_grad of divided modules."""
+    for module in modules:
+        # torch made this class for divided modules of the user's class, so the user's own class stays unchanged.
+        type(module).zero_grad = _zero_grad  # type: ignore[attr-defined]
+
+
+def _zero_grad(module: Any, set_to_none: bool = True) -> None:
+    user_class: type[nn.Module] = type(module).__mro__[2]
+    user_class.zero_grad(module, set_to_none)
+    divided = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    for fsdp_parameter in _all_of(group for part in divided for group in parameter_groups(part)):
+        _clear_whole(fsdp_parameter)
+        fsdp_parameter.sharded_param.grad = None
+
+
+def _all_of(groups: Iterable[Any]) -> Iterable[Any]:
+    return (fsdp_parameter for group in groups for fsdp_parameter in group.fsdp_params)
+
+
+def _clear_whole(fsdp_parameter: Any) -> None:
+    whole_parameter: torch.Tensor | None = getattr(fsdp_parameter, "_unsharded_param", None)
+    fsdp_parameter.unsharded_accumulated_grad = None
+    if whole_parameter is not None:
+        whole_parameter.grad = None
