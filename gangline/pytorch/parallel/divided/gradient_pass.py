@@ -2,7 +2,11 @@
 
 torch frees a block's whole parameters as soon as a backward pass has left the block. A pass with create_graph=True
 records operations on them for the next pass, which would find them empty. At the end of any pass torch also reduces the
-gradients that earlier batches have aggregated. Used by the strategies that divide models.
+gradients that earlier batches have aggregated.
+
+A trial may also use a parameter outside of the module that it is gathered for, where the module's forward pass leaves
+it whole. Where the module is called twice, the backward pass of the first call needs the parameter from its begin on,
+before it reaches the module. Used by the strategies that divide models.
 """
 
 from __future__ import annotations
@@ -12,7 +16,17 @@ from typing import Any
 import torch
 
 # Internal names of torch's parameter groups. A release without one of them is left as it is.
-_NEEDED = ("pre_backward", "post_backward", "reshard_after_backward", "reduce_grads")
+_NEEDED = (
+    "pre_backward",
+    "post_backward",
+    "reshard",
+    "unshard",
+    "wait_for_unshard",
+    "reshard_after_backward",
+    "reduce_grads",
+    "_post_forward_indices",
+    "_reshard_after_forward",
+)
 
 
 class GradientPasses:
@@ -22,6 +36,25 @@ class GradientPasses:
     def __init__(self) -> None:
         self.is_exchanging = False
         self._keeps = False
+        # Groups that a forward pass has left whole, and a backward pass through another forward pass has reached.
+        self._awaited: list[Any] = []
+
+    def begin(self) -> None:
+        """Called at the begin of a pass of context.backward, on all ranks in step."""
+        self.is_exchanging = True
+        for group in self._awaited:
+            group.unshard()
+            group.wait_for_unshard()
+
+    def end(self) -> None:
+        """Called at the end of a pass of context.backward."""
+        self.is_exchanging = False
+        for group in self._awaited:
+            group.reshard()
+
+    def forget(self) -> None:
+        """Called before a step: graphs from before it would use old parameters."""
+        self._awaited.clear()
 
     def watch(self, group: Any) -> None:
         """Replaces the group's callbacks. group: torch's record of the parameters of one block."""
@@ -38,7 +71,10 @@ class GradientPasses:
 
         def post_backward(*arguments: Any) -> None:
             reshards, reduces = group.reshard_after_backward, group.reduce_grads
-            group.reshard_after_backward = reshards and not self._keeps
+            is_awaited = _is_awaited(group)
+            if is_awaited and group not in self._awaited:
+                self._awaited.append(group)
+            group.reshard_after_backward = reshards and not self._keeps and not is_awaited
             group.reduce_grads = reduces and (self.is_exchanging or _marks(group) != left_marks)
             try:
                 end(*arguments)
@@ -47,6 +83,11 @@ class GradientPasses:
                 group.reshard_after_backward, group.reduce_grads = reshards, reduces
 
         group.pre_backward, group.post_backward = pre_backward, post_backward
+
+
+def _is_awaited(group: Any) -> bool:
+    """Returns whether a forward pass has left the group whole whose backward pass is still to come."""
+    return not group._reshard_after_forward and bool(group._post_forward_indices)
 
 
 def has_gradient(group: Any) -> bool:

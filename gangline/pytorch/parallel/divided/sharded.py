@@ -181,12 +181,12 @@ class ShardedStrategy(Strategy):
 
     def before_backward(self, is_first: bool) -> None:
         self._shards.check()
-        self._passes.is_exchanging = True
+        self._passes.begin()
 
     def after_backward(self) -> None:
         for group in self._all_groups():
             _reduce_left_over(group)
-        self._passes.is_exchanging = False
+        self._passes.end()
         if self._announcements is not None:
             self._announcements.end_pass()
 
@@ -285,6 +285,7 @@ class ShardedStrategy(Strategy):
     def _give_up_whole(self) -> None:
         """Frees whole parameters before a step changes the parts. Later passes would otherwise use the old whole
         ones."""
+        self._passes.forget()
         for module in self._all_modules():
             if any(group.is_unsharded for group in parameter_groups(module)):
                 module.reshard()
