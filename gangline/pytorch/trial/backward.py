@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from gangline.errors import GanglineError, invalid
@@ -19,6 +20,13 @@ def check_loss(loss: Any, gradient: Any) -> None:
             "pytorch.loss",
             f"context.backward got a {type(loss).__name__}; pass the loss as the tensor that it was computed as, "
             "without .item()",
+        )
+    if isinstance(loss, DTensor):
+        raise invalid(
+            "pytorch.shard_used",
+            "context.backward got a loss that uses parameters of which each rank has a part; compute penalties on "
+            "weights in the forward pass of the module that has them, or set parallelism.blocks to [] so that the "
+            "whole model is gathered at once, or use the optimizer's weight_decay, ddp or zero1",
         )
     if gradient is None and loss.numel() != 1:
         raise invalid(
