@@ -23,8 +23,9 @@ from gangline.errors import GanglineError, invalid
 _MOST_OPEN = 16
 _GATHER, _REDUCE, _END = range(3)
 _KINDS = 3
-# Bound on the size of a collective: an announcement packs block, kind and size into one int64.
-_MOST_NUMEL = 1 << 40
+# Bounds on the size of a collective, and on the checksum of what it reduces: an announcement packs block, kind, size and
+# checksum into one int64. A sum of more numbers would take gloo twice as many messages.
+_MOST_NUMEL, _CHECKSUMS = 1 << 36, 1 << 12
 
 
 class Announcements:
@@ -67,8 +68,8 @@ class Announcements:
         self._settle(0)
 
     def _announce(self, kind: int, number: int, numel: int = 0, checksum: int = 0) -> None:
-        code = (number * _KINDS + kind) * _MOST_NUMEL + numel
-        numbers = torch.tensor([code, checksum, -code, -checksum])
+        code = ((number * _KINDS + kind) * _MOST_NUMEL + numel) * _CHECKSUMS + checksum
+        numbers = torch.tensor([code, -code])
         work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._open.append((numbers, work, code))
         self._settle(_MOST_OPEN if self._is_late else 0)
@@ -77,13 +78,14 @@ class Announcements:
         while len(self._open) > most:
             numbers, work, own = self._open.popleft()
             work.wait()
-            largest, least = numbers[:2].tolist(), (-numbers[2:]).tolist()
-            if largest != least:
+            largest, smallest = int(numbers[0]), -int(numbers[1])
+            if largest != smallest:
                 self._open.clear()
-                raise self._differ(own, largest[0] if own != largest[0] else least[0])
+                raise self._differ(own, largest if own != largest else smallest)
 
     def _differ(self, own: int, other: int) -> GanglineError:
-        others = self._describe(other) if other != own else "reduces as many of other parameters there"
+        is_alike = other // _CHECKSUMS == own // _CHECKSUMS
+        others = "reduces as many of other parameters there" if is_alike else self._describe(other)
         return invalid(
             "parallelism.blocks_differ",
             f"this rank {self._describe(own)} while another {others}, but ranks that divide a model "
@@ -92,7 +94,7 @@ class Announcements:
         )
 
     def _describe(self, code: int) -> str:
-        place, numel = divmod(code, _MOST_NUMEL)
+        place, numel = divmod(code // _CHECKSUMS, _MOST_NUMEL)
         number, kind = divmod(place, _KINDS)
         if kind == _END:
             return "has ended its backward pass"
@@ -101,14 +103,14 @@ class Announcements:
 
 
 def _checksum_of_reduced(group: Any) -> int:
-    """Returns a number for the set of parameters that have a gradient to reduce. Sets of as many numbers differ in
-    it."""
+    """Returns a number for the set of parameters that have a gradient to reduce. Sets of as many numbers seldom have the
+    same one."""
     flags = (
         fsdp_parameter.unsharded_accumulated_grad is not None
         or getattr(getattr(fsdp_parameter, "_unsharded_param", None), "grad", None) is not None
         for fsdp_parameter in group.fsdp_params
     )
-    return crc32(bytes(flags))
+    return crc32(bytes(flags)) % _CHECKSUMS
 
 
 class _Announced:
