@@ -23,8 +23,8 @@ from gangline.errors import GanglineError, invalid
 _MOST_OPEN = 16
 _GATHER, _REDUCE, _END = range(3)
 _KINDS = 3
-# Bounds on the size of a collective, and on the checksum of what it reduces: an announcement packs block, kind, size and
-# checksum into one int64. A sum of more numbers would take gloo twice as many messages.
+# Bounds on the size of a collective, and on the checksum of what it reduces: an announcement packs block, kind, size
+# and checksum into one int64. A sum of more numbers would take gloo twice as many messages.
 _MOST_NUMEL, _CHECKSUMS = 1 << 36, 1 << 12
 
 
@@ -103,8 +103,8 @@ class Announcements:
 
 
 def _checksum_of_reduced(group: Any) -> int:
-    """Returns a number for the set of parameters that have a gradient to reduce. Sets of as many numbers seldom have the
-    same one."""
+    """Returns a number for the set of parameters that have a gradient to reduce. Sets of as many numbers seldom have
+    the same one."""
     flags = (
         fsdp_parameter.unsharded_accumulated_grad is not None
         or getattr(getattr(fsdp_parameter, "_unsharded_param", None), "grad", None) is not None
