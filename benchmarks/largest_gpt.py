@@ -18,9 +18,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import chdir, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -54,6 +54,11 @@ class Size:
     batch: int
     length: int = 1024
     words: int = GPT2_WORDS
+
+    @property
+    def parameters(self) -> int:
+        with torch.device("meta"):
+            return sum(value.numel() for value in self.make().parameters())
 
     def make(self) -> Gpt:
         return Gpt(self.words, self.length, self.width, self.blocks, heads=max(1, self.width // 128))
@@ -92,24 +97,23 @@ def main() -> None:
     for batch in arguments.batches:
         most = most_blocks(arguments.width, memory)
         for side in arguments.sides:
+            size = Size(arguments.width, 0, batch)
+            print_side(side, size, search(partial(_attempt, processes, side, size), most, arguments.runs))
 
-            def attempt(blocks: int, side: str = side, batch: int = batch) -> Outcome:
-                size = Size(arguments.width, blocks, batch)
-                found: Outcome = _in_process(processes, partial(try_side, side, size))
-                print(f"    {side}, batch {batch}, {blocks} blocks: {_text_of(found)}", flush=True)
-                return found
 
-            print_side(side, Size(arguments.width, 0, batch), search(attempt, most, arguments.runs))
+def _attempt(processes: Any, side: str, size: Size, blocks: int) -> Outcome:
+    found: Outcome = _in_process(processes, partial(try_side, side, replace(size, blocks=blocks)))
+    print(f"    {side}, batch {size.batch}, {blocks} blocks: {_text_of(found)}", flush=True)
+    return found
 
 
 def most_blocks(width: int, memory: int) -> int:
     """Returns the most blocks whose parameters, gradients and optimizer's state fit into so many bytes."""
-    with torch.device("meta"):
-        none, one = (sum(value.numel() for value in Size(width, blocks, 1).make().parameters()) for blocks in (0, 1))
+    none, one = (Size(width, blocks, 1).parameters for blocks in (0, 1))
     return (memory // LEAST_BYTES - none) // (one - none)
 
 
-def search(attempt: Any, most: int, runs: int) -> tuple[int, list[Outcome]]:
+def search(attempt: Callable[[int], Outcome], most: int, runs: int) -> tuple[int, list[Outcome]]:
     """Returns the largest number of blocks that trains, with its outcomes, one for each run. Raises AssertionError
     where a later run finds another number."""
     trained: dict[int, Outcome] = {}
@@ -132,8 +136,7 @@ def search(attempt: Any, most: int, runs: int) -> tuple[int, list[Outcome]]:
 
 def print_side(side: str, size: Size, found: tuple[int, Sequence[Outcome]]) -> None:
     blocks, outcomes = found
-    with torch.device("meta"):
-        numel = sum(value.numel() for value in Size(size.width, blocks, size.batch).make().parameters())
+    numel = replace(size, blocks=blocks).parameters
     seconds = [outcome.seconds for outcome in outcomes]
     spread = f"{statistics.median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})" if seconds else "-"
     peak = max((outcome.peak for outcome in outcomes), default=0)
@@ -165,27 +168,24 @@ def try_side(side: str, size: Size) -> Outcome:
         return Outcome(error.message)
 
 
-class ByHand(nn.Module):
-    """The model as a user changes it to recompute its blocks."""
+class Recomputed(nn.Module):
+    """A block as a user changes it to recompute it."""
 
-    def __init__(self, model: Gpt) -> None:
+    def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.block = block
 
-    def forward(self, text: torch.Tensor) -> torch.Tensor:
-        model = self.model
-        x = model.words(text) + model.places.weight[: text.shape[1]]
-        for block in model.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
-        out: torch.Tensor = model.head(model.norm(x))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = checkpoint(self.block, x, use_reentrant=False)
         return out
 
 
 def _train_plain(size: Size, *, by_hand: bool) -> Outcome:
     device = torch.device("cuda", 0)
     with device:
-        bare = size.make()
-    model: nn.Module = ByHand(bare) if by_hand else bare
+        model = size.make()
+    if by_hand:
+        model.blocks = nn.ModuleList(map(Recomputed, model.blocks))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     text, targets = (part.to(device) for part in size.records())
     seconds = []
