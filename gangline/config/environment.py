@@ -6,8 +6,10 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from gangline.config.section import Section, fault, wrong_type
+from gangline.config.section import Section, clip, fault, wrong_type
 from gangline.domain.state import SlotKind
+
+_KINDS = {"cpu", "cuda", "rocm", "gpu"}
 
 
 class EnvironmentVariables(Section):
@@ -24,6 +26,10 @@ class EnvironmentVariables(Section):
             return {"cpu": value, "cuda": value, "rocm": value}
         if not isinstance(value, dict):
             raise wrong_type("a list of NAME=VALUE", value)
+        if value and _KINDS.isdisjoint(value):
+            # The values may be secrets, so the message has none of them.
+            first = clip(str(next(iter(value))))
+            raise fault("wrong_type", f'expected a list of NAME=VALUE, found a mapping; write ["{first}=..."]')
         # The name of `cuda` before Determined 0.17.6.
         if "gpu" in value and "cuda" not in value:
             return {"cuda" if kind == "gpu" else kind: entries for kind, entries in value.items()}

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from gangline.config.batch import split_batch
 from gangline.config.bound import check_text, find_unusable, too_deep
 from gangline.config.complaint import Complaint, Path, complaints_of, join_path
+from gangline.config.doubt import find_doubtful
 from gangline.config.effect import find_ineffective, find_unprintable_name, find_unsupported
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
@@ -66,7 +67,7 @@ def fork_config(config_json: str, overrides: Mapping[str, Any]) -> tuple[Experim
     for key, value in overrides.items():
         if value is not None:
             _check_taken(key, values)
-    return config, [*_batch_warnings(config), *find_ineffective(config)]
+    return config, [*_batch_warnings(config), *find_doubtful(config), *find_ineffective(config)]
 
 
 def _check_taken(key: str, values: Any) -> None:
@@ -109,7 +110,7 @@ def _read(
         raise first_error([unfit], document)
     if inherited.project_id != DEFAULT_PROJECT_ID:
         config = config.model_copy(update={"workspace": inherited.workspace, "project": inherited.project})
-    return config, [*_batch_warnings(config), *find_ineffective(config)]
+    return config, [*_batch_warnings(config), *find_doubtful(config), *find_ineffective(config)]
 
 
 def _with_layers(document: Document, layers: Sequence[ConfigLayer]) -> Document:

@@ -53,6 +53,8 @@ class Document:
 _MOST_DIGITS = 64
 
 
+_HALF = re.compile("[\ud800-\udfff]")
+
 # The patterns match PyYAML's problems from their beginning; \\1 is the quoted part of the text.
 _WORDS_BY_PROBLEM = (
     (r"found character '\\t'", r"a tab cannot indent a line; use spaces"),
@@ -102,6 +104,8 @@ class _Loader(yaml.SafeLoader):
             raise too_deep()
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
+        if isinstance(node, yaml.ScalarNode):
+            node.value = _join_pairs(node.value)
         return node
 
     def construct_flag(self, node: yaml.ScalarNode) -> Any:
@@ -145,6 +149,16 @@ for _letter in "-+0123456789.":
         ),
         *_Loader.yaml_implicit_resolvers.get(_letter, []),
     ]
+
+
+def _join_pairs(text: str) -> str:
+    """Returns the text with one character for each surrogate pair, and with halves that have no other half.
+
+    JSON escapes a character beyond U+FFFF as two halves, and YAML reads each escape by itself.
+    """
+    if not _HALF.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def parse_document(text: str) -> Document:

@@ -170,6 +170,13 @@ CASES = [
     ),
     (
         "name: digits",
+        "environment: {environment_variables: {DB_PASS: hidden}}",
+        "config.wrong_type",
+        "environment.environment_variables (line 1): expected a list of NAME=VALUE, found a mapping; write "
+        '["DB_PASS=..."]',
+    ),
+    (
+        "name: digits",
         "environment: {environment_variables: [PATH]}",
         "config.invalid_value",
         "environment.environment_variables[0] (line 1): expected NAME=VALUE, found 'PATH'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -63,6 +64,16 @@ def test_a_trial_is_named_by_its_id_or_by_determined_s_number() -> None:
     for written in ('"7.10"', "700010"):
         searcher = f"searcher: {{name: single, metric: loss, max_length: {{batches: 1}}, source_trial_id: {written}}}\n"
         assert parse(f"name: n\nentrypoint: python3 t.py\n{searcher}").searcher.source_trial_id == "7.10"
+
+
+def test_a_pair_of_escapes_is_one_character_as_in_json() -> None:
+    face = "\N{GRINNING FACE}"
+    searcher = {"name": "single", "metric": "loss"}
+    values = {"name": face, "entrypoint": "true", "labels": [f"a{face}b{face}"], "data": {face: 1}}
+    text = json.dumps({**values, "searcher": searcher})
+    assert face not in text
+    config = parse(text)
+    assert (config.name, config.labels, config.data) == (face, [f"a{face}b{face}"], {face: 1})
 
 
 def test_environment_variables_for_all_kinds_of_slots_or_for_one() -> None:
