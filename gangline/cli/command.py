@@ -24,6 +24,7 @@ from gangline.cli.shared import (
     Wide,
     connect,
     new_group,
+    say_on_interrupt,
     show_table,
     warn,
 )
@@ -98,17 +99,10 @@ def run(
             say([str(number)])
             return
         mention(f"command {number} is submitted; if it waits, this says why: gangline job explain {number}")
-        try:
+        goes_on = f"command {number} goes on; read on with: gangline cmd logs -f {number}; "
+        with say_on_interrupt(f"{goes_on}end it with: gangline cmd kill {number}"):
             _print_output(client, number)
             view = client.wait_experiment(number)
-        except KeyboardInterrupt:
-            # The terminal shows ^C at the start of the line, so the message begins on the next one.
-            mention("")
-            mention(
-                f"command {number} goes on; read on with: gangline cmd logs -f {number}; "
-                f"end it with: gangline cmd kill {number}"
-            )
-            raise typer.Exit(130) from None
     status = exit_status(view)
     if status:
         complain("error", f"command {number}: {view.experiment.reason}")
@@ -145,7 +139,10 @@ def read_settings(
 
 def start(client: Client, kind: TaskKind, values: Mapping[str, Any], context: Path | None, template: str) -> int:
     """Starts a task, and shows the warnings. Returns its number."""
-    task: Experiment = client.start_task(kind, values, context, template=template)
+    group = "cmd" if kind == "COMMAND" else kind.lower()
+    unknown = f"it is not known whether the {kind.lower()} was created; look: gangline {group} list"
+    with say_on_interrupt(unknown):
+        task: Experiment = client.start_task(kind, values, context, template=template)
     for warning in task.warnings:
         warn(warning)
     return task.id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -13,7 +13,7 @@ import typer
 
 from gangline.cli import logs
 from gangline.cli.output.table_layout import Column
-from gangline.cli.output.terminal import complain, mention, say, say_json, table_lines, terminal_width
+from gangline.cli.output.terminal import complain, say, say_json, table_lines, terminal_width
 from gangline.cli.output.text import format_age, format_duration, format_report
 from gangline.cli.selection import Labels, NamePart, Owners, States, make_filter
 from gangline.cli.shared import (
@@ -29,6 +29,7 @@ from gangline.cli.shared import (
     Wide,
     connect,
     new_group,
+    say_on_interrupt,
     show,
     show_table,
     trial_of,
@@ -95,28 +96,30 @@ def create(
 
         show_preview(text, config, seed=seed, template=template, overrides=overrides, is_json=is_json)
         return
-    with connect(retry_seconds) as client:
-        # These follow `connect`, which must run before the first import of grpc.
-        from gangline.cli.creation.submit import submit  # noqa: PLC0415
-        from gangline.cli.creation.trial_run import run_test, test_overrides  # noqa: PLC0415
-        from gangline.cli.output.progress import Bars  # noqa: PLC0415
-        from gangline.client import prepare_submission  # noqa: PLC0415
-        from gangline.config import parse_overrides  # noqa: PLC0415
+    with ExitStack() as stack:
+        with say_on_interrupt("nothing was created"):
+            client = stack.enter_context(connect(retry_seconds))
+            # These follow `connect`, which must run before the first import of grpc.
+            from gangline.cli.creation.submit import submit  # noqa: PLC0415
+            from gangline.cli.creation.trial_run import run_test, test_overrides  # noqa: PLC0415
+            from gangline.cli.output.progress import Bars  # noqa: PLC0415
+            from gangline.client import prepare_submission  # noqa: PLC0415
+            from gangline.config import parse_overrides  # noqa: PLC0415
 
-        inherited = client.inherit(text, template)
-        changes = parse_overrides(overrides or ())
-        if is_test:
-            changes |= test_overrides(client.preview_search(text, 1, seed, template, changes))
-        with Bars() as bars:
-            submission = prepare_submission(
-                text,
-                code or config.resolve().parent,
-                bars,
-                seed=seed,
-                inherited=inherited,
-                overrides=changes,
-                is_paused=is_paused,
-            )
+            inherited = client.inherit(text, template)
+            changes = parse_overrides(overrides or ())
+            if is_test:
+                changes |= test_overrides(client.preview_search(text, 1, seed, template, changes))
+            with Bars() as bars:
+                submission = prepare_submission(
+                    text,
+                    code or config.resolve().parent,
+                    bars,
+                    seed=seed,
+                    inherited=inherited,
+                    overrides=changes,
+                    is_paused=is_paused,
+                )
         if is_test:
             run_test(client, submission, is_json=is_json)
             return
@@ -347,19 +350,12 @@ def _follow(views: Iterable[ExperimentView], is_json: bool, *, on_stderr: bool =
     return follow(views, on_stderr=on_stderr)
 
 
-@contextmanager
-def _going_on(number: int) -> Iterator[None]:
-    """Turns Ctrl-C into a line about the experiment, which goes on, and into exit status 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        # The terminal shows ^C at the start of the line, so the message begins on the next one.
-        mention("")
-        mention(
-            f"experiment {number} goes on; look at it with: gangline experiment follow {number}; "
-            f"end it with: gangline experiment kill {number}"
-        )
-        raise typer.Exit(130) from None
+def _going_on(number: int) -> AbstractContextManager[None]:
+    """Turns Ctrl-C into a line about the experiment, which goes on."""
+    return say_on_interrupt(
+        f"experiment {number} goes on; look at it with: gangline experiment follow {number}; "
+        f"end it with: gangline experiment kill {number}"
+    )
 
 
 def _until(views: Iterable[ExperimentView], number: int, seconds: float) -> Iterator[ExperimentView]:

@@ -25,7 +25,18 @@ from gangline.cli.selection import (
     find_selected,
     make_filter,
 )
-from gangline.cli.shared import ExperimentId, InProject, InWorkspace, Json, Overrides, Paused, connect, show, warn
+from gangline.cli.shared import (
+    ExperimentId,
+    InProject,
+    InWorkspace,
+    Json,
+    Overrides,
+    Paused,
+    connect,
+    say_on_interrupt,
+    show,
+    warn,
+)
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
@@ -203,7 +214,10 @@ def resume(
     with connect() as client:
         from gangline.config import parse_overrides  # noqa: PLC0415 - loads pydantic
 
-        continued = client.continue_experiment(experiment_id, parse_overrides(overrides or ()), request_id or None)
+        changes = parse_overrides(overrides or ())
+        unknown = f"it is not known whether it continues; look: gangline experiment describe {experiment_id}"
+        with say_on_interrupt(unknown):
+            continued = client.continue_experiment(experiment_id, changes, request_id or None)
     for warning in continued.warnings:
         warn(warning)
     text = f"experiment {experiment_id} {continued.experiment.name} continues"
@@ -223,10 +237,12 @@ def fork(
 ) -> None:
     """Create an experiment from the configuration and the code of another one, with changes."""
     with connect() as client:
+        from gangline.client.call_message import new_request_id  # noqa: PLC0415 - loads grpc
         from gangline.config import parse_overrides  # noqa: PLC0415 - loads pydantic
 
-        changes = parse_overrides(overrides or ())
-        created = client.fork_experiment(experiment_id, changes, is_paused=is_paused, request_id=request_id or None)
+        changes, own_id = parse_overrides(overrides or ()), request_id or new_request_id()
+        with say_on_interrupt(f"it is not known whether it was created; look: gangline experiment find {own_id}"):
+            created = client.fork_experiment(experiment_id, changes, is_paused=is_paused, request_id=own_id)
     for warning in created.warnings:
         warn(warning)
     experiment = created.experiment

@@ -8,7 +8,6 @@ it is not known whether it was made; 130 for Ctrl-C.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, NamedTuple
@@ -16,9 +15,10 @@ from typing import Annotated, NamedTuple
 import typer
 
 import gangline
+from gangline.cli.nearest_command import find_command
 from gangline.cli.output.argument_mistake import UsageError, is_help, read_usage
 from gangline.cli.output.terminal import clean_output, complain, say
-from gangline.errors import Effect, ErrorKind, GanglineError
+from gangline.errors import Effect, ErrorKind, GanglineError, invalid
 
 # Kinds with exit status 1; all others are mistakes that the user can correct.
 _FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
@@ -143,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
     except GanglineError as error:
         return _show(error)
     except UsageError as error:
-        return _show_usage(error)
+        return _show_usage(error, arguments)
     except typer.Abort:
         return _show(GanglineError("cli.no_answer", "the question got no answer; nothing was done", ErrorKind.INTERNAL))
     except KeyboardInterrupt:
@@ -153,12 +153,28 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _show_usage(error: Exception) -> int:
+def _show_usage(error: Exception, arguments: Sequence[str]) -> int:
     """Shows the help where a group was called without a command, else the mistake. Returns the exit status."""
     if not is_help(error):
-        return _show(read_usage(error))
+        nearest = find_command(_without_alias(arguments), _commands_by_group())
+        return _show(invalid("cli.usage", nearest) if nearest else read_usage(error))
     say(str(error).splitlines())
     return 2
+
+
+def _without_alias(arguments: Sequence[str]) -> Sequence[str]:
+    names = [name for name, entry in _ENTRIES.items() if arguments and arguments[0] in entry.aliases]
+    return [*names, *arguments[1:]] if names else arguments
+
+
+def _commands_by_group() -> dict[str, list[str]]:
+    """Returns the visible commands of each group. It loads all modules, so only a mistake may call it."""
+    commands_by_group: dict[str, list[str]] = {name: [] for name in _ENTRIES}
+    for group in assemble().registered_groups:
+        if group.name in commands_by_group and group.typer_instance is not None:
+            commands = [command for command in group.typer_instance.registered_commands if not command.hidden]
+            commands_by_group[group.name] = [_name_of(command) for command in commands]
+    return commands_by_group
 
 
 def _show(error: GanglineError) -> int:
@@ -166,7 +182,3 @@ def _show(error: GanglineError) -> int:
     if error.request_id and error.effect is Effect.UNKNOWN:
         return 3
     return 1 if error.kind in _FAILURES else 2
-
-
-def main() -> None:
-    sys.exit(run(sys.argv[1:]))

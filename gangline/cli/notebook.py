@@ -24,7 +24,7 @@ from gangline.cli.command import (
     start,
 )
 from gangline.cli.output.terminal import mention, say
-from gangline.cli.shared import ExperimentId, Template, connect, new_group
+from gangline.cli.shared import ExperimentId, Template, connect, new_group, say_on_interrupt
 from gangline.errors import ErrorKind, GanglineError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _open(client: Client, number: int, *, is_quiet: bool) -> None:
 def await_task(client: Client, number: int, kind_name: str) -> TaskAccess:
     """Returns once the task can be reached. Raises GanglineError `task.over` when it has ended instead."""
     noun, is_told = kind_name.lower(), False
-    try:
+    with say_on_interrupt(f"{noun} {number} goes on; open it with: gangline {noun} open {number}"):
         while not (access := client.get_task_access(number)).is_ready:
             view = check_kind(client, number, kind_name)
             if view.experiment.outcome is not None:
@@ -99,10 +99,6 @@ def await_task(client: Client, number: int, kind_name: str) -> TaskAccess:
                 is_told = True
                 mention(f"{noun} {number} starts; if it waits, this says why: gangline job explain {number}")
             time.sleep(_PAUSE_SECONDS)
-    except KeyboardInterrupt:
-        mention("")
-        mention(f"{noun} {number} goes on; open it with: gangline {noun} open {number}")
-        raise typer.Exit(130) from None
     return access
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gangline.cli.output.terminal import complain, say, say_json, say_table
+from gangline.cli.output.terminal import complain, mention, say, say_json, say_table
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
@@ -88,6 +88,18 @@ def format_instant(at: float) -> str:
     except (ValueError, OverflowError, OSError):
         return "at an unknown time"
     return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%Y-%m-%d %H:%M", local)
+
+
+@contextmanager
+def say_on_interrupt(text: str) -> Iterator[None]:
+    """Turns Ctrl-C into a line that says what exists or goes on, and into exit status 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        # The terminal shows ^C at the start of the line, so the message begins on the next one.
+        mention("")
+        mention(text)
+        raise typer.Exit(130) from None
 
 
 def warn(text: str) -> None:

@@ -51,11 +51,19 @@ class AsyncExperimentCalls(AsyncProjectMethods, AsyncUserMethods):
         """Uploads and submits. request_id: as for `create_experiment`. is_open: an earlier call with this id may have
         created the experiment, so a failure of this call does not prove that there is none."""
         request_id = request_id or new_request_id()
+        await self.upload_prepared(submission, request_id, is_open=is_open)
+        return await self.submit_prepared(submission, request_id, is_open=is_open)
+
+    async def upload_prepared(self, submission: Submission, request_id: str, *, is_open: bool = False) -> None:
+        """Does the first half of `create_prepared`: uploads the code, and creates nothing."""
         try:
             await self.upload_code(submission.archive)
         except GanglineError as error:
             error.effect, error.request_id = Effect.UNKNOWN if is_open else Effect.NONE, request_id
             raise error.reworded(say_create(error)) from error
+
+    async def submit_prepared(self, submission: Submission, request_id: str, *, is_open: bool = False) -> Created:
+        """Does the second half of `create_prepared`: creates the experiment, whose code has been uploaded."""
         created = await self._submit_again(submission, request_id, is_open)
         return Created(created.experiment, tuple(dict.fromkeys([*submission.warnings, *created.warnings])))
 

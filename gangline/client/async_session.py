@@ -13,7 +13,7 @@ from gangline.client import async_handle as handle
 from gangline.client.async_connection import in_thread
 from gangline.client.async_experiment_calls import AsyncExperimentCalls
 from gangline.client.submission import NO_OVERRIDES, plan_task_text, prepare_submission, prepare_task, read_config
-from gangline.domain.id import absent, check_checkpoint_id
+from gangline.domain.id import absent, check_checkpoint_id, find_by_prefix
 from gangline.domain.state import TaskKind
 
 # How many experiments one call lists.
@@ -122,7 +122,8 @@ class AsyncClient(AsyncExperimentCalls):
         check_checkpoint_id(checkpoint_id)
         records = await self.list_checkpoints(checkpoint_id=checkpoint_id)
         if not records:
-            raise absent("checkpoint", checkpoint_id)
+            near = find_by_prefix(checkpoint_id, (record.id for record in await self.list_checkpoints()))
+            raise absent("checkpoint", checkpoint_id, near)
         return handle.AsyncCheckpoint(self, records[0])
 
     async def agents(self) -> list[handle.AsyncAgent]:

@@ -16,7 +16,7 @@ from gangline.client import handle
 from gangline.client.connection import in_thread
 from gangline.client.experiment_calls import ExperimentCalls
 from gangline.client.submission import NO_OVERRIDES, plan_task_text, prepare_submission, prepare_task, read_config
-from gangline.domain.id import absent, check_checkpoint_id
+from gangline.domain.id import absent, check_checkpoint_id, find_by_prefix
 from gangline.domain.state import TaskKind
 
 # How many experiments one call lists.
@@ -123,7 +123,8 @@ class Client(ExperimentCalls):
         check_checkpoint_id(checkpoint_id)
         records = self.list_checkpoints(checkpoint_id=checkpoint_id)
         if not records:
-            raise absent("checkpoint", checkpoint_id)
+            near = find_by_prefix(checkpoint_id, (record.id for record in self.list_checkpoints()))
+            raise absent("checkpoint", checkpoint_id, near)
         return handle.Checkpoint(self, records[0])
 
     def agents(self) -> list[handle.Agent]:

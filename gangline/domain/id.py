@@ -6,7 +6,7 @@ An experiment is a number (7), its trials are "7.1", "7.2", and the attempts to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gangline.errors import GanglineError, invalid, not_found
 from gangline.printable import find_unprintable
@@ -15,6 +15,8 @@ from gangline.printable import find_unprintable
 _MOST_DIGITS = 18
 # Determined's ids of trials are numbers. More than the trials of a search, replaced ones included.
 _TRIALS_OF_EXPERIMENT = 100_000
+# A shorter beginning of an id fits too many ids.
+_LEAST_PREFIX = 4
 
 
 def trial_id(experiment_id: int, number: int) -> str:
@@ -99,8 +101,22 @@ def _is_id(text: str, count: int) -> bool:
 
 def _parse_numbers(text: str, count: int, what: str, example: str) -> tuple[int, ...]:
     if not _is_id(text, count):
-        raise _malformed(text, what, example)
+        raise _other_id(text, what) or _malformed(text, what, example)
     return tuple(int(part) for part in text.split("."))
+
+
+def _other_id(text: str, what: str) -> GanglineError | None:
+    """Returns the error for an id of another kind of record; None for a text that is no id."""
+    parts = text.split(".")
+    if _is_id(text, 1):
+        near = f"{text} is an experiment; list its trials with: gangline experiment trials {text}"
+    elif what == "trial" and _is_id(text, 3):
+        near = f"{text} is an attempt of trial {'.'.join(parts[:2])}; give the id of the trial"
+    elif what == "allocation" and _is_id(text, 2):
+        near = f"{text} is a trial; an attempt of it looks like '{text}.1'"
+    else:
+        return None
+    return invalid(f"id.{what}", near)
 
 
 def _is_number(text: str) -> bool:
@@ -119,8 +135,17 @@ _LISTED_BY = {
 }
 
 
-def absent(name: str, record_id: int | str) -> GanglineError:
-    """Makes the error `<name>.not_found`. name: of any record, also of one that no command lists."""
+def find_by_prefix(text: str, ids: Iterable[str]) -> list[str]:
+    """Returns the ids that begin with the text, sorted; none for a text that is too short to mean one of them."""
+    return sorted(known for known in ids if known.startswith(text)) if len(text) >= _LEAST_PREFIX else []
+
+
+def absent(name: str, record_id: int | str, near: Sequence[str] = ()) -> GanglineError:
+    """Makes the error `<name>.not_found`. name: of any record, also of one that no command lists. near: ids that may be
+    meant."""
+    if near:
+        more = f" ({len(near)} begin so)" if len(near) > 1 else ""
+        return not_found(f"{name}.not_found", f"there is no {name} {record_id}; did you mean {near[0]}?{more}")
     listed_by = _LISTED_BY.get(name, "")
     if name == "trial":
         listed_by = f"gangline experiment trials {str(record_id).partition('.')[0]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -26,6 +27,7 @@ from tests.support.source import ROOT
 pytestmark = pytest.mark.timeout(300)
 
 PAGE = (ROOT / "docs" / "sdk.md").read_text()
+FACE = "\N{GRINNING FACE}"
 # What the followers of one experiment have read: ids of log lines, ids of metrics, and its outcome.
 Readings = tuple[list[int], list[int], Outcome | None]
 
@@ -185,3 +187,17 @@ def test_life_of_an_experiment_through_its_object(cluster: Cluster, tmp_path: Pa
         experiment.archive()
         assert experiment.id not in [each.id for each in run.client.experiments()]
         assert experiment.id in [each.id for each in run.client.experiments(archived=True)]
+
+
+def test_a_mapping_may_have_any_character(cluster: Cluster, tmp_path: Path) -> None:
+    searcher = {"name": "single", "metric": "loss"}
+    variables = [f"TITLE={FACE}"]
+    config = {"name": f"run {FACE}", "entrypoint": "true", "data": {FACE: FACE}, "searcher": searcher}
+    with cluster.connect() as client:
+        experiment = client.create_experiment(
+            {**config, "environment": {"environment_variables": variables}}, tmp_path, is_paused=True
+        ).experiment
+        kept = json.loads(client.get_experiment(experiment.id).experiment.config_json)
+        client.kill_experiment(experiment.id)
+    assert (kept["name"], kept["data"]) == (config["name"], config["data"])
+    assert kept["environment"]["environment_variables"]["cpu"] == variables

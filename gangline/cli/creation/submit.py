@@ -8,7 +8,7 @@ A request id on disk survives this process, so the same command resumes the requ
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -16,6 +16,7 @@ import typer
 from gangline.cli.creation.repetition import Entry, age_of
 from gangline.cli.creation.submit_memory import SubmitMemory, read_clock
 from gangline.cli.output.terminal import can_ask, complain, mention
+from gangline.cli.shared import say_on_interrupt
 from gangline.client.attempts import say_create
 from gangline.client.call_message import new_request_id
 from gangline.errors import Effect, ErrorKind, GanglineError, conflict
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gangline.client import Client, Created, Submission
 
 
+@say_on_interrupt("nothing was created")
 def submit(
     client: Client, submission: Submission, *, request_id: str = "", is_again: bool = False, is_quiet: bool = False
 ) -> Created:
@@ -59,6 +61,11 @@ def _send_noted(
 ) -> Created:
     try:
         done = _send(client, submission, request_id, "repeat it, which makes no second one", is_open=is_open)
+    except KeyboardInterrupt:
+        # _send keeps the interrupts after which the experiment may exist.
+        with suppress(OSError):
+            memory.failed(request_id)
+        raise
     except GanglineError as error:
         if error.effect is Effect.NONE:
             with suppress(OSError):
@@ -70,13 +77,12 @@ def _send_noted(
 
 
 def _send(client: Client, submission: Submission, request_id: str, advice: str, *, is_open: bool) -> Created:
+    unknown = f"it is not known whether the experiment was created; {_what_to_do(request_id, advice)}"
     try:
-        return client.create_prepared(submission, request_id, is_open=is_open)
-    except KeyboardInterrupt:
-        # The terminal shows ^C at the start of the line, so the message begins on the next one.
-        mention("")
-        mention(f"it is not known whether the experiment was created; {_what_to_do(request_id, advice)}")
-        raise typer.Exit(130) from None
+        with say_on_interrupt(unknown) if is_open else nullcontext():
+            client.upload_prepared(submission, request_id, is_open=is_open)
+        with say_on_interrupt(unknown):
+            return client.submit_prepared(submission, request_id, is_open=is_open)
     except GanglineError as error:
         if error.effect is Effect.NONE:
             raise

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from gangline.config.layer.retention import check_retention_change
 from gangline.domain.experiment import METADATA_FILE, Checkpoint, RetentionChange
-from gangline.domain.id import parse_trial_id
+from gangline.domain.id import absent, find_by_prefix, parse_trial_id
 from gangline.domain.state import CheckpointState
 from gangline.errors import conflict, invalid, not_found
 from gangline.protocol import wire
@@ -48,10 +48,7 @@ class Checkpoints:
         check_user(principal)
         checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(checkpoint_id))
         if checkpoint is None:
-            raise not_found(
-                "checkpoint.not_found",
-                f"there is no checkpoint {checkpoint_id}; list them with: gangline checkpoint list",
-            )
+            raise absent("checkpoint", checkpoint_id, self._find_near(checkpoint_id))
         return checkpoint
 
     async def delete(
@@ -69,11 +66,17 @@ class Checkpoints:
             checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(checkpoint_id))
             if checkpoint is not None:
                 self._check_owner(principal, checkpoint)
+            elif near := self._find_near(checkpoint_id):
+                raise absent("checkpoint", checkpoint_id, near)
         request = scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest(checkpoint_ids=checkpoint_ids)
         answer = await self._leader.change(
             principal, request_id, lambda scheduler: scheduler.DeleteCheckpoints, request
         )
         return [wire.from_proto(Checkpoint, message) for message in answer.checkpoints]
+
+    def _find_near(self, checkpoint_id: str) -> Sequence[str]:
+        ids = (checkpoint.id for checkpoint in self._mirror.state.checkpoints.all())
+        return find_by_prefix(checkpoint_id, ids)
 
     def _check_owner(self, principal: Principal, checkpoint: Checkpoint) -> None:
         experiment = self._mirror.state.experiments.find(keys.experiment(checkpoint.experiment_id))

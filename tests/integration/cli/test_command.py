@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.cli import nearest_command
 from gangline.cli.output import live
 from gangline.config import parse_config
 from gangline.errors import Effect, conflict, unavailable
@@ -19,7 +20,15 @@ from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, types_pb2
 from tests.integration.cli.conftest import Cli
 from tests.support.stand_in_gateway import TOKEN, StandInGateway
-from tests.support.view import make_agent_view, make_allocation, make_experiment, make_lifecycle, make_log, make_trial
+from tests.support.view import (
+    make_agent_view,
+    make_allocation,
+    make_checkpoint,
+    make_experiment,
+    make_lifecycle,
+    make_log,
+    make_trial,
+)
 
 
 def test_create_prints_the_number_warnings_and_what_to_type(cli: Cli, code: Path) -> None:
@@ -372,3 +381,54 @@ def test_help_loads_neither_grpc_nor_pydantic_nor_rich() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Exit status: 0 success, 1 failure" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["gangline.cli.main", "typer", "gangline.cli.experiment"])
+def test_ctrl_c_at_the_start_shows_no_traceback(environment: dict[str, str], module: str) -> None:
+    """The program gets the signal as it begins to load the module."""
+    program = f"""
+import os, signal, sys, importlib.abc
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["gangline", "experiment", "list"]
+from gangline.cli.__main__ import main
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("logs 6 -f", "there is no command 'logs'; did you mean gangline experiment logs 6 -f?"),
+        ("kill 6", "there is no command 'kill'; did you mean gangline experiment kill 6?"),
+        ("kill 6.1", "there is no command 'kill'; did you mean gangline trial kill 6.1?"),
+        ("ps", "there is no command 'ps'; did you mean gangline experiment list or gangline task list?"),
+        ("experiment logs 6.1", "6.1 is a trial and no experiment; did you mean gangline trial logs 6.1?"),
+        ("e describe 6.1 --json", "6.1 is a trial and no experiment; did you mean gangline trial describe 6.1 --json?"),
+        ("trial describe 6", "6 is an experiment; list its trials with: gangline experiment trials 6"),
+        ("trial describe 6.1.2", "6.1.2 is an attempt of trial 6.1; give the id of the trial"),
+        ("experiment wait 6.1", "ID: expected an integer, not '6.1'; see gangline experiment wait --help"),
+    ],
+)
+def test_the_nearest_command_or_record_is_named(cli: Cli, line: str, text: str) -> None:
+    ran = cli(*line.split())
+    assert (ran.status, ran.out, ran.err) == (2, "", f"error: {text}\n")
+
+
+def test_every_synonym_is_a_command(cli: Cli) -> None:
+    for commands in nearest_command._SYNONYMS.values():
+        for command in commands:
+            assert cli(*command.split(), "--help").status == 0, command
+
+
+def test_the_beginning_of_a_checkpoints_id_names_the_checkpoint(cli: Cli, gateway: StandInGateway) -> None:
+    gateway.checkpoints = [make_checkpoint(name) for name in ("c0ffee", "c0ffin", "beef01")]
+    ran = cli("checkpoint", "describe", "beef")
+    assert (ran.status, ran.err) == (2, "error: there is no checkpoint beef; did you mean beef01?\n")
+    assert "did you mean c0ffee? (2 begin so)" in cli("checkpoint", "describe", "c0ff").err
+    assert "did you mean" not in cli("checkpoint", "describe", "bee").err

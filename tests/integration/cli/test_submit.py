@@ -200,3 +200,49 @@ def test_a_create_goes_on_asking_with_one_request_id_for_so_long(create: Cli, ga
     assert time.monotonic() - started < 30
     assert len({request.request_id for request in gateway.requests}) == 1
     assert os.environ["GANGLINE_RETRY_SECONDS"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        ("gangline.client.submission.pack_code", "\nnothing was created\n"),
+        ("gangline.client.Client.upload_code", "\nnothing was created\n"),
+        ("gangline.client.Client.get_cluster", "\nnothing was created\n"),
+        (
+            "gangline.client.Client._submit_again",
+            "\nit is not known whether the experiment was created; repeat it, which ",
+        ),
+    ],
+    ids=["packing", "sending", "asking", "submitting"],
+)
+def test_ctrl_c_says_whether_anything_exists(
+    create: Cli, monkeypatch: pytest.MonkeyPatch, gateway: StandInGateway, step: str, text: str
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step, interrupt)
+        ran = create()
+    assert (ran.status, ran.out) == (130, "")
+    assert ran.err.startswith(text)
+    assert gateway.experiments == {}
+    # Only a submit that was sent is gone on with.
+    again = create()
+    assert again.status == 0
+    assert ("whose outcome is not known" in again.err) == ("not known" in text)
+
+
+def test_ctrl_c_while_a_repeated_submit_sends_leaves_the_first_one_open(
+    create: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gangline.client.Client._submit_again", interrupt)
+        create()
+    with monkeypatch.context() as patched:
+        patched.setattr("gangline.client.Client.upload_code", interrupt)
+        assert "it is not known whether the experiment was created" in create().err
+    assert "whose outcome is not known" in create().err

@@ -12,7 +12,15 @@ from gangline.client import Agent, Checkpoint, Client, Experiment, Job, Trial
 PAGE = Path(__file__).parents[3] / "docs" / "sdk.md"
 TEXT = PAGE.read_text("utf-8")
 # `with` closes; the others are the parts of create_experiment, and the connection's own login.
-UNNAMED = {"close", "create_prepared", "login", "submit_experiment", "upload_code"}
+UNNAMED = {
+    "close",
+    "create_prepared",
+    "login",
+    "submit_experiment",
+    "submit_prepared",
+    "upload_code",
+    "upload_prepared",
+}
 FIELDS: dict[type, set[str]] = {
     Agent: {"record", "allocations"},
     Checkpoint: {"record"},
