@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "gangline" / "client"
-SOURCES = ("cluster_calls", "experiment_calls", "handle", "project", "session", "user")
+SOURCES = ("cluster_calls", "creation_calls", "experiment_calls", "handle", "project", "session", "user")
 # Functions and methods that wait, and the iterator over answers of a gateway, which the sources call.
 WAITING = {"_connection.call", "_connection.close", "in_thread", "in_thread_to_its_end", "pause_for", "next"}
 STREAMS = {"_connection.stream", "_connection.stream_once"}
@@ -25,6 +25,7 @@ OBJECTS = ("Agent", "Checkpoint", "Experiment", "Job", "MetricsReader", "Trial")
 NAMES = {
     "Client": "AsyncClient",
     "ClusterCalls": "AsyncClusterCalls",
+    "CreationCalls": "AsyncCreationCalls",
     "ExperimentCalls": "AsyncExperimentCalls",
     "ProjectMethods": "AsyncProjectMethods",
     "UserMethods": "AsyncUserMethods",

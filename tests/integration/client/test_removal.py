@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client import Client, experiment_calls
+from gangline.client import Client, creation_calls
 from gangline.errors import GanglineError, conflict, not_found
 from tests.support.stand_in_gateway import StandInGateway
 from tests.support.view import make_experiment
@@ -42,7 +42,7 @@ def test_code_that_goes_between_upload_and_submit_is_uploaded_again(
 def test_code_that_cannot_be_stored_is_an_error_in_the_end(
     client: Client, gateway: StandInGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experiment_calls, "_CODE_SECONDS", 0.5)
+    monkeypatch.setattr(creation_calls, "_CODE_SECONDS", 0.5)
     (tmp_path / "train.py").write_text("pass\n")
     gateway.create_failures = [not_found("code.not_uploaded", "no code is stored") for _ in range(20)]
     with pytest.raises(GanglineError) as caught:
