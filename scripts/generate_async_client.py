@@ -9,6 +9,7 @@ method of these files that waits itself. mypy checks the results, so a call that
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -17,10 +18,20 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "gangline" / "client"
-SOURCES = ("cluster_calls", "creation_calls", "experiment_calls", "handle", "project", "session", "user")
+SOURCES = (
+    "cluster_calls",
+    "cluster_handle",
+    "creation_calls",
+    "experiment_calls",
+    "handle",
+    "project",
+    "session",
+    "user",
+)
 # Functions and methods that wait, and the iterator over answers of a gateway, which the sources call.
 WAITING = {"_connection.call", "_connection.close", "in_thread", "in_thread_to_its_end", "pause_for", "next"}
 STREAMS = {"_connection.stream", "_connection.stream_once"}
+HANDLES = ("cluster_handle", "handle")
 OBJECTS = ("Agent", "Checkpoint", "Experiment", "Job", "MetricsReader", "Trial")
 NAMES = {
     "Client": "AsyncClient",
@@ -141,7 +152,7 @@ class _Writer:
         self._rename(start + len("def "), node.name)
 
     def _attribute(self, node: ast.Attribute) -> None:
-        if isinstance(node.value, ast.Name) and node.value.id == "handle" and node.attr in OBJECTS:
+        if isinstance(node.value, ast.Name) and node.value.id in HANDLES and node.attr in OBJECTS:
             self._insert(self._end(node) - len(node.attr), "Async")
 
     def _await(self, node: ast.AST) -> None:
@@ -159,7 +170,7 @@ class _Writer:
             new = new.replace(f"{package}.{module} ", f"{package}.{MODULES[module]} ")
         for alias in node.names:
             if node.module == "gangline.client" and alias.name in MODULES:
-                new = new.replace(alias.name, f"{MODULES[alias.name]} as {alias.name}")
+                new = re.sub(rf"\b{alias.name}\b", f"{MODULES[alias.name]} as {alias.name}", new)
             elif alias.name in self._table and alias.asname is None:
                 new = new.replace(f" {alias.name}", f" {self._table[alias.name]}")
         if new != line:
@@ -191,7 +202,7 @@ def generate() -> dict[Path, str]:
 
 def _write(text: str, names: Names, name: str) -> str:
     assert text.isascii(), f"{name}.py: positions in the tree are bytes"
-    return _Writer(text, names, has_objects=name == "handle").write()
+    return _Writer(text, names, has_objects=name in HANDLES).write()
 
 
 def _head(name: str) -> str:

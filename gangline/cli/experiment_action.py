@@ -1,4 +1,4 @@
-"""`gangline experiment kill, pause, activate, cancel, archive, unarchive, delete`, and `continue` and `fork`.
+"""`gangline experiment kill, pause, activate, cancel, archive, unarchive, delete`.
 
 They are named by their ids, or chosen by conditions.
 """
@@ -26,16 +26,11 @@ from gangline.cli.selection import (
     make_filter,
 )
 from gangline.cli.shared import (
-    ExperimentId,
     InProject,
     InWorkspace,
     Json,
-    Overrides,
-    Paused,
     connect,
-    say_on_interrupt,
     show,
-    warn,
 )
 from gangline.errors import invalid
 
@@ -197,54 +192,3 @@ def _confirm(action: _Action, what: str) -> None:
     if not typer.confirm(f"{action.name} {what}{action.warning or '?'}", err=True):
         mention(f"nothing was {action.done}")
         raise typer.Exit(1)
-
-
-@app.command("continue")
-def resume(
-    experiment_id: ExperimentId,
-    *,
-    overrides: Overrides = None,
-    request_id: Annotated[
-        str, typer.Option(help="An id of your own; a second command with it changes nothing more.")
-    ] = "",
-    is_json: Json = False,
-) -> None:
-    """Go on with the trial of an ended experiment from its newest checkpoint, for longer with --config
-    searcher.max_length.batches=N."""
-    with connect() as client:
-        from gangline.config import parse_overrides  # noqa: PLC0415 - loads pydantic
-
-        changes = parse_overrides(overrides or ())
-        unknown = f"it is not known whether it continues; look: gangline experiment describe {experiment_id}"
-        with say_on_interrupt(unknown):
-            continued = client.continue_experiment(experiment_id, changes, request_id or None)
-    for warning in continued.warnings:
-        warn(warning)
-    text = f"experiment {experiment_id} {continued.experiment.name} continues"
-    show(continued, is_json, lambda: [text, f"follow it: gangline experiment logs -f {experiment_id}"])
-
-
-@app.command()
-def fork(
-    experiment_id: ExperimentId,
-    *,
-    overrides: Overrides = None,
-    is_paused: Paused = False,
-    request_id: Annotated[
-        str, typer.Option(help="An id of your own; a second fork with it returns the same experiment.")
-    ] = "",
-    is_json: Json = False,
-) -> None:
-    """Create an experiment from the configuration and the code of another one, with changes."""
-    with connect() as client:
-        from gangline.client.call_message import new_request_id  # noqa: PLC0415 - loads grpc
-        from gangline.config import parse_overrides  # noqa: PLC0415 - loads pydantic
-
-        changes, own_id = parse_overrides(overrides or ()), request_id or new_request_id()
-        with say_on_interrupt(f"it is not known whether it was created; look: gangline experiment find {own_id}"):
-            created = client.fork_experiment(experiment_id, changes, is_paused=is_paused, request_id=own_id)
-    for warning in created.warnings:
-        warn(warning)
-    experiment = created.experiment
-    text = f"created experiment {experiment.id} {experiment.name} from experiment {experiment_id}"
-    show(created, is_json, lambda: [text, f"follow it: gangline experiment logs -f {experiment.id}"])

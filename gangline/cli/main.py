@@ -51,7 +51,11 @@ _ENTRIES = {
     "migrate": _Entry("migrate", "app", True),
     "simulate": _Entry("simulate", "simulate"),
     "experiment": _Entry(
-        "experiment", "app", True, ("e", "exp"), ("experiment_set", "experiment_action", "project.move")
+        "experiment",
+        "app",
+        True,
+        ("e", "exp"),
+        ("experiment_set", "experiment_action", "experiment_restart", "project.move"),
     ),
     "trial": _Entry("trial", "app", True),
     "task": _Entry("task", "app", True, ("t",)),

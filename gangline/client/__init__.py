@@ -6,7 +6,8 @@ Importing it loads grpc, but nothing that trains. The asynchronous client is loa
 from typing import TYPE_CHECKING, Any
 
 from gangline.client.call_message import new_request_id
-from gangline.client.handle import Agent, Checkpoint, Experiment, Job, MetricsReader, Trial
+from gangline.client.cluster_handle import Agent, Job
+from gangline.client.handle import Checkpoint, Experiment, MetricsReader, Trial
 from gangline.client.packing import CodeArchive, pack_code
 from gangline.client.record import Created, ImportedCheckpoint, LogEntry, LogOptions
 from gangline.client.session import Client
@@ -32,14 +33,8 @@ from gangline.domain.view import (
 from gangline.login import Login, find_login, load_login
 
 if TYPE_CHECKING:
-    from gangline.client.async_handle import (
-        AsyncAgent,
-        AsyncCheckpoint,
-        AsyncExperiment,
-        AsyncJob,
-        AsyncMetricsReader,
-        AsyncTrial,
-    )
+    from gangline.client.async_cluster_handle import AsyncAgent, AsyncJob
+    from gangline.client.async_handle import AsyncCheckpoint, AsyncExperiment, AsyncMetricsReader, AsyncTrial
     from gangline.client.async_session import AsyncClient
 
 __all__ = [
@@ -102,7 +97,7 @@ def __getattr__(name: str) -> Any:
 
         return async_session.AsyncClient
     if name.startswith("Async") and name in __all__:
-        from gangline.client import async_handle  # noqa: PLC0415 - as above
+        from gangline.client import async_cluster_handle, async_handle  # noqa: PLC0415 - as above
 
-        return getattr(async_handle, name)
+        return getattr(async_cluster_handle if name in ("AsyncAgent", "AsyncJob") else async_handle, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

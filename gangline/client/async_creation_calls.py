@@ -6,18 +6,21 @@ Written by scripts/generate_async_client.py from creation_calls.py. Change that 
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from gangline.client.async_connection import in_thread, pause_for
+from gangline.client.async_connection import in_thread, in_thread_to_its_end, pause_for
 from gangline.client.async_project import AsyncProjectMethods
 from gangline.client.async_user import AsyncUserMethods
 from gangline.client.attempts import say_create
 from gangline.client.call_message import new_request_id
 from gangline.client.packing import CodeArchive
 from gangline.client.record import Created
-from gangline.client.submission import NO_OVERRIDES, Submission, forked_config, parse_with_seed
+from gangline.client.submission import NO_OVERRIDES, ForkedExperiment, Submission, parse_with_seed, prepare_fork
+from gangline.client.unpacking import unpack_code
 from gangline.domain.experiment import Experiment
 from gangline.domain.search import SearchPreview
 from gangline.domain.view import ExperimentView
@@ -89,19 +92,30 @@ class AsyncCreationCalls(AsyncProjectMethods, AsyncUserMethods):
         return await self._submit(config_json, code_sha256, request_id or new_request_id(), is_open=False)
 
     async def continue_experiment(
-        self, experiment_id: int, overrides: Mapping[str, Any] = NO_OVERRIDES, request_id: str | None = None
+        self,
+        experiment_id: int,
+        overrides: Mapping[str, Any] = NO_OVERRIDES,
+        request_id: str | None = None,
+        *,
+        code: str | Path | None = None,
     ) -> Created:
         """Goes on with the trial of an ended experiment, from its newest checkpoint. For its owner and for
         administrators. overrides: as for `fork_experiment`; hyperparameters, seed and searcher stay, except for its
-        length.
+        length. code: the folder of other code, such as with a mended bug; None for the code that it has.
 
-        Raises GanglineError `config.*`, `experiment.not_ended`, `experiment.search` for one of several trials,
-        `trial.no_checkpoint`, `auth.not_owner`, `experiment.not_found`.
+        Raises GanglineError `config.*`, `code.*`, `experiment.not_ended`, `experiment.search` for one of several
+        trials, `trial.no_checkpoint`, `auth.not_owner`, `experiment.not_found`.
         """
+        code_sha256 = ""
+        if code is not None:
+            source = (await self.get_experiment(experiment_id)).experiment
+            fork = await in_thread(prepare_fork, source, overrides, Path(code), self._on_progress)
+            code_sha256 = await self._upload_fork(fork, source)
         request = pb.ContinueExperimentRequest(
             request_id=request_id or new_request_id(),
             experiment_id=experiment_id,
             overrides_json=json.dumps(dict(overrides)),
+            code_sha256=code_sha256,
         )
         answer = await self._connection.call(self._stub.ContinueExperiment, request)
         return Created(from_proto(Experiment, answer.experiment), tuple(answer.warnings))
@@ -113,24 +127,47 @@ class AsyncCreationCalls(AsyncProjectMethods, AsyncUserMethods):
         *,
         is_paused: bool = False,
         request_id: str | None = None,
+        code: str | Path | None = None,
     ) -> Created:
         """Creates an experiment with the configuration and the code of another one, and a seed of its own. overrides:
-        values by dotted keys, such as {"searcher.max_length.batches": 200}.
+        values by dotted keys, such as {"searcher.max_length.batches": 200}. code: the folder of other code.
 
-        Raises GanglineError `config.*`, `experiment.not_found`.
+        Raises GanglineError `config.*`, `code.*`, `experiment.not_found`.
         """
         source = (await self.get_experiment(experiment_id)).experiment
-        config_json, warnings = await in_thread(forked_config, source, overrides)
+        folder = None if code is None else Path(code)
+        fork = await in_thread(prepare_fork, source, overrides, folder, self._on_progress)
         created = await self._submit(
-            config_json,
-            source.code_sha256,
+            fork.config_json,
+            await self._upload_fork(fork, source),
             request_id or new_request_id(),
             is_open=False,
             template=source.template,
             is_paused=is_paused,
             forked_from=experiment_id,
         )
-        return Created(created.experiment, tuple(dict.fromkeys([*warnings, *created.warnings])))
+        return Created(created.experiment, tuple(dict.fromkeys([*fork.warnings, *created.warnings])))
+
+    async def download_code(self, experiment_id: int, folder: str | Path, version: int = 0) -> int:
+        """Writes the code of an experiment into a folder that is new or empty; returns the bytes of its files. For its
+        owner and for administrators. version: counts from 1, the code with which it was created; 0 for the present
+        code, which differs where it was continued with other code.
+
+        Raises GanglineError `download.exists`, `download.broken`, `code.no_version`, `auth.not_owner`,
+        `experiment.not_found`.
+        """
+        request = pb.DownloadCodeRequest(experiment_id=experiment_id, version=version)
+        with tempfile.TemporaryFile() as archive:
+            async for message in self._connection.stream_once(self._stub.DownloadCode, request):
+                await in_thread_to_its_end(archive.write, message.chunk)
+            return await in_thread_to_its_end(unpack_code, archive, Path(folder))
+
+    async def _upload_fork(self, fork: ForkedExperiment, source: Experiment) -> str:
+        """Returns the sha256 of the fork's code, which is stored when it has other code."""
+        if fork.archive is None:
+            return source.code_sha256
+        await self.upload_code(fork.archive)
+        return fork.archive.sha256
 
     async def preview_search(
         self,

@@ -20,10 +20,9 @@ from gangline.domain import experiment as records
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import MetricSeries, StoredMetrics
 from gangline.domain.id import absent
-from gangline.domain.state import AgentState, Availability, CheckpointState, Outcome, State
-from gangline.domain.task import Task
+from gangline.domain.state import CheckpointState, Outcome, State
 from gangline.domain.trace import TraceOrder
-from gangline.domain.view import AgentView, ExperimentView, TrialView
+from gangline.domain.view import ExperimentView, TrialView
 from gangline.errors import not_found
 
 if TYPE_CHECKING:
@@ -186,16 +185,22 @@ class AsyncExperiment:
             remove_labels=remove_labels,
         )
 
-    async def fork(self, overrides: Mapping[str, Any] = NO_OVERRIDES, *, is_paused: bool = False) -> AsyncExperiment:
+    async def fork(
+        self,
+        overrides: Mapping[str, Any] = NO_OVERRIDES,
+        *,
+        is_paused: bool = False,
+        code: str | Path | None = None,
+    ) -> AsyncExperiment:
         """Creates an experiment with its configuration and its code. overrides: values by dotted keys, such as
-        {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`."""
-        created = await self._client.fork_experiment(self.id, overrides, is_paused=is_paused)
+        {"searcher.max_length.batches": 200}. code: another folder. Raises GanglineError `config.*`, `code.*`."""
+        created = await self._client.fork_experiment(self.id, overrides, is_paused=is_paused, code=code)
         return AsyncExperiment(self._client, created.experiment, created.warnings)
 
-    async def resume(self, overrides: Mapping[str, Any] = NO_OVERRIDES) -> None:
-        """Goes on with its trial after its end, from the newest checkpoint. overrides: as for `fork`, such as a longer
-        {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`, `experiment.*`."""
-        self.record = (await self._client.continue_experiment(self.id, overrides)).experiment
+    async def resume(self, overrides: Mapping[str, Any] = NO_OVERRIDES, *, code: str | Path | None = None) -> None:
+        """Goes on with its trial after its end, from the newest checkpoint. overrides, code: as for `fork`, such as a
+        longer {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`, `code.*`, `experiment.*`."""
+        self.record = (await self._client.continue_experiment(self.id, overrides, code=code)).experiment
 
     async def kill(self) -> None:
         """Ends it at once. Killing an ended one changes nothing."""
@@ -433,68 +438,3 @@ class AsyncCheckpoint:
         resume from it."""
         deleted = await self._client.delete_checkpoints([self.id])
         self.record = deleted[0] if deleted else self.record
-
-
-class AsyncAgent:
-    """An agent. view: as of the last listing, with the allocations of its slots."""
-
-    def __init__(self, client: AsyncExperimentCalls, view: AgentView) -> None:
-        self._client = client
-        self.record = view.agent
-        self.allocations = dict(view.allocation_id_by_slot_id)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.id!r}, {self.state}, {self.availability})"
-
-    @property
-    def id(self) -> str:
-        return self.record.id
-
-    @property
-    def state(self) -> AgentState:
-        return self.record.state
-
-    @property
-    def availability(self) -> Availability:
-        return self.record.availability
-
-    async def enable(self, slot_ids: Sequence[str] = ()) -> None:
-        """Lets new work start on it again. slot_ids: limits the change to these slots. This and the next two methods
-        are for administrators."""
-        self.record = await self._client.enable_agent(self.id, slot_ids)
-
-    async def drain(self, slot_ids: Sequence[str] = ()) -> None:
-        """Lets its work run to the end; no new work starts there."""
-        self.record = await self._client.drain_agent(self.id, slot_ids)
-
-    async def disable(self, slot_ids: Sequence[str] = ()) -> None:
-        """Stops its work, which checkpoints and waits for other slots; no new work starts there."""
-        self.record = await self._client.disable_agent(self.id, slot_ids)
-
-
-class AsyncJob:
-    """A trial that runs or waits. task: as of the last listing, with its place in the queue and its reason to wait."""
-
-    def __init__(self, client: AsyncExperimentCalls, task: Task) -> None:
-        self._client = client
-        self.task = task
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.id!r}, {self.task.trial.state})"
-
-    @property
-    def id(self) -> str:
-        """Returns the id of its trial."""
-        return self.task.trial.id
-
-    async def trial(self) -> AsyncTrial:
-        return AsyncTrial(self._client, await self._client.find_trial(self.id))
-
-    async def experiment(self) -> AsyncExperiment:
-        return AsyncExperiment(
-            self._client, (await self._client.get_experiment(self.task.trial.experiment_id)).experiment
-        )
-
-    async def explain(self) -> Explanation:
-        """Explains why it waits, what would start it and when, or where it runs."""
-        return await self._client.explain(self.id)

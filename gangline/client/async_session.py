@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gangline.client import async_cluster_handle as cluster_handle
 from gangline.client import async_handle as handle
 from gangline.client.async_connection import in_thread
 from gangline.client.async_experiment_calls import AsyncExperimentCalls
@@ -126,12 +127,12 @@ class AsyncClient(AsyncExperimentCalls):
             raise absent("checkpoint", checkpoint_id, near)
         return handle.AsyncCheckpoint(self, records[0])
 
-    async def agents(self) -> list[handle.AsyncAgent]:
+    async def agents(self) -> list[cluster_handle.AsyncAgent]:
         """Returns the agents as objects with methods."""
         views = await self.list_agents()
-        return [handle.AsyncAgent(self, view) for view in views]
+        return [cluster_handle.AsyncAgent(self, view) for view in views]
 
-    async def jobs(self) -> list[handle.AsyncJob]:
+    async def jobs(self) -> list[cluster_handle.AsyncJob]:
         """Returns the trials that run or wait, in the order of `list_tasks`, as objects with methods."""
         tasks = await self.list_tasks()
-        return [handle.AsyncJob(self, task) for task in tasks]
+        return [cluster_handle.AsyncJob(self, task) for task in tasks]

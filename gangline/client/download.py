@@ -1,7 +1,7 @@
 """Writes downloaded files into a folder: those of a checkpoint whole or not at all, those for TensorBoard as they grow.
 
 It refuses paths that lead out of the folder, so that a broken checkpoint cannot overwrite other files. Called by the
-client's download_checkpoint and download_tensorboard.
+client's download_checkpoint, download_code and download_tensorboard.
 """
 
 from __future__ import annotations
@@ -17,57 +17,75 @@ from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.v1 import gateway_pb2
 
 
+class NewFolder:
+    """A folder that appears whole or not at all. As a context it gives a folder beside the target. The target appears
+    under its name at the end of the context, and not at all after an error."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises GanglineError `download.exists` when the folder exists and is not empty."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise invalid("download.exists", f"{folder} exists already; give a folder that is new or empty")
+        # A path that ends in .. has no name of its own.
+        self._folder = folder.absolute()
+
+    def __enter__(self) -> Path:
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        self._part = Path(tempfile.mkdtemp(prefix=f".{self._folder.name}.", dir=self._folder.parent))
+        return self._part
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if failure is None:
+                self._put_inplace_file()
+        finally:
+            shutil.rmtree(self._part, ignore_errors=True)
+
+    def _put_inplace_file(self) -> None:
+        if self._folder.exists():
+            self._folder.rmdir()
+        # mkdtemp makes the folder 0700; the finished one gets usual rights.
+        self._part.chmod(0o755)
+        self._part.rename(self._folder)
+
+
 class CheckpointFolder:
-    """Receives the files of a checkpoint. As a context it writes into a folder beside the target. The target appears
-    under its name at the end of the context, and not at all after an error.
+    """Receives the files of a checkpoint, as a context, into a folder that appears whole or not at all.
 
     on_bytes: called with the bytes that are there, and with all bytes; 0 where the gateway is too old to tell them.
     """
 
     def __init__(self, folder: Path, on_bytes: Callable[[int, int], None]) -> None:
         """Raises GanglineError `download.exists` when the folder exists and is not empty."""
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise invalid("download.exists", f"{folder} exists already; give a folder that is new or empty")
-        self._folder = folder
+        self._folder = NewFolder(folder)
         self._on_bytes = on_bytes
         self._file: BinaryIO | None = None
         self._total_bytes = 0
         self.num_bytes = 0
 
     def __enter__(self) -> CheckpointFolder:
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        self._part = Path(tempfile.mkdtemp(prefix=f".{self._folder.name}.", dir=self._folder.parent))
+        self._part = self._folder.__enter__()
         return self
 
     def __exit__(
         self, error_type: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if self._file is not None:
-                self._file.close()
-            if failure is None:
-                self._put_in_place()
-        finally:
-            shutil.rmtree(self._part, ignore_errors=True)
+        if self._file is not None:
+            self._file.close()
+        self._folder.__exit__(error_type, failure, trace)
 
     def write(self, message: gateway_pb2.DownloadCheckpointResponse) -> None:
         """Raises GanglineError `download.path`, `download.broken`."""
         if message.path:
             if self._file is not None:
                 self._file.close()
-            self._file = _place(self._part, message.path).open("wb")
+            self._file = place_file(self._part, message.path).open("wb")
         if self._file is None:
             raise _nameless()
         self.num_bytes += self._file.write(message.chunk)
         self._total_bytes = message.total_bytes or self._total_bytes
         self._on_bytes(min(self.num_bytes, self._total_bytes or self.num_bytes), self._total_bytes)
-
-    def _put_in_place(self) -> None:
-        if self._folder.exists():
-            self._folder.rmdir()
-        # mkdtemp makes the folder 0700; the finished one gets usual rights.
-        self._part.chmod(0o755)
-        self._part.rename(self._folder)
 
 
 def list_sizes(folder: Path) -> dict[str, int]:
@@ -106,7 +124,7 @@ class GrowingFolder:
 
 
 def _open_at(folder: Path, name: str, offset: int) -> BinaryIO:
-    target = _place(folder, name)
+    target = place_file(folder, name)
     if not offset:
         return target.open("wb")
     file = target.open("r+b")
@@ -114,7 +132,7 @@ def _open_at(folder: Path, name: str, offset: int) -> BinaryIO:
     return file
 
 
-def _place(folder: Path, name: str) -> Path:
+def place_file(folder: Path, name: str) -> Path:
     """Returns the file's place, and makes its folder. Raises GanglineError `download.path`."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:

@@ -1,4 +1,4 @@
-"""The objects of the SDK, each with a reference to its client: experiment, trial, checkpoint, agent and job.
+"""The objects of the SDK that users create, each with a reference to its client: experiment, trial and checkpoint.
 
 An object has the record of its last call. `reload` reads it again, and each change replaces it. The methods send
 nothing by themselves: they call the client. scripts/generate_async_client.py writes async_handle.py from this file.
@@ -21,10 +21,9 @@ from gangline.domain import experiment as records
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import MetricSeries, StoredMetrics
 from gangline.domain.id import absent
-from gangline.domain.state import AgentState, Availability, CheckpointState, Outcome, State
-from gangline.domain.task import Task
+from gangline.domain.state import CheckpointState, Outcome, State
 from gangline.domain.trace import TraceOrder
-from gangline.domain.view import AgentView, ExperimentView, TrialView
+from gangline.domain.view import ExperimentView, TrialView
 from gangline.errors import not_found
 
 if TYPE_CHECKING:
@@ -183,16 +182,22 @@ class Experiment:
             remove_labels=remove_labels,
         )
 
-    def fork(self, overrides: Mapping[str, Any] = NO_OVERRIDES, *, is_paused: bool = False) -> Experiment:
+    def fork(
+        self,
+        overrides: Mapping[str, Any] = NO_OVERRIDES,
+        *,
+        is_paused: bool = False,
+        code: str | Path | None = None,
+    ) -> Experiment:
         """Creates an experiment with its configuration and its code. overrides: values by dotted keys, such as
-        {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`."""
-        created = self._client.fork_experiment(self.id, overrides, is_paused=is_paused)
+        {"searcher.max_length.batches": 200}. code: another folder. Raises GanglineError `config.*`, `code.*`."""
+        created = self._client.fork_experiment(self.id, overrides, is_paused=is_paused, code=code)
         return Experiment(self._client, created.experiment, created.warnings)
 
-    def resume(self, overrides: Mapping[str, Any] = NO_OVERRIDES) -> None:
-        """Goes on with its trial after its end, from the newest checkpoint. overrides: as for `fork`, such as a longer
-        {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`, `experiment.*`."""
-        self.record = self._client.continue_experiment(self.id, overrides).experiment
+    def resume(self, overrides: Mapping[str, Any] = NO_OVERRIDES, *, code: str | Path | None = None) -> None:
+        """Goes on with its trial after its end, from the newest checkpoint. overrides, code: as for `fork`, such as a
+        longer {"searcher.max_length.batches": 200}. Raises GanglineError `config.*`, `code.*`, `experiment.*`."""
+        self.record = self._client.continue_experiment(self.id, overrides, code=code).experiment
 
     def kill(self) -> None:
         """Ends it at once. Killing an ended one changes nothing."""
@@ -428,66 +433,3 @@ class Checkpoint:
         resume from it."""
         deleted = self._client.delete_checkpoints([self.id])
         self.record = deleted[0] if deleted else self.record
-
-
-class Agent:
-    """An agent. view: as of the last listing, with the allocations of its slots."""
-
-    def __init__(self, client: ExperimentCalls, view: AgentView) -> None:
-        self._client = client
-        self.record = view.agent
-        self.allocations = dict(view.allocation_id_by_slot_id)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.id!r}, {self.state}, {self.availability})"
-
-    @property
-    def id(self) -> str:
-        return self.record.id
-
-    @property
-    def state(self) -> AgentState:
-        return self.record.state
-
-    @property
-    def availability(self) -> Availability:
-        return self.record.availability
-
-    def enable(self, slot_ids: Sequence[str] = ()) -> None:
-        """Lets new work start on it again. slot_ids: limits the change to these slots. This and the next two methods
-        are for administrators."""
-        self.record = self._client.enable_agent(self.id, slot_ids)
-
-    def drain(self, slot_ids: Sequence[str] = ()) -> None:
-        """Lets its work run to the end; no new work starts there."""
-        self.record = self._client.drain_agent(self.id, slot_ids)
-
-    def disable(self, slot_ids: Sequence[str] = ()) -> None:
-        """Stops its work, which checkpoints and waits for other slots; no new work starts there."""
-        self.record = self._client.disable_agent(self.id, slot_ids)
-
-
-class Job:
-    """A trial that runs or waits. task: as of the last listing, with its place in the queue and its reason to wait."""
-
-    def __init__(self, client: ExperimentCalls, task: Task) -> None:
-        self._client = client
-        self.task = task
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.id!r}, {self.task.trial.state})"
-
-    @property
-    def id(self) -> str:
-        """Returns the id of its trial."""
-        return self.task.trial.id
-
-    def trial(self) -> Trial:
-        return Trial(self._client, self._client.find_trial(self.id))
-
-    def experiment(self) -> Experiment:
-        return Experiment(self._client, self._client.get_experiment(self.task.trial.experiment_id).experiment)
-
-    def explain(self) -> Explanation:
-        """Explains why it waits, what would start it and when, or where it runs."""
-        return self._client.explain(self.id)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gangline.client import handle
+from gangline.client import cluster_handle, handle
 from gangline.client.connection import in_thread
 from gangline.client.experiment_calls import ExperimentCalls
 from gangline.client.submission import NO_OVERRIDES, plan_task_text, prepare_submission, prepare_task, read_config
@@ -127,12 +127,12 @@ class Client(ExperimentCalls):
             raise absent("checkpoint", checkpoint_id, near)
         return handle.Checkpoint(self, records[0])
 
-    def agents(self) -> list[handle.Agent]:
+    def agents(self) -> list[cluster_handle.Agent]:
         """Returns the agents as objects with methods."""
         views = self.list_agents()
-        return [handle.Agent(self, view) for view in views]
+        return [cluster_handle.Agent(self, view) for view in views]
 
-    def jobs(self) -> list[handle.Job]:
+    def jobs(self) -> list[cluster_handle.Job]:
         """Returns the trials that run or wait, in the order of `list_tasks`, as objects with methods."""
         tasks = self.list_tasks()
-        return [handle.Job(self, task) for task in tasks]
+        return [cluster_handle.Job(self, task) for task in tasks]

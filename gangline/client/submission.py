@@ -45,13 +45,28 @@ class Submission:
         return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
 
-def forked_config(source: Experiment, overrides: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Returns the configuration of a fork, and warnings. overrides: values by dotted keys. Raises GanglineError
-    `config.*`."""
+@dataclass(frozen=True, slots=True)
+class ForkedExperiment:
+    """An experiment with changes. archive: None for the code that it has."""
+
+    config_json: str
+    archive: CodeArchive | None
+    warnings: tuple[str, ...]
+
+
+def prepare_fork(
+    source: Experiment,
+    overrides: Mapping[str, Any],
+    code: Path | None = None,
+    on_progress: OnProgress = ignore_progress,
+) -> ForkedExperiment:
+    """Checks and packs an experiment with changes. overrides: values by dotted keys. code: another folder. Raises
+    GanglineError `config.*`, `code.*`."""
     from gangline.config import fork_config  # noqa: PLC0415 - loads pydantic, which readers do not need
 
     config, warnings = fork_config(source.config_json, overrides)
-    return config.model_dump_json(), warnings
+    archive = None if code is None else _pack(config, code, on_progress)
+    return ForkedExperiment(config.model_dump_json(), archive, tuple(warnings))
 
 
 def parse_with_seed(
@@ -98,13 +113,19 @@ def prepare_submission(
 
     Raises GanglineError `config.*`, `code.*`.
     """
-    from gangline.config import check_code, parse_entrypoint  # noqa: PLC0415 - loads pydantic
-
     config, warnings = parse_with_seed(config_text, seed, inherited, overrides)
-    archive = pack_code(code, on_progress)
-    check_code(code, parse_entrypoint(config.entrypoint), config.environment.working_directory)
+    archive = _pack(config, code, on_progress)
     template = inherited.template if inherited is not None else ""
     return Submission(config.model_dump_json(), archive, tuple(warnings), template, is_paused)
+
+
+def _pack(config: ExperimentConfig, code: Path, on_progress: OnProgress) -> CodeArchive:
+    """Packs a folder and checks that it has the entrypoint. Raises GanglineError `code.*`."""
+    from gangline.config import check_code, parse_entrypoint  # noqa: PLC0415 - loads pydantic
+
+    archive = pack_code(code, on_progress)
+    check_code(code, parse_entrypoint(config.entrypoint), config.environment.working_directory)
+    return archive
 
 
 def plan_task_text(kind: TaskKind, command: Mapping[str, Any]) -> str:

@@ -43,12 +43,18 @@ class Experiment:
     forked_from: int = 0
     continued_at: float = 0.0
     continue_request_id: str = ""
+    earlier_code_sha256s: tuple[str, ...] = ()
     reviews_checkpoints: bool = False
     task_kind: TaskKind | None = None
 
     @property
     def is_deleting(self) -> bool:
         return self.deletion is not None
+
+    @property
+    def code_sha256s(self) -> tuple[str, ...]:
+        """Returns the sha256 of every code that it had, the present one last."""
+        return (*self.earlier_code_sha256s, self.code_sha256)
 
     @property
     def home_id(self) -> int:

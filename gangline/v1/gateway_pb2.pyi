@@ -57,6 +57,42 @@ class UploadCodeResponse(google.protobuf.message.Message):
 Global___UploadCodeResponse: typing_extensions.TypeAlias = UploadCodeResponse
 
 @typing.final
+class DownloadCodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPERIMENT_ID_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    experiment_id: builtins.int
+    version: builtins.int
+    """Counts from 1, the code with which it was created; 0 for the present code."""
+    def __init__(
+        self,
+        *,
+        experiment_id: builtins.int = ...,
+        version: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "version", b"version"]) -> None: ...
+
+Global___DownloadCodeRequest: typing_extensions.TypeAlias = DownloadCodeRequest
+
+@typing.final
+class DownloadCodeResponse(google.protobuf.message.Message):
+    """Parts of a gzipped tar."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: builtins.int
+    chunk: builtins.bytes
+    def __init__(
+        self,
+        *,
+        chunk: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk"]) -> None: ...
+
+Global___DownloadCodeResponse: typing_extensions.TypeAlias = DownloadCodeResponse
+
+@typing.final
 class CreateExperimentRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -652,18 +688,22 @@ class ContinueExperimentRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     EXPERIMENT_ID_FIELD_NUMBER: builtins.int
     OVERRIDES_JSON_FIELD_NUMBER: builtins.int
+    CODE_SHA256_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     experiment_id: builtins.int
     overrides_json: builtins.str
     """New values of its configuration by dotted keys, as a JSON object; empty for none."""
+    code_sha256: builtins.str
+    """Of the code with which it continues, uploaded before; empty for the code that it has."""
     def __init__(
         self,
         *,
         request_id: builtins.str = ...,
         experiment_id: builtins.int = ...,
         overrides_json: builtins.str = ...,
+        code_sha256: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "overrides_json", b"overrides_json", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code_sha256", b"code_sha256", "experiment_id", b"experiment_id", "overrides_json", b"overrides_json", "request_id", b"request_id"]) -> None: ...
 
 Global___ContinueExperimentRequest: typing_extensions.TypeAlias = ContinueExperimentRequest
 

@@ -41,6 +41,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.UploadCodeRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.UploadCodeResponse.FromString,
                 _registered_method=True)
+        self.DownloadCode = channel.unary_stream(
+                '/gangline.v1.GatewayService/DownloadCode',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadCodeRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadCodeResponse.FromString,
+                _registered_method=True)
         self.CreateExperiment = channel.unary_unary(
                 '/gangline.v1.GatewayService/CreateExperiment',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.CreateExperimentRequest.SerializeToString,
@@ -313,6 +318,13 @@ class GatewayServiceServicer(object):
 
     def UploadCode(self, request_iterator, context):
         """Stores a gzipped tar of the code under its sha256. Uploading what is there already changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DownloadCode(self, request, context):
+        """The code of an experiment, as it was uploaded. Its owner and administrators only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -684,6 +696,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.UploadCodeRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.UploadCodeResponse.SerializeToString,
             ),
+            'DownloadCode': grpc.unary_stream_rpc_method_handler(
+                    servicer.DownloadCode,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadCodeRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadCodeResponse.SerializeToString,
+            ),
             'CreateExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateExperiment,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.CreateExperimentRequest.FromString,
@@ -977,6 +994,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/UploadCode',
             gangline_dot_v1_dot_gateway__pb2.UploadCodeRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.UploadCodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DownloadCode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/gangline.v1.GatewayService/DownloadCode',
+            gangline_dot_v1_dot_gateway__pb2.DownloadCodeRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.DownloadCodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,22 @@ _GatewayServiceUploadCodeType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceDownloadCodeType = typing_extensions.TypeVar(
+    '_GatewayServiceDownloadCodeType',
+    grpc.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadCodeRequest,
+        gangline.v1.gateway_pb2.DownloadCodeResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadCodeRequest,
+        gangline.v1.gateway_pb2.DownloadCodeResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadCodeRequest,
+        gangline.v1.gateway_pb2.DownloadCodeResponse,
+    ],
+)
+
 _GatewayServiceCreateExperimentType = typing_extensions.TypeVar(
     '_GatewayServiceCreateExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -893,12 +909,16 @@ _GatewayServiceConnectTaskType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
             gangline.v1.gateway_pb2.UploadCodeRequest,
             gangline.v1.gateway_pb2.UploadCodeResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            gangline.v1.gateway_pb2.DownloadCodeRequest,
+            gangline.v1.gateway_pb2.DownloadCodeResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.CreateExperimentRequest,
@@ -1120,6 +1140,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.UploadCodeRequest,
             gangline.v1.gateway_pb2.UploadCodeResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            gangline.v1.gateway_pb2.DownloadCodeRequest,
+            gangline.v1.gateway_pb2.DownloadCodeResponse,
+        ],
         grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.CreateExperimentRequest,
             gangline.v1.gateway_pb2.CreateExperimentResponse,
@@ -1337,6 +1361,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
     UploadCode: _GatewayServiceUploadCodeType
     """Stores a gzipped tar of the code under its sha256. Uploading what is there already changes nothing."""
 
+    DownloadCode: _GatewayServiceDownloadCodeType
+    """The code of an experiment, as it was uploaded. Its owner and administrators only."""
+
     CreateExperiment: _GatewayServiceCreateExperimentType
 
     ListExperiments: _GatewayServiceListExperimentsType
@@ -1491,6 +1518,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.StreamUnaryMultiCallable[
         gangline.v1.gateway_pb2.UploadCodeRequest,
         gangline.v1.gateway_pb2.UploadCodeResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadCodeRequest,
+        gangline.v1.gateway_pb2.DownloadCodeResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.CreateExperimentRequest,
@@ -1714,6 +1745,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.UploadCodeResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.UploadCodeResponse]]:
         """Stores a gzipped tar of the code under its sha256. Uploading what is there already changes nothing."""
+
+    @abc.abstractmethod
+    def DownloadCode(
+        self,
+        request: gangline.v1.gateway_pb2.DownloadCodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[gangline.v1.gateway_pb2.DownloadCodeResponse], collections.abc.AsyncIterator[gangline.v1.gateway_pb2.DownloadCodeResponse]]:
+        """The code of an experiment, as it was uploaded. Its owner and administrators only."""
 
     @abc.abstractmethod
     def CreateExperiment(

@@ -927,11 +927,17 @@ class SchedulerServiceContinueExperimentRequest(google.protobuf.message.Message)
     EXPERIMENT_ID_FIELD_NUMBER: builtins.int
     USER_FIELD_NUMBER: builtins.int
     OVERRIDES_JSON_FIELD_NUMBER: builtins.int
+    CODE_SHA256_FIELD_NUMBER: builtins.int
+    NUM_DELETED_EXPERIMENTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     experiment_id: builtins.int
     user: builtins.str
     overrides_json: builtins.str
     """New values of its configuration by dotted keys, as a JSON object; empty for none."""
+    code_sha256: builtins.str
+    """As in ContinueExperimentRequest."""
+    num_deleted_experiments: builtins.int
+    """As in SubmitExperimentRequest."""
     def __init__(
         self,
         *,
@@ -939,8 +945,12 @@ class SchedulerServiceContinueExperimentRequest(google.protobuf.message.Message)
         experiment_id: builtins.int = ...,
         user: builtins.str = ...,
         overrides_json: builtins.str = ...,
+        code_sha256: builtins.str = ...,
+        num_deleted_experiments: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "overrides_json", b"overrides_json", "request_id", b"request_id", "user", b"user"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_num_deleted_experiments", b"_num_deleted_experiments", "num_deleted_experiments", b"num_deleted_experiments"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_num_deleted_experiments", b"_num_deleted_experiments", "code_sha256", b"code_sha256", "experiment_id", b"experiment_id", "num_deleted_experiments", b"num_deleted_experiments", "overrides_json", b"overrides_json", "request_id", b"request_id", "user", b"user"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_num_deleted_experiments", b"_num_deleted_experiments"]) -> typing.Literal["num_deleted_experiments"] | None: ...
 
 Global___SchedulerServiceContinueExperimentRequest: typing_extensions.TypeAlias = SchedulerServiceContinueExperimentRequest
 

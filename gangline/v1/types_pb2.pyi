@@ -1087,6 +1087,7 @@ class Experiment(google.protobuf.message.Message):
     FORKED_FROM_FIELD_NUMBER: builtins.int
     CONTINUED_AT_FIELD_NUMBER: builtins.int
     CONTINUE_REQUEST_ID_FIELD_NUMBER: builtins.int
+    EARLIER_CODE_SHA256S_FIELD_NUMBER: builtins.int
     TASK_KIND_FIELD_NUMBER: builtins.int
     REVIEWS_CHECKPOINTS_FIELD_NUMBER: builtins.int
     id: builtins.int
@@ -1133,6 +1134,10 @@ class Experiment(google.protobuf.message.Message):
     def labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Sorted, each once."""
 
+    @property
+    def earlier_code_sha256s(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Of the code that it had before it was continued with other code, the oldest first."""
+
     def __init__(
         self,
         *,
@@ -1159,11 +1164,12 @@ class Experiment(google.protobuf.message.Message):
         forked_from: builtins.int = ...,
         continued_at: builtins.float = ...,
         continue_request_id: builtins.str = ...,
+        earlier_code_sha256s: collections.abc.Iterable[builtins.str] | None = ...,
         task_kind: Global___TaskKind.ValueType = ...,
         reviews_checkpoints: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "continue_request_id", b"continue_request_id", "continued_at", b"continued_at", "created_at", b"created_at", "deletion", b"deletion", "ended_at", b"ended_at", "forked_from", b"forked_from", "gives_back", b"gives_back", "id", b"id", "labels", b"labels", "name", b"name", "notes", b"notes", "outcome", b"outcome", "owner", b"owner", "project_id", b"project_id", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "reviews_checkpoints", b"reviews_checkpoints", "state", b"state", "stop_kind", b"stop_kind", "task_kind", b"task_kind", "template", b"template"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "archived", b"archived", "code_sha256", b"code_sha256", "config_json", b"config_json", "continue_request_id", b"continue_request_id", "continued_at", b"continued_at", "created_at", b"created_at", "deletion", b"deletion", "earlier_code_sha256s", b"earlier_code_sha256s", "ended_at", b"ended_at", "forked_from", b"forked_from", "gives_back", b"gives_back", "id", b"id", "labels", b"labels", "name", b"name", "notes", b"notes", "outcome", b"outcome", "owner", b"owner", "project_id", b"project_id", "queue_position", b"queue_position", "reason", b"reason", "request_id", b"request_id", "reviews_checkpoints", b"reviews_checkpoints", "state", b"state", "stop_kind", b"stop_kind", "task_kind", b"task_kind", "template", b"template"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_queue_position", b"_queue_position"]) -> typing.Literal["queue_position"] | None: ...
 
 Global___Experiment: typing_extensions.TypeAlias = Experiment

@@ -11,6 +11,7 @@ import pytest
 from gangline.client import Client
 from gangline.domain.state import ExitKind, Outcome
 from gangline.domain.view import ExperimentView
+from gangline.errors import GanglineError
 from tests.support.cluster import Cluster
 from tests.support.failing_trial import failing_config, failing_source, write_code
 
@@ -65,6 +66,55 @@ def test_the_same_failure_at_the_same_batch_twice_ends_the_trial(
     assert (trial.outcome, trial.attempts) == (Outcome.FAILED, 2)
     assert trial.reason.endswith("not tried again, because it is the same failure at batch 3 twice")
     _check_filtered_logs(cluster, client, view.experiment.id)
+
+
+_NINTH_HOUR = """
+import json, pathlib, sys
+from gangline import core, get_cluster_info
+begin, latest = 0, get_cluster_info().latest_checkpoint
+with core.init() as context:
+    if latest:
+        with context.checkpoint.restore_path(latest.id) as folder:
+            begin = json.loads((folder / "step.json").read_text())
+    for step in range(begin + 1, 7):
+        {bug}
+        context.train.report_training_metrics(steps_completed=step, metrics={{"loss": 1 / step}})
+        if step == 4:
+            with context.checkpoint.store_path({{"steps_completed": step}}) as (folder, _):
+                (folder / "step.json").write_text(json.dumps(step))
+    context.train.report_validation_metrics(steps_completed=6, metrics={{"loss": begin}})
+"""
+
+
+def test_a_training_that_died_of_its_bug_goes_on_with_the_bug_mended(
+    cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(_NINTH_HOUR.format(bug="assert step < 6, 'the bug'"))
+    config = {
+        "entrypoint": "python3 train.py",
+        "searcher": {"name": "single", "metric": "loss"},
+        "max_restarts": 0,
+    }
+    number = client.create_experiment(config, code).experiment.id
+    assert client.wait_experiment(number, 120).experiment.outcome is Outcome.FAILED
+    fetched = tmp_path / "fetched"
+    cluster.run("experiment", "code", str(number), "-o", str(fetched))
+    assert (fetched / "train.py").read_text() == (code / "train.py").read_text()
+    (fetched / "train.py").write_text(_NINTH_HOUR.format(bug="pass"))
+    cluster.run("experiment", "continue", str(number), str(fetched))
+    view = client.wait_experiment(number, 120)
+    trial = view.trials[0].trial
+    assert (trial.outcome, trial.id) == (Outcome.COMPLETED, f"{number}.1"), trial.reason
+    assert trial.best_validation == 4, "it began from the checkpoint of step 4"
+    for version, bug in ((1, "assert step < 6"), (2, "pass"), (0, "pass")):
+        folder = tmp_path / f"version{version}"
+        client.download_code(number, folder, version)
+        assert bug in (folder / "train.py").read_text()
+    with pytest.raises(GanglineError, match=r"has no version 3 of its code; it has 1 to 2"):
+        client.download_code(number, tmp_path / "none", 3)
+    assert not (tmp_path / "none").exists()
 
 
 def _check_filtered_logs(cluster: Cluster, client: Client, experiment_id: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from gangline.config import ExperimentConfig, named_home, parse_config, read_config
@@ -26,6 +27,7 @@ from services.gateway.http.page import ExperimentPage, Limit, Offset, TrialPage,
 from services.gateway.http.route import Route
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.experiment import ExperimentChange
+from services.gateway.usecase.following import begin
 from services.gateway.usecase.parsing import off_loop
 
 
@@ -191,6 +193,16 @@ async def get_trial(trial_id: str, caller: Caller, cases: Cases) -> model.TrialV
     return model.TrialView.model_validate(await cases.experiments.view_trial(caller, trial_id))
 
 
+@router.get("/experiments/{experiment_id}/code", tags=["code"], response_class=StreamingResponse)
+async def download_code(
+    experiment_id: model.Int64, caller: Caller, cases: Cases, version: Annotated[int, Query(ge=0)] = 0
+) -> StreamingResponse:
+    """Returns the experiment's code, a gzipped tar. `version` counts from 1, the code with which it was created; 0 is
+    the present code. For its owner and administrators."""
+    chunks = await begin(cases.code.read(caller, experiment_id, version))
+    return StreamingResponse(chunks, media_type="application/gzip")
+
+
 @router.put("/code/{code_sha256}", tags=["code"])
 async def upload_code(code_sha256: str, request: Request, caller: Caller, cases: Cases) -> model.CodeAnswer:
     """Stores the code folder: the body is a gzipped tar of it, and the path names the archive's sha256."""
@@ -223,7 +235,7 @@ async def _inherit(body: model.CreateExperiment, caller: Principal, cases: UseCa
     return await cases.projects.inherit(caller, workspace, project, body.template or "", body.project_id or 0)
 
 
-async def _take_code(body: model.CreateExperiment, caller: Principal, cases: UseCases) -> str:
+async def _take_code(body: model.CreateExperiment | ContinueBody, caller: Principal, cases: UseCases) -> str:
     """Returns the sha256 of the code, which is stored now or was before."""
     if (body.code_archive is None) == (body.code_sha256 is None):
         raise invalid("code.one_of", "give the code either as codeArchive (a gzipped tar in base64) or as codeSha256")
@@ -269,9 +281,13 @@ async def delete_experiment(experiment_id: model.Int64, caller: Caller, cases: C
 
 
 class ContinueBody(model.Body):
-    """overrides: new values of the configuration by dotted keys, such as {"searcher.max_length.batches": 200}."""
+    """overrides: new values of the configuration by dotted keys, such as {"searcher.max_length.batches": 200}. Code, if
+    it continues with other code: code_archive (a gzipped tar in base64) or code_sha256 of one that was uploaded
+    before."""
 
     overrides: dict[str, Any] = Field(default_factory=dict)
+    code_archive: str | None = Field(default=None, alias="codeArchive")
+    code_sha256: str | None = Field(default=None, alias="codeSha256")
 
 
 @router.post("/experiments/{experiment_id}/continue", tags=["experiments"])
@@ -279,8 +295,10 @@ async def continue_experiment(
     experiment_id: model.Int64, body: ContinueBody, caller: Caller, cases: Cases, idempotency_key: IdempotencyKey = None
 ) -> model.ExperimentAnswer:
     """Goes on with the trial of an ended experiment, from its newest checkpoint. For experiments of one trial."""
+    has_code = body.code_archive is not None or body.code_sha256 is not None
+    code_sha256 = await _take_code(body, caller, cases) if has_code else ""
     experiment, warnings = await cases.experiments.resume(
-        caller, idempotency_key or str(uuid.uuid4()), experiment_id, json.dumps(body.overrides)
+        caller, idempotency_key or str(uuid.uuid4()), experiment_id, json.dumps(body.overrides), code_sha256
     )
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment), warnings=warnings)
 

@@ -43,6 +43,12 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
         )
         return pb.UploadCodeResponse(code_sha256=stored)
 
+    async def DownloadCode(
+        self, request: pb.DownloadCodeRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadCodeResponse]:
+        async for chunk in self._usecases.code.read(current_principal(), request.experiment_id, request.version):
+            yield pb.DownloadCodeResponse(chunk=chunk)
+
     async def CreateExperiment(
         self, request: pb.CreateExperimentRequest, context: Context
     ) -> pb.CreateExperimentResponse:

@@ -42,7 +42,7 @@ class RemovalCalls(GatewayServiceServicer):
         self, request: pb.ContinueExperimentRequest, context: Context
     ) -> pb.ContinueExperimentResponse:
         experiment, warnings = await self._usecases.experiments.resume(
-            current_principal(), request.request_id, request.experiment_id, request.overrides_json
+            current_principal(), request.request_id, request.experiment_id, request.overrides_json, request.code_sha256
         )
         return pb.ContinueExperimentResponse(experiment=wire.to_proto(experiment), warnings=warnings)
 

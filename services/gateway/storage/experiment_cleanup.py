@@ -166,11 +166,12 @@ class ExperimentCleanup:
                 clear(self._storage, partial)
 
     def _erase_code(self, experiment: Experiment) -> None:
-        """Deletes the code archive; blocks. The stage is read once more, because after its end a user may upload the
+        """Deletes the code archives; blocks. The stage is read once more, because after its end a user may upload the
         same code again."""
         present = self._mirror.state.deleting.get(keys.experiment(experiment.id))
         if present is not None and present.deletion is DeletionStage.CODE:
-            self._storage.remove_file(code_path(experiment.code_sha256))
+            for code_sha256 in present.code_sha256s:
+                self._storage.remove_file(code_path(code_sha256))
 
     async def _report(self, experiment: Experiment) -> None:
         assert experiment.deletion is not None

@@ -94,21 +94,26 @@ class Code:
                 "code.missing", f"the code {code_sha256} is not in the storage {self._storage.url} any more"
             ) from None
 
-    async def read(self, principal: Principal, experiment_id: int) -> AsyncIterator[bytes]:
-        """Yields the code of a user's own experiment, a gzipped tar. Raises GanglineError `experiment.not_found`,
-        `auth.not_owner`."""
+    async def read(self, principal: Principal, experiment_id: int, version: int = 0) -> AsyncIterator[bytes]:
+        """Yields the code of a user's own experiment, a gzipped tar. version: counts from 1, the code with which the
+        experiment was created; 0 for the present code. Raises GanglineError `experiment.not_found`, `auth.not_owner`,
+        `code.no_version`."""
         check_user(principal)
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
         if experiment is None:
             raise not_found("experiment.not_found", f"there is no experiment {experiment_id}")
         check_owner(principal, experiment.owner, f"read the code of experiment {experiment_id}")
-        async for chunk in self._chunks(experiment.code_sha256):
+        versions = experiment.code_sha256s
+        if not 0 <= version <= len(versions):
+            text = f"experiment {experiment_id} has no version {version} of its code; it has 1 to {len(versions)}"
+            raise not_found("code.no_version", text)
+        async for chunk in self._chunks(versions[version - 1]):
             yield chunk
 
     async def _check_own(self, principal: Principal, code_sha256: str) -> None:
         if principal.kind == "cluster":
             return
-        if principal.kind == "allocation" and await self._find_code(principal.name) == code_sha256:
+        if principal.kind == "allocation" and await self._has_code(principal.name, code_sha256):
             reason = why_over(self._mirror.state, principal.name)
             if reason:
                 raise GanglineError("auth.attempt_over", f"no code is handed out: {reason}", ErrorKind.FORBIDDEN)
@@ -119,16 +124,21 @@ class Code:
             ErrorKind.FORBIDDEN,
         )
 
-    async def _find_code(self, allocation_id: str) -> str | None:
-        """Returns the sha256 of the allocation's code. Waits for the mirror, because a runner that started within
-        milliseconds may ask before its experiment is mirrored."""
+    async def _has_code(self, allocation_id: str, code_sha256: str) -> bool:
+        """Returns whether the allocation's experiment has this code. Waits for the mirror, because a runner that
+        started within milliseconds may ask before its experiment, or its new code, is mirrored."""
         trial_id, _ = parse_allocation_id(allocation_id)
         experiment_id = int(trial_id.partition(".")[0])
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + MIRROR_SECONDS
         with self._mirror.changes.listen(experiment_id) as changed:
-            if self._mirror.state.experiments.find(keys.experiment(experiment_id)) is None:
-                await changed.wait(MIRROR_SECONDS)
-        experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
-        return experiment.code_sha256 if experiment else None
+            while True:
+                changed.clear()
+                experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
+                if experiment is not None and experiment.code_sha256 == code_sha256:
+                    return True
+                if not await changed.wait(max(0.0, deadline - loop.time())):
+                    return False
 
 
 def _is_intact(storage: Storage, code_sha256: str) -> bool:

@@ -154,13 +154,19 @@ class Experiments:
         return read_experiment(answer.experiment)
 
     async def resume(
-        self, principal: Principal, request_id: str, experiment_id: int, overrides_json: str
+        self,
+        principal: Principal,
+        request_id: str,
+        experiment_id: int,
+        overrides_json: str,
+        code_sha256: str = "",
     ) -> tuple[Experiment, list[str]]:
         """Goes on with the trial of an ended experiment, from its newest checkpoint. Returns the experiment, and
         warnings. A second call with the same request id changes nothing.
 
-        overrides_json: new values of its configuration by dotted keys; empty for none. Raises GanglineError
-        `auth.not_owner`, and the errors of the leader.
+        overrides_json: new values of its configuration by dotted keys; empty for none. code_sha256: of other code,
+        which has been uploaded; empty for the code that it has. Raises GanglineError `auth.not_owner`,
+        `code.not_uploaded`, and the errors of the leader.
         """
         check_user(principal)
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
@@ -168,8 +174,10 @@ class Experiments:
         if experiment is not None:
             check_owner(principal, experiment.owner, f"continue experiment {experiment_id}")
         request = scheduler_pb2.SchedulerServiceContinueExperimentRequest(
-            experiment_id=experiment_id, overrides_json=overrides_json
+            experiment_id=experiment_id, overrides_json=overrides_json, code_sha256=code_sha256
         )
+        if code_sha256:
+            request.num_deleted_experiments = await self._code.check_stored(code_sha256)
         answer = await self._leader.change(
             principal, request_id, lambda scheduler: scheduler.ContinueExperiment, request
         )

@@ -20,7 +20,7 @@ from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.service.access import require_cluster
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import get
-from services.scheduler.transition.restart import continue_experiment
+from services.scheduler.transition.restart import NewCode, continue_experiment
 from services.scheduler.transition.submit_check import check_place
 
 _log = structlog.get_logger(__name__)
@@ -41,9 +41,11 @@ class RestartCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         config_json, warnings = await asyncio.to_thread(_override, stored, request.overrides_json)
         warnings += check_place(facts_of(config_json), term.pools, list(term.state.all_of(Agent)))
         rules, now = term.context.rules, time.time()
+        num_deleted = request.num_deleted_experiments if request.HasField("num_deleted_experiments") else None
+        code = NewCode(request.code_sha256, num_deleted) if request.code_sha256 else None
         change = await term.store.commit_asked(
             lambda records: continue_experiment(
-                records, request.experiment_id, config_json, request.request_id, rules=rules, now=now
+                records, request.experiment_id, config_json, request.request_id, code=code, rules=rules, now=now
             )
         )
         if change:

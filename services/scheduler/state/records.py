@@ -296,7 +296,7 @@ class SchedulerState:
                 self._unended_ids.pop(record.id, None)
                 self._experiment_ids.pop(record.request_id, None)
                 self._deleting_ids.discard(record.id)
-                self._deleted_code[record.code_sha256] = self._num_deleted
+                self._deleted_code.update(dict.fromkeys(record.code_sha256s, self._num_deleted))
 
 
 class Draft:
@@ -399,7 +399,7 @@ class Draft:
 
     def has_deleted_code(self, code_sha256: str, num_deleted: int) -> bool:
         deleted = (self._base.find(Experiment, record_id) for kind, record_id in self._deletes if kind is Experiment)
-        if any(experiment is not None and experiment.code_sha256 == code_sha256 for experiment in deleted):
+        if any(experiment is not None and code_sha256 in experiment.code_sha256s for experiment in deleted):
             return True
         return self._base.has_deleted_code(code_sha256, num_deleted)
 

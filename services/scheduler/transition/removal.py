@@ -88,7 +88,7 @@ def check_code_stays(records: Records, code_sha256: str, num_deleted: int | None
     num_deleted: how many experiments had been deleted when the gateway found it; None if it did not say.
     """
     for experiment in records.experiments_in_deletion():
-        if experiment.deletion is DeletionStage.CODE and experiment.code_sha256 == code_sha256:
+        if experiment.deletion is DeletionStage.CODE and code_sha256 in experiment.code_sha256s:
             raise conflict(
                 "code.deleting",
                 f"the code {code_sha256} is being deleted with experiment {experiment.id}; upload it again and submit "
@@ -184,10 +184,13 @@ def _log_ids(draft: Draft, experiment_id: int) -> list[str]:
 
 
 def _end_records(draft: Draft, experiment: Experiment) -> None:
-    is_shared = any(
-        other.code_sha256 == experiment.code_sha256 and other.id != experiment.id for other in draft.all_of(Experiment)
-    )
-    if is_shared or not experiment.code_sha256:
+    own = set(experiment.code_sha256s) - {""}
+    for other in draft.all_of(Experiment):
+        if other.id != experiment.id:
+            own.difference_update(other.code_sha256s)
+    if not own:
         draft.delete(Experiment, experiment.id)
-    else:
-        draft.put(replace(experiment, deletion=DeletionStage.CODE))
+        return
+    # Gateways delete all code that the record names in this stage, so it names what no other experiment has.
+    *earlier, newest = sorted(own)
+    draft.put(replace(experiment, deletion=DeletionStage.CODE, code_sha256=newest, earlier_code_sha256s=tuple(earlier)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.config import ExperimentConfig
@@ -20,22 +20,44 @@ from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import age_of
 from services.scheduler.transition.experiment import settle_experiment
+from services.scheduler.transition.removal import check_code_stays
 from services.scheduler.transition.request import queue
 
 # Sections that made the trial what it is, and texts that have commands of their own.
 _FIXED = ("name", "description", "labels", "workspace", "project", "hyperparameters", "reproducibility", "searcher")
+# Each version keeps an archive in the storage for as long as the experiment exists.
+MAX_EARLIER_CODES = 50
 # Keys of the searcher that may change.
 _LENGTH = ("max_length", "max_time")
 
 
+@dataclass(frozen=True, slots=True)
+class NewCode:
+    """The code with which an experiment continues.
+
+    num_deleted: how many experiments had been deleted when a gateway found the code in the storage; None if the gateway
+    did not say.
+    """
+
+    sha256: str
+    num_deleted: int | None
+
+
 def continue_experiment(
-    records: Records, experiment_id: int, config_json: str, request_id: str, *, rules: Rules, now: float
+    records: Records,
+    experiment_id: int,
+    config_json: str,
+    request_id: str,
+    *,
+    code: NewCode | None = None,
+    rules: Rules,
+    now: float,
 ) -> StateChange:
     """Queues the trial of an ended experiment again. A request that has continued it before changes nothing.
 
-    config_json: checked, with all defaults. Raises GanglineError `experiment.not_found`, `experiment.not_ended`,
-    `experiment.deleting`, `experiment.archived`, `experiment.search`, `config.fixed`, `config.trained`,
-    `trial.no_checkpoint`.
+    config_json: checked, with all defaults. code: None for the code that it has. Raises GanglineError
+    `experiment.not_found`, `experiment.not_ended`, `experiment.deleting`, `experiment.archived`, `experiment.search`,
+    `config.fixed`, `config.trained`, `trial.no_checkpoint`, `code.deleting`, `code.too_many_versions`.
     """
     experiment = get(records, Experiment, experiment_id)
     if experiment.continue_request_id == request_id:
@@ -45,6 +67,8 @@ def continue_experiment(
     before, after = (ExperimentConfig.model_validate_json(text) for text in (experiment.config_json, config_json))
     _check_fixed(before.model_dump(mode="json"), after.model_dump(mode="json"))
     _check_length(trial, after)
+    if code is not None:
+        experiment = _with_code(records, experiment, code)
     draft = Draft(records)
     draft.put(
         replace(
@@ -77,6 +101,18 @@ def continue_experiment(
     queue(draft, trial, facts_of(config_json), rules)
     settle_experiment(draft, experiment_id, now)
     return draft.change
+
+
+def _with_code(records: Records, experiment: Experiment, code: NewCode) -> Experiment:
+    """Returns the experiment with other code. Its earlier code stays stored until the experiment is deleted."""
+    check_code_stays(records, code.sha256, code.num_deleted)
+    if code.sha256 == experiment.code_sha256:
+        return experiment
+    if len(experiment.earlier_code_sha256s) >= MAX_EARLIER_CODES:
+        text = f"experiment {experiment.id} has had {MAX_EARLIER_CODES + 1} versions of its code; fork it instead"
+        raise conflict("code.too_many_versions", text)
+    earlier = (*experiment.earlier_code_sha256s, experiment.code_sha256)
+    return replace(experiment, code_sha256=code.sha256, earlier_code_sha256s=earlier)
 
 
 def _check_ended(experiment: Experiment) -> None:

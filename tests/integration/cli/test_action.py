@@ -181,6 +181,28 @@ def test_an_ended_experiment_continues_with_changes(cli: Cli, gateway: StandInGa
     assert ran.out == "experiment 3 digits continues\nfollow it: gangline experiment logs -f 3\n"
     [request] = gateway.continues
     assert (request.request_id, json.loads(request.overrides_json)) == ("c1", {"searcher.max_length.epochs": 9})
+    assert request.code_sha256 == ""
+
+
+def test_other_code_and_other_sections_go_along(cli: Cli, gateway: StandInGateway, tmp_path: Path) -> None:
+    code = tmp_path / "mended"
+    code.mkdir()
+    (code / "train.py").write_text("print('mended')\n")
+    file = tmp_path / "more.yaml"
+    file.write_text("searcher: {name: single, metric: loss, max_length: {epochs: 7}}\nmax_restarts: 2\n")
+    options = ("--config-file", str(file), "--config", "max_restarts=1", "--config", "entrypoint=python3 train.py")
+    assert cli("experiment", "continue", "3", str(code), *options).status == 0
+    assert cli("experiment", "fork", "3", str(code), *options).status == 0
+    [continued], [forked] = gateway.continues, gateway.requests
+    assert gateway.codes.keys() == {continued.code_sha256} == {forked.code_sha256}
+    overrides = json.loads(continued.overrides_json)
+    assert (overrides["max_restarts"], overrides["searcher"]["max_length"]) == (1, {"epochs": 7})
+    config = json.loads(forked.config_json)
+    assert (config["max_restarts"], config["searcher"]["max_length"]) == (1, {"epochs": 7})
+    ran = cli("experiment", "continue", "3", str(code), "--config", "entrypoint=model_def:Trial")
+    assert (ran.status, ran.err.count("\n")) == (2, 1)
+    assert "model_def" in ran.err
+    assert len(gateway.continues) == 1
 
 
 def test_a_create_with_changes_and_a_dry_run(cli: Cli, gateway: StandInGateway, tmp_path: Path) -> None:

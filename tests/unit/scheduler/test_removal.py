@@ -161,6 +161,25 @@ def test_of_two_deletions_one_takes_the_shared_code() -> None:
     assert get(state, Experiment, 2).deletion is DeletionStage.CODE
 
 
+def test_all_code_that_an_experiment_had_goes_with_it_except_for_shared_code() -> None:
+    others = ("b" * 64, "c" * 64)
+    state = _state_with(
+        replace(_ENDED, earlier_code_sha256s=others), replace(_ENDED, id=2, request_id="r2", code_sha256="c" * 64)
+    )
+    _apply(state, lambda records: delete_experiment(records, 1))
+    _apply(state, lambda records: confirm_deleted(records, 1, DeletionStage.FILES))
+    _continue(state)
+    assert set(get(state, Experiment, 1).code_sha256s) == {"a" * 64, "b" * 64}
+    for doomed in ("a" * 64, "b" * 64):
+        with pytest.raises(GanglineError, match="is being deleted with experiment 1"):
+            check_code_stays(state, doomed, None)
+    _apply(state, lambda records: confirm_deleted(records, 1, DeletionStage.CODE))
+    for gone in ("a" * 64, "b" * 64):
+        with pytest.raises(GanglineError, match="may have been deleted with an experiment just now"):
+            check_code_stays(state, gone, 6)
+    check_code_stays(state, "c" * 64, 6)
+
+
 def test_no_submit_takes_code_that_is_being_deleted() -> None:
     state = _state_with(replace(_ENDED, deletion=DeletionStage.CODE))
     assert not _is_free(state, num_deleted=None)

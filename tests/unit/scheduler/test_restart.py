@@ -12,11 +12,11 @@ from gangline.domain.allocation import ExitReport, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Counter
 from gangline.domain.search import Search
-from gangline.domain.state import CheckpointState, ExitKind, Outcome, State
+from gangline.domain.state import CheckpointState, DeletionStage, ExitKind, Outcome, State
 from gangline.errors import GanglineError
 from services.scheduler.state.records import Record, SchedulerState, get
 from services.scheduler.state.rules import Rules
-from services.scheduler.transition.restart import continue_experiment
+from services.scheduler.transition.restart import MAX_EARLIER_CODES, NewCode, continue_experiment
 from tests.support.scheduler import config_json
 
 RULES = Rules()
@@ -51,8 +51,10 @@ def changed(path: str, value: Any) -> str:
 LONGER = changed("searcher.max_length", {"batches": 200})
 
 
-def go_on(records: SchedulerState, config: str = LONGER, request_id: str = "c1") -> SchedulerState:
-    records.apply(continue_experiment(records, 1, config, request_id, rules=RULES, now=5.0), 2)
+def go_on(
+    records: SchedulerState, config: str = LONGER, request_id: str = "c1", code: NewCode | None = None
+) -> SchedulerState:
+    records.apply(continue_experiment(records, 1, config, request_id, code=code, rules=RULES, now=5.0), 2)
     return records
 
 
@@ -124,3 +126,20 @@ def test_a_search_is_forked_instead() -> None:
     experiment = replace(EXPERIMENT, config_json=config_json(searcher=search))
     with pytest.raises(GanglineError, match=r"is a search \(random\), so it cannot be continued; begin a new one"):
         go_on(records_of(NEW, experiment=experiment))
+
+
+def test_other_code_takes_the_place_of_the_code_that_stays_stored() -> None:
+    experiment = get(go_on(records_of(NEW), code=NewCode("b" * 64, None)), Experiment, 1)
+    assert (experiment.code_sha256, experiment.earlier_code_sha256s) == ("b" * 64, ("a" * 64,))
+    ended = replace(experiment, state=State.TERMINAL, outcome=Outcome.FAILED)
+    same = get(go_on(records_of(NEW, experiment=ended), request_id="c2", code=NewCode("b" * 64, None)), Experiment, 1)
+    assert same.code_sha256s == ("a" * 64, "b" * 64)
+
+
+def test_code_that_is_being_deleted_or_one_too_many_is_refused() -> None:
+    doomed = replace(EXPERIMENT, id=2, request_id="r2", code_sha256="b" * 64, deletion=DeletionStage.CODE)
+    with pytest.raises(GanglineError, match="is being deleted with experiment 2; upload it again"):
+        go_on(records_of(NEW, doomed), code=NewCode("b" * 64, None))
+    many = replace(EXPERIMENT, earlier_code_sha256s=tuple(f"{number:064}" for number in range(MAX_EARLIER_CODES)))
+    with pytest.raises(GanglineError, match="has had 51 versions of its code; fork it instead"):
+        go_on(records_of(NEW, experiment=many), code=NewCode("b" * 64, None))
