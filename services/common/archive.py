@@ -23,6 +23,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Protocol, cast
 from gangline.domain.limits import MAX_FILES, MAX_MB, MAX_PART_BYTES, MAX_PATH_BYTES, MB
 from gangline.errors import GanglineError
 
+# Replaced before any class of it is derived or compared: the backport's archives make members of the backport's class.
+if not TYPE_CHECKING and not hasattr(tarfile, "data_filter"):
+    from backports import tarfile
+
+__all__ = ["tarfile"]
+
 # Headers and padding add to the files, and a stream of nothing else must end as well.
 MAX_STREAM_BYTES = 2 * MAX_MB * MB
 MAX_ARCHIVE_BYTES = (MAX_MB + 5) * MB
@@ -232,9 +238,3 @@ def _main() -> None:
 
 if __name__ == "__main__":
     _main()
-
-
-if not TYPE_CHECKING and not hasattr(tarfile, "data_filter"):
-    from backports import tarfile
-
-__all__ = ["tarfile"]

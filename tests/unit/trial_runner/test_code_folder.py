@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from gangline.errors import ErrorKind, GanglineError
 from services.common import archive as rules
 from services.trial_runner import code_folder
 from tests.support import hostile
+from tests.support.source import ROOT
 
 
 def archive(folder: Path, *members: tarfile.TarInfo) -> Path:
@@ -50,6 +53,30 @@ def test_files_are_unpacked(tmp_path: Path) -> None:
     assert (tmp_path / "code/model.py").read_text() == "xxx"
     assert (tmp_path / "code/data/a.txt").read_text() == "xxx"
     assert (tmp_path / "code/late.txt").stat().st_mtime == 0
+
+
+# Takes from the standard library what 3.11.4 added to it, so that this Python is as Debian 12's 3.11.2.
+_UNPACK_WITHOUT_FILTERS = """
+import sys, tarfile
+from pathlib import Path
+added = ["data_filter", "tar_filter", "fully_trusted_filter", "FilterError", "LinkOutsideDestinationError"]
+for name in added:
+    if hasattr(tarfile, name):
+        delattr(tarfile, name)
+if hasattr(tarfile.TarInfo, "replace"):
+    del tarfile.TarInfo.replace
+from services.trial_runner.code_folder import unpack
+unpack(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_files_are_unpacked_where_tarfile_has_no_filters_as_on_debian_12(tmp_path: Path) -> None:
+    pytest.importorskip("backports.tarfile", reason="installed only where a Python may lack the filters")
+    packed = archive(tmp_path, file("model.py"), file("data/a.txt"))
+    command = [sys.executable, "-c", _UNPACK_WITHOUT_FILTERS, packed, tmp_path / "code"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "code/data/a.txt").read_text() == "xxx"
 
 
 @pytest.mark.parametrize(
