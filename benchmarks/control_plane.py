@@ -18,7 +18,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.process import end_process, processor_seconds
-from gangline.local.etcd import find_etcd_binary, start_etcd
+from gangline.local.etcd import start_etcd
+from gangline.local.etcd_program import find_etcd_binary
 from gangline.local.layout import Layout
 from gangline.local.plan import ClusterPlan
 from gangline.local.port import find_free_ports

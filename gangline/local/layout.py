@@ -10,6 +10,7 @@
 | admin.token         | the user's token, 0600                                                   |
 | etcd-client:0, etcd-peer:0 | the unix sockets on which etcd listens, 0700                      |
 | etcd/ storage/ gateway/ agents/<id>/ | state of the services, kept from one `up` to the next   |
+| etcd-<version>/     | etcd's data before they were moved to another version of etcd            |
 | ready/<name>.json   | written by a service once it serves                                      |
 | logs/<name>.log     | the output of a service                                                  |
 
@@ -50,6 +51,10 @@ class Layout:
     @property
     def processes(self) -> Path:
         return self.root / "processes.json"
+
+    @property
+    def etcd_data(self) -> Path:
+        return self.root / "etcd"
 
     @property
     def etcd_socket(self) -> Path:

@@ -19,7 +19,7 @@ ServiceState = Literal["starting", "running", "restarting", "stopped"]
 @dataclass(frozen=True, slots=True)
 class ServiceEntry:
     """One service. start_ticks: with pid, see Identity; both 0 while no process runs. last_exit: how the process before
-    ended."""
+    ended. note: one line about its program."""
 
     name: str
     kind: str
@@ -30,6 +30,7 @@ class ServiceEntry:
     restarts: int = 0
     last_exit: str = ""
     log: str = ""
+    note: str = ""
 
     @property
     def identity(self) -> Identity | None:

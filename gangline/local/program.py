@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangline.local.layout import Layout
@@ -21,6 +21,7 @@ class Program:
     health_socket: a unix socket whose /health reports that the service serves; without one its ready file does.
     sockets: those that the program binds and leaves behind when it is killed; they are removed before it starts.
     umask: of the process, -1 for the one of this process.
+    note: one line that `up` and `status` show about the program; empty for none.
     stage: programs of one stage start together, later stages once those serve. Agents come last, so that a trial that
     starts at once already knows the gateway.
     """
@@ -33,26 +34,35 @@ class Program:
     health_socket: Path | None = None
     sockets: tuple[Path, ...] = ()
     umask: int = -1
+    note: str = ""
 
 
-def make_programs(layout: Layout, plan: ClusterPlan, python: str, etcd: Path) -> list[Program]:
+def make_programs(layout: Layout, plan: ClusterPlan, python: str, etcd: Path, etcd_note: str = "") -> list[Program]:
     """Returns the programs of a plan. python: the interpreter whose packages contain the services. etcd: the binary."""
     address = {name: f"{HOST}:{port}" for name, port in plan.port_by_name.items()}
-    programs = [_etcd(layout, etcd), _scheduler(layout, address, python), _gateway(layout, address, python)]
+    etcd_program = replace(make_etcd_program(layout, etcd, layout.etcd_data), note=etcd_note)
+    programs = [etcd_program, _scheduler(layout, address, python), _gateway(layout, address, python)]
     return programs + [_agent(layout, address, python, name, plan.slots) for name in plan.agent_names]
 
 
-def _etcd(layout: Layout, binary: Path) -> Program:
+def etcd_member_flags(layout: Layout, data_directory: Path) -> dict[str, str]:
+    """Returns the flags that make the member; those of `etcdctl snapshot restore` must be the same."""
+    peer = f"unix://{layout.etcd_peer_socket.name}"
+    return {
+        "--name": "local",
+        "--data-dir": str(data_directory),
+        "--initial-advertise-peer-urls": peer,
+        "--initial-cluster": f"local={peer}",
+    }
+
+
+def make_etcd_program(layout: Layout, binary: Path, data_directory: Path) -> Program:
     """Listens on unix sockets alone. Only this account can open them, so etcd needs no password and no certificate."""
     client, peer = f"unix://{layout.etcd_socket.name}", f"unix://{layout.etcd_peer_socket.name}"
-    flags = {
-        "--name": "local",
-        "--data-dir": str(layout.root / "etcd"),
+    flags = etcd_member_flags(layout, data_directory) | {
         "--listen-client-urls": client,
         "--advertise-client-urls": client,
         "--listen-peer-urls": peer,
-        "--initial-advertise-peer-urls": peer,
-        "--initial-cluster": f"local={peer}",
         "--logger": "zap",
         "--log-level": "warn",
         "--auto-compaction-mode": "revision",

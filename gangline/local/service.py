@@ -52,6 +52,7 @@ class Service:
             restarts=self._restarts,
             last_exit=self._last_exit,
             log=str(self._layout.log(self.program.name)),
+            note=self.program.note,
         )
 
     def start(self, now: float) -> None:
@@ -138,7 +139,9 @@ def read_tail(path: Path, num_bytes: int = 8192) -> str:
         return ""
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
+    """A connection to an HTTP server that listens on a unix socket."""
+
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=1)
         self._path = path
@@ -151,7 +154,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def _is_healthy(path: Path) -> bool:
     """Returns etcd's answer at /health on its unix socket."""
-    connection = _UnixConnection(path)
+    connection = UnixConnection(path)
     try:
         connection.request("GET", "/health")
         return bool(json.load(connection.getresponse()).get("health") == "true")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import GanglineError
-from gangline.local.etcd import find_etcd_binary
+from gangline.local.etcd_move import prepare_etcd
 from gangline.local.identity import identify
 from gangline.local.layout import Layout
 from gangline.local.lock import acquire_lock
@@ -187,6 +187,11 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
+def _note(reporter: Reporter, line: str) -> None:
+    say(line)
+    reporter.send("note", text=line)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Keeps a local cluster alive; started by `gangline up`.")
     parser.add_argument("--data-dir", type=Path, required=True)
@@ -201,7 +206,8 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         plan = ClusterPlan.parse(layout.plan.read_text("utf-8"))
-        programs = make_programs(layout, plan, sys.executable, find_etcd_binary())
+        etcd = prepare_etcd(layout, lambda line: _note(reporter, line))
+        programs = make_programs(layout, plan, sys.executable, etcd.path, etcd.warning)
         services = [Service(program, layout) for program in programs]
         return Supervisor(layout, services, reporter, arguments.grace_seconds).run()
     except GanglineError as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 from gangline.domain.state import AgentState
 from gangline.errors import ErrorKind, GanglineError, conflict
-from gangline.local import etcd
+from gangline.local.etcd_download import provide_etcd
 from gangline.local.identity import Identity, identify, wait_gone
 from gangline.local.layout import Layout
 from gangline.local.lock import is_locked
@@ -50,7 +50,7 @@ def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, repor
     """Starts a cluster. report: gets a line for each step. Raises GanglineError: local.*, etcd.no_binary."""
     layout_is_free(layout)
     # Fails before anything is created where there is no etcd.
-    etcd.find_etcd_binary()
+    provide_etcd(report)
     layout.create()
     write_private(layout.plan, _with_ports(plan, _former_ports(layout)).to_json())
     supervisor, events = _launch(layout, grace_seconds)
@@ -151,6 +151,8 @@ def _follow(events: int, report: Report) -> None:
             event: dict[str, Any] = json.loads(line)
             if event["event"] == "ready":
                 report(f"{event['name']} serves after {event['seconds']} s")
+            elif event["event"] == "note":
+                report(event["text"])
             elif event["event"] == "up":
                 return
             else:

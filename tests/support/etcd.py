@@ -17,12 +17,11 @@ from pathlib import Path
 
 from gangline.local.etcd import (
     EtcdProcess,
-    find_etcd_binary,
     launch_etcd,
-    read_etcd_version,
     start_etcd,
     wait_for_address,
 )
+from gangline.local.etcd_program import find_etcd_binary, read_etcd_version
 from services.common.etcd import EtcdSettings
 
 

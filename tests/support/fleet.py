@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gangline.client import Client
-from gangline.local.etcd import find_etcd_binary
+from gangline.local.etcd_program import find_etcd_binary
 from gangline.local.identity import stop
 from gangline.local.layout import Layout
 from gangline.local.plan import ClusterPlan

@@ -14,6 +14,13 @@ from typing import Any
 
 import structlog
 
+from gangline.domain.etcd_version import (
+    Version,
+    answers_progress_requests,
+    is_safe,
+    may_lose_entries,
+    parse_version,
+)
 from gangline.domain.resource import EtcdHealth
 from gangline.errors import GanglineError, unavailable
 from services.common.etcd.failure import TryFailed
@@ -42,13 +49,6 @@ from services.common.etcd.transaction import (
     prefix_end,
     transaction_answer,
     transaction_request,
-)
-from services.common.etcd.version import (
-    Version,
-    answers_progress_requests,
-    is_safe,
-    may_lose_entries,
-    parse_version,
 )
 from services.common.etcd.watch import Watch
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.local.etcd import find_etcd_binary, launch_etcd
+from gangline.local.etcd import launch_etcd
+from gangline.local.etcd_program import find_etcd_binary
 from gangline.local.layout import Layout
 from gangline.local.port import find_free_ports
 from gangline.local.shutdown import find_cluster_processes

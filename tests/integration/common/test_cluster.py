@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import GanglineError
-from gangline.local.etcd import find_packaged_binary
+from gangline.local.etcd_program import find_packaged_binary
 from services.common.etcd import EtcdClient, EtcdSettings, Put
 from tests.support.etcd import EtcdCluster
 from tests.support.traffic import Traffic, count_rotations

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.local.etcd import EtcdProcess, find_etcd_binary, launch_etcd, wait_for_address
+from gangline.local.etcd import EtcdProcess, launch_etcd, wait_for_address
+from gangline.local.etcd_program import find_etcd_binary
 from services.common.etcd import EtcdClient, EtcdSettings
 from tests.support.island import Island, can_make_islands
 from tests.support.traffic import Traffic, count_rotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.common.etcd.version import answers_progress_requests, is_safe, may_lose_entries, parse_version
+from gangline.domain.etcd_version import answers_progress_requests, is_safe, may_lose_entries, parse_version
 
 
 @pytest.mark.parametrize(
