@@ -43,4 +43,4 @@ constraints: setup ## Write constraints.txt from what is installed in .venv
 	@$(PYTHON_OF_VENV) scripts/write_constraints.py
 
 clean: ## Remove what the other targets made
-	rm -rf .venv .venv-protos .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-protos .pythons .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

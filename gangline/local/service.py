@@ -104,7 +104,7 @@ class Service:
 
     def _serves(self, process: Identity) -> bool:
         if self.program.health_socket:
-            return _is_healthy(self.program.health_socket)
+            return is_healthy(self.program.health_socket)
         try:
             ready = json.loads(self._layout.ready(self.program.name).read_text("utf-8"))
         except (OSError, ValueError):
@@ -152,7 +152,7 @@ class UnixConnection(http.client.HTTPConnection):
         unix_socket.connect(self.sock, str(self._path))
 
 
-def _is_healthy(path: Path) -> bool:
+def is_healthy(path: Path) -> bool:
     """Returns etcd's answer at /health on its unix socket."""
     connection = UnixConnection(path)
     try:
