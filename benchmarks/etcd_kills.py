@@ -195,7 +195,18 @@ def delayed_writes(data_directory: Path, delay_ms: int) -> list[str]:
     """Returns the command before etcd's own that delays each write to its log."""
     log = max((data_directory / "member" / "wal").glob("*.wal"))
     delay = f"inject=write,pwrite64:delay_enter={delay_ms * 1000}"
-    return ["strace", "-f", "-qq", "--seccomp-bpf", "-o", "/dev/null", "-P", str(log), "-e", delay]
+    return [
+        shutil.which("strace") or "strace",
+        "-f",
+        "-qq",
+        "--seccomp-bpf",
+        "-o",
+        "/dev/null",
+        "-P",
+        str(log),
+        "-e",
+        delay,
+    ]
 
 
 def traced_pid(strace_pid: int) -> int:

@@ -51,11 +51,12 @@ class DownloadFailed(Exception):
 
 
 def provide_etcd(report: Callable[[str], None]) -> None:
-    """Fetches an etcd where the machine has no safe one and the user has named none. report: gets one line if it tries.
+    """Fetches an etcd where the machine has no safe one and the user has named none.
 
-    Raises GanglineError `etcd.no_binary` where there is none at all afterwards.
+    report: gets a line before and after. Raises GanglineError `etcd.no_binary` where there is none at all afterwards.
     """
     if not has_safe_etcd(list_etcd_programs()):
+        report("this machine has no safe etcd; fetching one from its packages, without installing it")
         try:
             report(download_etcd())
         except (DownloadFailed, OSError) as failure:
@@ -116,6 +117,7 @@ class _Apt:
         self._packages = folder / "packages"
         for part in ("state/lists/partial", "cache/archives/partial", "packages"):
             (folder / part).mkdir(parents=True)
+        (folder / "state" / "status").touch()
         self._architecture = self._run(["dpkg", "--print-architecture"]).strip()
         self._update_failure: DownloadFailed | None = None
         try:
@@ -162,6 +164,8 @@ class _Apt:
     def _get(self, *words: str) -> str:
         options = {
             "Dir::State": self._folder / "state",
+            # What is installed does not matter, and apt would prefer it to an older one of the source.
+            "Dir::State::status": self._folder / "state" / "status",
             "Dir::Cache": self._folder / "cache",
             # As root, apt would download as an account that may not write into our folder.
             "APT::Sandbox::User": "root",
