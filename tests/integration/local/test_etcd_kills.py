@@ -74,7 +74,7 @@ async def count_lost(layout: Layout, binary: Path, kills: int) -> int:
 
 
 async def test_no_acknowledged_write_is_lost_by_the_etcd_that_clusters_get(tmp_path: Path) -> None:
-    assert await count_lost(Layout(tmp_path), find_etcd_binary(), kills=3) == 0
+    assert await count_lost(Layout(tmp_path), find_etcd_binary(), kills=2) == 0
 
 
 async def test_wheels_etcd_loses_acknowledged_writes(tmp_path: Path) -> None:
