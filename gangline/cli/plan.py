@@ -51,7 +51,8 @@ def plan(
     where the strategy that the file names cannot run.
     """
     if importlib.util.find_spec("torch") is None:
-        raise GanglineError("plan.not_installed", "a plan needs torch; type: pip install gangline[train]")
+        advice = "type: pip install gangline[train] (docs/install.md says from where)"
+        raise GanglineError("plan.not_installed", f"a plan needs torch; {advice}")
     from gangline.config import parse_config, parse_overrides  # noqa: PLC0415 - loads pydantic
     from gangline.config.code_check import check_code  # noqa: PLC0415 - with the above
     from gangline.domain.entrypoint import parse_entrypoint  # noqa: PLC0415 - with the above

@@ -20,7 +20,8 @@ def simulate(context: typer.Context) -> None:
     """Show the planner's decisions on a file, or play a trace in virtual time; --help tells more."""
     if importlib.util.find_spec(_MODULE.partition(".")[0]) is None:
         raise GanglineError(
-            "simulate.not_installed", "the planner is not installed; type: pip install gangline[cluster]"
+            "simulate.not_installed",
+            "the planner is not installed; type: pip install gangline[cluster] (docs/install.md says from where)",
         )
     # -P keeps Python from taking a folder of that name in the working directory for the services.
     done = subprocess.run([sys.executable, "-P", "-m", _MODULE, *context.args], check=False)

@@ -69,5 +69,6 @@ def _check(package: str, extra: str, otherwise: str) -> None:
     except ImportError as failure:
         raise GanglineError(
             f"client.no_{package}",
-            f"{package} cannot be imported ({failure}); install it with: pip install 'gangline[{extra}]', {otherwise}",
+            f"{package} cannot be imported ({failure}); install it with: pip install 'gangline[{extra}]' "
+            f"(docs/install.md says from where), {otherwise}",
         ) from failure

@@ -252,7 +252,7 @@ def test_in_a_trial_an_interpreter_without_gangline_is_an_error(tmp_path: Path) 
     )
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: in a trial, `import determined` gives Gangline, and {sys.executable} has none; install it "
-        f"there: {sys.executable} -m pip install gangline"
+        f"there: {sys.executable} -m pip install gangline (docs/install.md says from where)"
     )
 
 

@@ -19,7 +19,8 @@ def check_plot(path: str) -> None:
     if not path.endswith(".png"):
         raise invalid("simulation.argument", f"--plot {path}: the name must end with .png")
     if find_spec("matplotlib") is None:
-        raise unavailable("simulation.plot", "--plot needs matplotlib; type: pip install 'gangline[plot]'")
+        advice = "type: pip install 'gangline[plot]' (docs/install.md says from where)"
+        raise unavailable("simulation.plot", f"--plot needs matplotlib; {advice}")
 
 
 def draw_plot(played_by_name: Mapping[str, Played], path: str) -> None:

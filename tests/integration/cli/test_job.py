@@ -214,4 +214,6 @@ def test_simulate_without_the_services_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("gangline.cli.simulate._MODULE", "services_that_are_absent.scheduler")
     assert run(["simulate", "file.json"]) == 2
-    assert capfd.readouterr().err == ("error: the planner is not installed; type: pip install gangline[cluster]\n")
+    assert capfd.readouterr().err == (
+        "error: the planner is not installed; type: pip install gangline[cluster] (docs/install.md says from where)\n"
+    )

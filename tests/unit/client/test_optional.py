@@ -59,7 +59,8 @@ except GanglineError as error:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     code, message = done.stdout.strip().split("|")
     assert code == "client.no_pandas"
-    assert message.endswith("install it with: pip install 'gangline[pandas]', or read the entries one by one")
+    advice = "pip install 'gangline[pandas]' (docs/install.md says from where), or read the entries one by one"
+    assert message.endswith(f"install it with: {advice}")
 
 
 def test_trial_class_must_be_one(tmp_path: object) -> None:

@@ -285,7 +285,8 @@ def test_without_matplotlib_one_line_says_so(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["--load", "helios", "--plot", str(tmp_path / "x.png")]) == 1
-    assert "--plot needs matplotlib; type: pip install 'gangline[plot]'" in capsys.readouterr().err
+    advice = "type: pip install 'gangline[plot]' (docs/install.md says from where)"
+    assert f"--plot needs matplotlib; {advice}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

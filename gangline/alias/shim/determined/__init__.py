@@ -18,7 +18,7 @@ except ModuleNotFoundError as missing:
     if "GANGLINE_CLUSTER_INFO" in os.environ:
         raise ImportError(
             f"in a trial, `import determined` gives Gangline, and {sys.executable} has none; install it there: "
-            f"{sys.executable} -m pip install gangline",
+            f"{sys.executable} -m pip install gangline (docs/install.md says from where)",
             name="determined",
         ) from None
     _shim = str(Path(__file__).parents[1])
