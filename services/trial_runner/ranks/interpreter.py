@@ -54,8 +54,8 @@ async def find_interpreter(named: str, agent_id: str, *, needs_library: bool) ->
         found, problem = await _run(path, "-c", _PROBE)
         if problem:
             text = f"environment.python: {path} on {agent_id} cannot import Gangline ({problem}); install it there"
-            advice = f"{path} -m pip install gangline=={version('gangline')} (docs/install.md says from where)"
-            raise invalid("environment.no_library", f"{text}: {advice}")
+            advice = f"{path} -m pip install gangline=={version('gangline')}"
+            raise invalid("environment.no_library", f"{text}: {advice} (docs/install.md says from where)")
         if found != version("gangline"):
             text = f"environment.python: {path} on {agent_id} has Gangline {found}, the agent {version('gangline')}"
             raise invalid("environment.no_library", f"{text}; install the agent's version there")
@@ -69,8 +69,8 @@ def contained_interpreter(container: Container, *, needs_library: bool) -> Inter
     """
     if needs_library and container.problem:
         text = f"environment.image: {container.python} in {container.image} cannot run Gangline ({container.problem})"
-        advice = f"{container.python} -m pip install gangline[train]=={version('gangline')} (docs/install.md says from where)"
-        raise invalid("environment.no_library", f"{text}; install it in the image: {advice}")
+        advice = f"{container.python} -m pip install gangline[train]=={version('gangline')}"
+        raise invalid("environment.no_library", f"{text}; install it in the image: {advice} (docs/install.md)")
     return Interpreter(Path(container.python), is_agents=True)
 
 
