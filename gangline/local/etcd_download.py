@@ -23,6 +23,7 @@ from pathlib import Path
 from gangline.domain.etcd_version import is_safe, render_version
 from gangline.errors import GanglineError
 from gangline.local.etcd_program import (
+    BINARY_VARIABLE,
     download_folders,
     find_etcd_programs,
     has_safe_etcd,
@@ -193,6 +194,8 @@ class _Apt:
 
 
 def main() -> int:
+    # A program that the user names for one command is none for the environment.
+    os.environ.pop(BINARY_VARIABLE, None)
     try:
         provide_etcd(lambda line: print(f"setup: {line}", flush=True))
     except GanglineError as error:

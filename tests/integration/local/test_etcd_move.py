@@ -14,7 +14,7 @@ import pytest
 
 from gangline.local import etcd_move
 from gangline.local.etcd import tie
-from gangline.local.etcd_choice import EtcdProgram
+from gangline.local.etcd_choice import EtcdProgram, choose_etcd
 from gangline.local.etcd_data import read_data_series
 from gangline.local.etcd_program import (
     BINARY_VARIABLE,
@@ -41,7 +41,7 @@ def wheel() -> EtcdProgram:
 
 @pytest.fixture
 def safe() -> EtcdProgram:
-    program = find_etcd_programs()[0]
+    program = choose_etcd(find_etcd_programs(), None).program
     if program.series != (3, 4):
         pytest.skip(f"{program} is of the wheel's series, so nothing is to be moved")
     return program

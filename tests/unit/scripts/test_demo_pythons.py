@@ -46,7 +46,7 @@ def test_same_series_borrows_the_packages(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(demo_pythons, "FOLDER", tmp_path)
     made = demo_pythons.make_environment(Path(sys.executable), platform.python_version())
     script = "import sys, numpy, gangline; print(sys.prefix)"
-    done = subprocess.run([made, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run([str(made), "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / platform.python_version())), done.stderr
-    command = [made.with_name("gangline"), "--help"]
+    command = [str(made.with_name("gangline")), "--help"]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 0

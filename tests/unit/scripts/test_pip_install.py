@@ -49,7 +49,8 @@ def test_silence_of_pip_is_filled(tmp_path: Path) -> None:
 
 
 def test_failure_of_pip_is_the_exit_status() -> None:
-    command = [sys.executable, ROOT / "scripts" / "pip_install.py", "install", "--no-index", "no-such-package-anywhere"]
+    program = str(ROOT / "scripts" / "pip_install.py")
+    command = [sys.executable, program, "install", "--no-index", "no-such-package-anywhere"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "no-such-package-anywhere" in done.stderr

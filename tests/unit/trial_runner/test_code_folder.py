@@ -73,7 +73,7 @@ unpack(Path(sys.argv[1]), Path(sys.argv[2]))
 def test_files_are_unpacked_where_tarfile_has_no_filters_as_on_debian_12(tmp_path: Path) -> None:
     pytest.importorskip("backports.tarfile", reason="installed only where a Python may lack the filters")
     packed = archive(tmp_path, file("model.py"), file("data/a.txt"))
-    command = [sys.executable, "-c", _UNPACK_WITHOUT_FILTERS, packed, tmp_path / "code"]
+    command = [sys.executable, "-c", _UNPACK_WITHOUT_FILTERS, str(packed), str(tmp_path / "code")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "code/data/a.txt").read_text() == "xxx"
