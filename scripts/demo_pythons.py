@@ -77,7 +77,8 @@ def _borrow_packages(python: Path) -> None:
     # As a path alone the .pth files in it, such as that of the checkout, would not be read.
     Path(done.stdout.strip(), "borrowed.pth").write_text(f"import site; site.addsitedir({own!r})\n")
     command = python.with_name("gangline")
-    command.write_text(f"#!{python}\nimport sys\nfrom gangline.cli.main import main\nsys.exit(main())\n")
+    installed = Path(sys.executable).with_name("gangline").read_text()
+    command.write_text(f"#!{python}\n{installed.partition(chr(10))[2]}")
     command.chmod(0o755)
 
 
