@@ -18,6 +18,9 @@ PROPAGATIONS = ("private", "rprivate", "shared", "rshared", "slave", "rslave")
 IMAGE_KINDS = ("cpu", "cuda", "rocm", "gpu")
 # The first character is no hyphen, with which an option would begin.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-/:@]*")
+# Places in which podman looks with its own rights, in place of a registry: folders, archives and other stores of the
+# machine.
+_LOCAL = re.compile(r"(dir|oci|oci-archive|docker-archive|docker-daemon|containers-storage|ostree|sif|tarball):")
 # The images that Determined published. They have an older Python, and Determined's harness in place of Gangline.
 _OF_DETERMINED = re.compile(r"(docker\.io/)?determinedai/")
 _CAPABILITY = re.compile(r"[A-Za-z_]+")
@@ -57,6 +60,8 @@ def find_bad_image(named: Any) -> str:
         return ""
     if not isinstance(named, str) or not _IMAGE.fullmatch(named):
         return f"expected the name of an image, as registry/name:tag, or one for each kind of slot, found {named!r}"
+    if local := _LOCAL.match(named):
+        return f"expected an image of a registry; {named!r} names a place on the agents, by {local[0]!r}"
     return ""
 
 

@@ -36,7 +36,7 @@ async def judge_archive(path: Path) -> None:
 def _judge(path: Path) -> None:
     try:
         done = subprocess.run(
-            [sys.executable, "-m", _PROGRAM, str(path)],
+            [sys.executable, "-P", "-m", _PROGRAM, str(path)],
             env={**os.environ, "PYTHONPATH": str(_ROOT)},
             stdin=subprocess.DEVNULL,
             capture_output=True,

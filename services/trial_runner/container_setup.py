@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gangline
 from gangline.domain.storage_url import protocol_of
-from gangline.errors import GanglineError, unavailable
+from gangline.errors import GanglineError, invalid, unavailable
 from gangline.launch.beat_file import stacks_path_of
 from gangline.v1 import runner_pb2, types_pb2
 from services.common.disk import write_atomic
+from services.common.rank_rules import RankUser
 from services.common.state_folder import SharedFolder
+from services.common.user_rights import resolve_as
 from services.trial_runner.gang.gang_plan import Place, load_config, needs_no_library
 from services.trial_runner.ranks.confinement import Confinement
 from services.trial_runner.ranks.container import SOCKET, Container
@@ -54,6 +56,7 @@ def make_container(files: AttemptFiles, note: Callable[[str], None]) -> Containe
     if request is None:
         return None
     user = files.confinement.user
+    request = replace(request, mounts=tuple(_own_mount(mount, user, files.place.agent_id) for mount in request.mounts))
     name = name_of(folder, files.place.agent_id)
     place = ContainerPlace(
         agent_id=files.place.agent_id,
@@ -85,6 +88,20 @@ def make_container(files: AttemptFiles, note: Callable[[str], None]) -> Containe
         note=note,
         prepare_files=lambda: _prepare_files(files),
     )
+
+
+def _own_mount(mount: Mount, user: RankUser | None, agent_id: str) -> Mount:
+    """Returns a mount of the experiment with its source as the ranks' user finds it. The program that runs containers
+    has more rights: it would follow links and enter folders that the user may not. Raises GanglineError
+    `environment.image`."""
+    if user is None and os.geteuid() == 0:
+        return mount
+    source = resolve_as(user, Path(mount.source))
+    if source is None:
+        who = user.name if user is not None else f"the agent's user {os.geteuid()}"
+        text = f"bind_mounts: {who} reaches no {mount.source} on {agent_id}; mount what this user may open"
+        raise invalid("environment.image", text)
+    return replace(mount, source=str(source))
 
 
 def _prepare_files(files: AttemptFiles) -> None:

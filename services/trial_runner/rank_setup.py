@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from gangline.errors import invalid
 from gangline.launch.private_environment import has_packages
 from gangline.v1 import runner_pb2
 from services.common.state_folder import SharedFolder
+from services.common.user_rights import is_file_of, is_folder_of, rights_of
 from services.trial_runner.gang.gang_plan import (
     Network,
     Place,
@@ -27,11 +28,14 @@ from services.trial_runner.gang.gang_plan import (
     load_config,
     rank_environment,
     threads_per_rank,
+    without_settings,
 )
 from services.trial_runner.ranks.confinement import Confinement
 from services.trial_runner.ranks.container import Container
 from services.trial_runner.ranks.interpreter import (
+    STEP_SECONDS,
     Interpreter,
+    Run,
     contained_interpreter,
     find_interpreter,
     make_private,
@@ -39,6 +43,7 @@ from services.trial_runner.ranks.interpreter import (
 from services.trial_runner.ranks.log_pump import LogPump
 from services.trial_runner.ranks.nursery_client import Nursery
 from services.trial_runner.ranks.startup_hook import HOOK_NAME, EnvironmentChange, run_hook
+from services.trial_runner.ranks.step import run_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +86,10 @@ class RankSetup:
         if self.container is not None:
             interpreter = contained_interpreter(self.container, needs_library=not is_command)
         else:
-            interpreter = await find_interpreter(named, self.place.agent_id, needs_library=not is_command)
+            agent_id, user, run = self.place.agent_id, self.confinement.user, self._step_of(nursery)
+            interpreter = await find_interpreter(named, agent_id, user, run, needs_library=not is_command)
         start = self._plan(network, interpreter, directory)
-        if (self.folder.code_path / HOOK_NAME).is_file():
+        if is_file_of(self.confinement.user, self.folder.code_path / HOOK_NAME):
             start = await self._run_hook(start, interpreter, nursery, pump, on_hook, is_command=is_command)
         if is_command:
             return replace(start, environments={rank: _with_alias(each) for rank, each in start.environments.items()})
@@ -109,8 +115,13 @@ class RankSetup:
         private = self.folder.packages_path
         own = {}
         if self.container is None:
-            interpreter = await make_private(interpreter, private)
-            self.confinement.give(private)
+            is_own = interpreter.is_agents
+            private.mkdir(mode=0o700)
+            if not is_own:
+                self.confinement.give(private)
+            interpreter = await make_private(interpreter, private, self._step_of(nursery))
+            if is_own:
+                self.confinement.give(private)
             start = self._plan(network, interpreter, Path(start.directory))
             own = {"VIRTUAL_ENV": str(private)}
         self.confinement.give_file(self.folder.hook_listing_path)
@@ -125,8 +136,25 @@ class RankSetup:
         )
         # The packages of a container are not looked through: any hook may have changed them.
         is_fresh = self.container is not None or not interpreter.is_agents
-        is_fresh = is_fresh or has_packages(private) or change.needs_fresh_process
+        is_fresh = is_fresh or self._has_packages(private) or change.needs_fresh_process
         return _changed(start, change, interpreter.rank_command() if is_fresh and not is_command else [])
+
+    def _step_of(self, nursery: Nursery) -> Run:
+        """Returns the function that runs a command as the ranks' user, before the ranks."""
+        environment = without_settings(self.confinement.settle(os.environ))
+
+        async def run(command: Sequence[str]) -> tuple[str, str]:
+            return await run_step(nursery, command, environment, str(self.folder.code_path), STEP_SECONDS)
+
+        return run
+
+    def _has_packages(self, private: Path) -> bool:
+        with rights_of(self.confinement.user):
+            try:
+                return has_packages(private)
+            except (OSError, StopIteration):
+                # The hook has changed its environment beyond recognition, so no rank is forked without it.
+                return True
 
     def _confine(self, nursery: Nursery) -> None:
         """Gives the ranks what belongs to their user, and has the nursery confine every process that it starts."""
@@ -140,7 +168,7 @@ class RankSetup:
         """Returns the folder in which the ranks start."""
         directory = self.folder.code_path / named
         is_in_image = self.container is not None and Path(named).is_absolute()
-        if not is_in_image and not directory.is_dir():
+        if not is_in_image and not is_folder_of(self.confinement.user, directory):
             place = self.place.agent_id if Path(named).is_absolute() else "the code"
             text = f"environment.working_directory: there is no folder {named} in {place}"
             raise invalid("environment.no_directory", text)

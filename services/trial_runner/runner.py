@@ -263,7 +263,7 @@ class TrialRunner:
         self._speaking = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._speak)
         log.info("the ranks run", ranks=list(self._place.ranks), store=f"{network.store_address}:{network.store_port}")
         self._delivery.adopt_orphans()
-        self._delivery.serve_task(self._folder, self._confinement.uid)
+        self._delivery.serve_task(self._folder, self._confinement.uid, self._confinement.user)
 
     async def _part(self, rank_group: RankGroup) -> None:
         """Ends what the ranks left behind. Node rank 0 first waits until all other members are done, because it hosts

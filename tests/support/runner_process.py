@@ -62,12 +62,13 @@ def end_drainer(state: Path) -> None:
 
 
 def make_archive(files: Mapping[str, str]) -> tuple[str, bytes]:
-    """Its sha256 and its bytes."""
+    """Its sha256 and its bytes. A file that begins as a script may be executed."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, text in sorted(files.items()):
             info = tarfile.TarInfo(name)
             info.size = len(text.encode())
+            info.mode = 0o755 if text.startswith("#!") else 0o644
             tar.addfile(info, io.BytesIO(text.encode()))
     content = gzip.compress(packed.getvalue(), mtime=0)
     return hashlib.sha256(content).hexdigest(), content

@@ -6,7 +6,6 @@ content of the record. This module decides nothing.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TypeVar
 
 from gangline.v1 import runner_pb2
 from services.agent.allocations.journal_record import Record, format_record, parse_record
-from services.common.disk import move_aside
+from services.common.disk import move_aside, remove_tree
 from services.common.disk_fault import remove_spare
 from services.common.state_folder import SharedFolder
 
@@ -76,7 +75,7 @@ class AllocationFolder(SharedFolder):
 
     def remove(self) -> None:
         remove_spare(self.exit_path)
-        shutil.rmtree(self.path)
+        remove_tree(self.path)
 
 
 def _read_if_there(read: Callable[[], T]) -> T | None:

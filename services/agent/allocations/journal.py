@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from services.agent.allocations import process_watch
 from services.agent.allocations.folder import CORRUPT, AllocationFolder
 from services.agent.allocations.journal_record import Phase, Record
 from services.agent.allocations.recovery import Findings
-from services.common.disk import move_aside, write_atomic
+from services.common.disk import move_aside, remove_tree, write_atomic
 from services.common.disk_fault import is_disk_fault, remove_spare
 from services.common.state_folder import StateFolder
 
@@ -100,7 +99,7 @@ class Journal:
             os.truncate(folder.spec_path, 0)
         target = self._ended / folder.allocation_id
         if target.exists():
-            shutil.rmtree(target, ignore_errors=True)
+            remove_folders([target])
         # A power cut may undo this. Then the end is reported again, and the folder is forgotten again.
         folder.path.rename(target)
         os.utime(target)
@@ -127,7 +126,7 @@ class Journal:
             folder = AllocationFolder(path)
             folder.spec_path.unlink(missing_ok=True)
             # A killed runner leaves this folder behind; it may hold whole checkpoints.
-            shutil.rmtree(folder.ranks_path, ignore_errors=True)
+            remove_folders([folder.ranks_path])
         return ended[num_kept:][::-1]
 
     def _list(self) -> Iterator[AllocationFolder]:
@@ -179,7 +178,8 @@ class Journal:
 def remove_folders(paths: Iterable[Path]) -> None:
     """Removes them with all that they hold. What a disk refuses to remove stays."""
     for path in paths:
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError, RecursionError):
+            remove_tree(path)
 
 
 def _changed_at(path: Path) -> float:

@@ -43,7 +43,7 @@ class RunnerProgram:
     target: str = "services.trial_runner.program:main"
     # The last two are modules that the standard library would otherwise load in each runner by itself.
     preload: tuple[str, ...] = ("services.trial_runner.program", "concurrent.futures.thread", "encodings.idna")
-    command: tuple[str, ...] = (sys.executable, "-m", "services.trial_runner")
+    command: tuple[str, ...] = (sys.executable, "-P", "-m", "services.trial_runner")
     rank_preload: tuple[str, ...] = (
         "torch",
         "torch._dynamo",

@@ -130,6 +130,8 @@ class Template:
         try:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
+                # The folder in which the agent runs adds no modules to it.
+                "-P",
                 "-m",
                 "gangline.launch.forkserver",
                 "--socket",

@@ -106,8 +106,9 @@ class ImportFolder:
     def _seal(self, document: bytes) -> None:
         if self._file is not None:
             raise _broken(f"{self._file.path} and {len(self._waiting)} files more did not arrive whole")
-        if self._storage.has(f"{self._target}/{METADATA_FILE}"):
-            # Its id is a digest of its content, so it is the same.
+        if self._storage.has(f"{self._target}/{METADATA_FILE}") and self._storage.is_ours(self._target):
+            # Its id is a digest of its content, so it is the same. A trial can compute the id as well, so what belongs
+            # to another account counts for nothing.
             return
         if not self._storage.renames:
             # Another import of the same content has the same place. When it breaks off late, it removes what is there.

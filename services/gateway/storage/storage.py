@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -21,6 +21,11 @@ from fsspec.implementations.local import LocalFileSystem
 from gangline.domain.storage_url import check_same_protocol
 from gangline.errors import Effect, GanglineError, conflict, invalid, unavailable
 from gangline.protocol.rpc import CHUNK_BYTES
+from services.common.disk import remove_tree
+from services.gateway.storage import local_tree
+
+# Of a path whose folders are compared with the root one by one.
+MOST_FOLDERS = 64
 
 
 class Storage:
@@ -90,16 +95,15 @@ class Storage:
     def changed_at(self, path: str) -> float:
         """Returns the newest time of change in a folder, in seconds of the epoch; 0 where the storage tells none. Only
         where the storage renames."""
-        folder = Path(self._path(path))
-        times = [0.0]
-        for each in (folder, *folder.rglob("*")):
-            with suppress(OSError):
-                times.append(each.lstat().st_mtime)
-        return max(times)
+        times = [found.changed_at for found in local_tree.walk(Path(self._root), path)]
+        with suppress(OSError):
+            times.append(Path(self._path(path)).lstat().st_mtime)
+        return max(times, default=0.0)
 
     def chunks(self, path: str, offset: int = 0) -> Iterator[bytes]:
-        """Yields the chunks of a file from this byte on. Raises FileNotFoundError before the first chunk."""
-        with self._files.open(self._path(path), "rb") as reading:
+        """Yields the chunks of a file from this byte on. Raises FileNotFoundError before the first chunk, and on a local
+        disk GanglineError `storage.elsewhere` for a link and whatever else is no file."""
+        with self._open(path) as reading:
             reading.seek(offset)
             while chunk := reading.read(CHUNK_BYTES):
                 yield chunk
@@ -109,21 +113,37 @@ class Storage:
         `storage.protocol`.
 
         Trials choose the folders of their checkpoints, and the gateway may read more than their users may. So nothing
-        outside of the storage is handed out, not through links either. A URL of another protocol is refused before
-        fsspec sees it, because some file systems connect to a server as soon as they are created.
+        outside of the storage is handed out. A path with `..` is refused, although it may lead back into the storage: a
+        reader could take it for another folder. Links are refused when a file is opened. A URL of another protocol is
+        refused before fsspec sees it, because some file systems connect to a server as soon as they are created.
         """
         check_same_protocol(url, self.url)
         try:
             files, path = fsspec.core.url_to_fs(url)
-            root, place = self._root, posixpath.normpath(str(path))
-            if self._is_local:
-                root, place = str(Path(root).resolve()), str(Path(place).resolve())
-        except (ValueError, ImportError, OSError, RuntimeError):
-            # RuntimeError: a loop of links.
+        except (ValueError, ImportError, OSError):
             raise _elsewhere(url, self.url) from None
-        if type(files) is not type(self._files) or not place.startswith(root + "/"):
+        place = str(path)
+        is_upwards = {".", ".."} & {*url.split("/"), *place.split("/")}
+        below = "" if is_upwards or type(files) is not type(self._files) else self._below_root(place)
+        if not below:
             raise _elsewhere(url, self.url)
-        return place.removeprefix(root + "/")
+        return posixpath.normpath(below)
+
+    def _below_root(self, place: str) -> str:
+        """Returns the path below the root; empty for a place elsewhere. A scheduler may name the same folder by another
+        path, with a link in it."""
+        if place.startswith(f"{self._root}/"):
+            return place.removeprefix(f"{self._root}/")
+        if not self._is_local or place.count("/") > MOST_FOLDERS:
+            return ""
+        try:
+            root = Path(self._root).resolve()
+            # The outermost one, so that no link below the root is followed.
+            heads = reversed(Path(place).parents)
+            return next((place.removeprefix(f"{head}/") for head in heads if head.resolve() == root), "")
+        except (OSError, RuntimeError):
+            # RuntimeError: a loop of links.
+            return ""
 
     @property
     def local_folder(self) -> Path | None:
@@ -150,13 +170,19 @@ class Storage:
         exist. Links are left out, because trials write into the storage and a link may lead out of it."""
         place = self._path(path)
         if self._is_local:
-            return dict(_local_sizes(Path(place), ""))
+            found = local_tree.walk(Path(self._root), path)
+            return {each.path: each.num_bytes for each in found if each.is_file}
         self._files.invalidate_cache(place)
         try:
             entries = self._files.find(place, detail=True)
         except FileNotFoundError:
             return {}
         return {str(name).removeprefix(f"{place}/"): int(entry["size"]) for name, entry in entries.items()}
+
+    def is_ours(self, path: str) -> bool:
+        """Returns whether a gateway has made the folder, as far as the storage tells: one of a trial on a local disk
+        belongs to another account."""
+        return not self._is_local or local_tree.belongs_to_us(Path(self._root), path)
 
     def mark(self, path: str) -> None:
         """Creates an empty file."""
@@ -193,24 +219,16 @@ class Storage:
     def _is_local(self) -> bool:
         return isinstance(self._files, LocalFileSystem)
 
+    def _open(self, path: str) -> IO[bytes]:
+        if self._is_local:
+            return local_tree.open_file(Path(self._root), path)
+        return cast(IO[bytes], self._files.open(self._path(path), "rb"))
+
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}"
 
     def _make_parent(self, path: str) -> None:
         self._files.makedirs(posixpath.dirname(self._path(path)), exist_ok=True)
-
-
-def _local_sizes(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _local_sizes(Path(entry.path), f"{prefix}{entry.name}/")
-        elif entry.is_file(follow_symlinks=False):
-            with suppress(FileNotFoundError):
-                yield f"{prefix}{entry.name}", entry.stat(follow_symlinks=False).st_size
 
 
 def code_path(code_sha256: str) -> str:
@@ -219,16 +237,11 @@ def code_path(code_sha256: str) -> str:
 
 
 def _remove_tree(path: Path) -> None:
-    """Removes a tree. Other gateways may remove the same one at the same time."""
+    """Removes a tree. Other gateways may remove the same one at the same time. Raises OSError if something stays."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
         return
-    shutil.rmtree(path, onerror=_pass_over_what_is_gone)
-
-
-def _pass_over_what_is_gone(_: object, __: str, failure: tuple[type[BaseException], BaseException, object]) -> None:
-    if not isinstance(failure[1], FileNotFoundError):
-        raise failure[1]
+    remove_tree(path)
 
 
 def _sync(path: Path) -> None:

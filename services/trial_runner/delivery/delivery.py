@@ -18,6 +18,7 @@ import structlog
 
 from gangline.domain.state import TaskKind
 from gangline.v1 import runner_pb2
+from services.common.rank_rules import RankUser
 from services.common.state_folder import SharedFolder
 from services.trial_runner.delivery import drainer, metrics
 from services.trial_runner.delivery.channel_route import ChannelRoute, route_to_leader
@@ -124,12 +125,13 @@ class Delivery:
         except OSError as error:
             log.error("cannot write down for the drainer where the gateways are", error=str(error))
 
-    def serve_task(self, folder: SharedFolder, uid: int) -> None:
-        """Offers a shell or a notebook to the gateways; does nothing for other work. uid: as which it runs."""
+    def serve_task(self, folder: SharedFolder, uid: int, user: RankUser | None) -> None:
+        """Offers a shell or a notebook to the gateways; does nothing for other work. uid: as which it runs. user: the
+        same, where it is another one than the runner's."""
         task = json.loads(self._spec.config_json or "{}").get("task") or {}
         if task.get("kind") in _SERVED_KINDS:
             self._task_proxy = TaskProxy(
-                self._spec.allocation.id, self._spec.token, folder.task_socket_path, folder.task_key_path, uid
+                self._spec.allocation.id, self._spec.token, folder.task_socket_path, folder.task_key_path, uid, user
             )
             self._task_proxy.learn(self._gateways)
 

@@ -24,6 +24,8 @@ from gangline.protocol.rpc import CHANNEL_OPTIONS, raise_if_cancelled, token_met
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc
 from services.common.concurrency import cancel, first_of
 from services.common.disk import write_atomic
+from services.common.rank_rules import RankUser
+from services.common.user_rights import rights_of
 
 # Between two attempts to connect to the socket before it listens for the first time.
 LISTEN_SECONDS = 0.1
@@ -37,14 +39,23 @@ log = structlog.get_logger(__name__)
 
 class TaskProxy:
     """socket_path: where the task listens. key_path: the file for the key of a shell's owner, in a folder in which the
-    task's account makes no files. uid: of that account."""
+    task's account makes no files. uid: of that account. user: the same, where it is another one than the runner's."""
 
-    def __init__(self, allocation_id: str, token: str, socket_path: Path, key_path: Path, uid: int) -> None:
+    def __init__(
+        self,
+        allocation_id: str,
+        token: str,
+        socket_path: Path,
+        key_path: Path,
+        uid: int,
+        user: RankUser | None = None,
+    ) -> None:
         self._allocation_id = allocation_id
         self._metadata = token_metadata(token)
         self._socket_path = socket_path
         self._key_path = key_path
         self._uid = uid
+        self._user = user
         self._offers: dict[str, asyncio.Task[None]] = {}
         self._is_listening = asyncio.Event()
         self._watching = asyncio.create_task(self._await_socket())
@@ -129,7 +140,9 @@ class TaskProxy:
         try:
             # A connection to a unix socket is made at once, or refused.
             connection.setblocking(False)
-            unix_socket.connect(connection, str(self._socket_path))
+            # The task may put a link in the socket's place.
+            with rights_of(self._user):
+                unix_socket.connect(connection, str(self._socket_path))
             _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if uid != self._uid:
                 raise PermissionError(0, f"it belongs to another account (uid {uid})")

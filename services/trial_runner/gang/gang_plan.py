@@ -132,7 +132,7 @@ def rank_environment(
     programs_directory: the folder of this Python. It comes first in PATH, so a script that starts python3 gets the same
     Python. Empty leaves PATH as it is.
     """
-    environment = {name: value for name, value in base.items() if not _FOREIGN.match(name)}
+    environment = without_settings(base)
     environment["PATH"] = _with_directory(environment.get("PATH", os.defpath), programs_directory)
     environment["OMP_NUM_THREADS"] = str(num_threads)
     environment |= _determined_variables(spec, place, network)
@@ -143,6 +143,11 @@ def rank_environment(
     environment[BEAT_KEY] = beat_path
     environment[ENVIRONMENT_KEY] = _cluster_info(spec, place, network, rank, code_directory).to_json()
     return environment
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that the user's processes may inherit from the runner."""
+    return {name: value for name, value in environment.items() if not _FOREIGN.match(name)}
 
 
 def is_reserved(name: str) -> bool:

@@ -105,10 +105,11 @@ class Confinement:
 
     def give(self, path: Path) -> None:
         """Gives a folder with its content to the user of the ranks. The folder itself comes last, so this user cannot
-        change its content meanwhile."""
-        if self.user is not None and path.is_dir():
-            path.chmod(0o700)
-            give_tree(path, self.user.uid, self.user.gid)
+        change its content meanwhile. A folder that the user has already stays as it is: by now it may hold anything."""
+        if self.user is None or not path.is_dir() or path.lstat().st_uid == self.user.uid:
+            return
+        path.chmod(0o700)
+        give_tree(path, self.user.uid, self.user.gid)
 
     def settle(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Returns a rank's environment with the variables of its user."""

@@ -1,23 +1,30 @@
 """The Python that runs the ranks: the agent's own, the one that the experiment names, that of a container's image, or a
 private environment above one of the first two.
 
-The preparation of the ranks calls it. Only ranks on the agent's own Python can be forked from a warm process.
+The preparation of the ranks calls it. Only ranks on the agent's own Python can be forked from a warm process. A user
+chooses the interpreter, and may have put it into the code. So it is looked for with the rights of the ranks' user, and
+only the nursery runs it, as that user.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from gangline.errors import invalid, unavailable
 from gangline.launch import private_environment
+from services.common.rank_rules import RankUser
+from services.common.user_rights import is_file_of, is_folder_of
 from services.trial_runner.ranks.container import Container
 
 # Limit for a step in another interpreter. A cold start from a network disk takes seconds.
 STEP_SECONDS = 60.0
+# Runs a command as the ranks' user. Returns what it printed, and why it failed: empty if it did not.
+Run = Callable[[Sequence[str]], Awaitable[tuple[str, str]]]
 _PROBE = "import importlib.metadata as metadata; print(metadata.version('gangline'))"
 
 
@@ -41,17 +48,19 @@ def own_interpreter() -> Interpreter:
     return Interpreter(Path(sys.executable), is_agents=True)
 
 
-async def find_interpreter(named: str, agent_id: str, *, needs_library: bool) -> Interpreter:
+async def find_interpreter(
+    named: str, agent_id: str, user: RankUser | None, run: Run, *, needs_library: bool
+) -> Interpreter:
     """Returns the interpreter that `environment.python` names.
 
-    named: an executable, or the folder of a virtual environment; empty for the agent's own Python.
+    named: an executable, or the folder of a virtual environment; empty for the agent's own Python. user: of the ranks.
     needs_library: whether the ranks import Gangline from it. Raises GanglineError `environment.*`.
     """
     if not named:
         return own_interpreter()
-    path = _locate(named, agent_id)
+    path = _locate(named, agent_id, user)
     if needs_library:
-        found, problem = await _run(path, "-c", _PROBE)
+        found, problem = await run([str(path), "-I", "-c", _PROBE])
         if problem:
             text = f"environment.python: {path} on {agent_id} cannot import Gangline ({problem}); install it there"
             advice = f"{path} -m pip install gangline=={version('gangline')}"
@@ -74,34 +83,33 @@ def contained_interpreter(container: Container, *, needs_library: bool) -> Inter
     return Interpreter(Path(container.python), is_agents=True)
 
 
-def _locate(named: str, agent_id: str) -> Path:
+def _locate(named: str, agent_id: str, user: RankUser | None) -> Path:
     path = Path(named)
-    if path.is_dir():
+    if is_folder_of(user, path):
         path /= "bin/python3"
-    if not path.is_file():
+    if not is_file_of(user, path):
         raise invalid("environment.no_python", f"environment.python: there is no interpreter {path} on {agent_id}")
     return path
 
 
-async def make_private(lower: Interpreter, folder: Path) -> Interpreter:
-    """Makes a private environment above `lower`. Raises GanglineError `environment.no_folder`."""
-    _, problem = await _run(lower.path, private_environment.__file__, str(folder))
+async def make_private(lower: Interpreter, folder: Path, run: Run) -> Interpreter:
+    """Makes a private environment above `lower`. Raises GanglineError `environment.no_folder`.
+
+    run: for an interpreter that the user has chosen. The agent's own makes the folder itself, because the ranks' user
+    may be unable to start it.
+    """
+    command = [str(lower.path), "-I", private_environment.__file__, str(folder)]
+    _, problem = await (_run_own if lower.is_agents else run)(command)
     if problem:
         raise unavailable("environment.no_folder", f"cannot make a virtual environment with {lower.path}: {problem}")
     return Interpreter(folder / "bin/python3", lower.is_agents)
 
 
-async def _run(path: Path, *arguments: str) -> tuple[str, str]:
-    """Runs an interpreter apart from the user's settings. Returns what it printed, and why it failed: empty if it did
-    not."""
+async def _run_own(command: Sequence[str]) -> tuple[str, str]:
+    """Runs the agent's own interpreter with the rights of the agent."""
     try:
         process = await asyncio.create_subprocess_exec(
-            str(path),
-            "-I",
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
     except OSError as error:
         return "", str(error)

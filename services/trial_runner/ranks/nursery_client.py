@@ -269,7 +269,8 @@ def _fork(rank_forkserver: str, directory: Path, theirs: socket.socket) -> int:
 
 
 async def _start_cold(theirs: socket.socket) -> int:
-    command = [sys.executable, "-m", "gangline.launch.cold_nursery", "--fd", str(theirs.fileno())]
+    # -P: it starts in the allocation's folder, where the user's code would be the module `code` of the standard library.
+    command = [sys.executable, "-P", "-m", "gangline.launch.cold_nursery", "--fd", str(theirs.fileno())]
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True

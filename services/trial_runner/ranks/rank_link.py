@@ -7,7 +7,6 @@ RunnerMessage. It passes messages on and decides nothing.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from gangline import frame, unix_socket
 from gangline.v1 import rank_pb2
+from services.common.disk import remove_tree
 
 _SOCKET = "rank.sock"
 
@@ -50,7 +50,7 @@ class RankLinkServer:
 
     async def start(self) -> None:
         # This runner holds the lock of the allocation's folder, so no other process uses these files any more.
-        shutil.rmtree(self._folder, ignore_errors=True)
+        _remove(self._folder)
         self._folder.mkdir(mode=0o700)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         unix_socket.bind(listener, self.path)
@@ -78,7 +78,7 @@ class RankLinkServer:
         # Freed inodes make the starts of the next commands slow.
         with suppress(FileNotFoundError):
             if any(entry.name != _SOCKET for entry in self._folder.iterdir()):
-                shutil.rmtree(self._folder, ignore_errors=True)
+                _remove(self._folder)
 
     def _send_preempt(self, writer: asyncio.StreamWriter) -> None:
         _write(writer, rank_pb2.RunnerMessage(preempt=self._preempt))
@@ -106,6 +106,11 @@ class RankLinkServer:
             self._writers.pop(writer, None)
             with suppress(OSError):
                 writer.close()
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError, RecursionError):
+        remove_tree(folder)
 
 
 def _write(writer: asyncio.StreamWriter, message: rank_pb2.RunnerMessage) -> None:

@@ -6,12 +6,9 @@ first command that fails. Its processes belong to the nursery, so they end with 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
-import signal
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +17,11 @@ from gangline.launch.beat_file import BEAT_KEY
 from services.trial_runner.gang.gang_plan import is_reserved
 from services.trial_runner.ranks.log_pump import LogPump
 from services.trial_runner.ranks.nursery_client import Nursery
+from services.trial_runner.ranks.step import STEP_RANK, wait_step
 
 HOOK_NAME = "startup-hook.sh"
 # The number of the hook among the nursery's processes; ranks have 0 and more.
-HOOK_RANK = -1
-# Limit for the end of a hook that was killed.
-KILL_SECONDS = 10.0
+HOOK_RANK = STEP_RANK
 # Of all variables that a hook leaves. The kernel gives a program less (execve(2)).
 MAX_LISTING_BYTES = 16 << 20
 # Variables of the shell itself.
@@ -88,38 +84,16 @@ async def run_hook(
     finally:
         for fd in fds:
             os.close(fd)
-    try:
-        async with asyncio.timeout(limit_seconds):
-            await _wait_end(nursery, on_up)
-    except TimeoutError:
-        nursery.signal([HOOK_RANK], signal.SIGKILL)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(KILL_SECONDS):
-                await _wait_killed(nursery)
-        text = f"{HOOK_NAME} did not end within {limit_seconds:g} s (hang_detection.start_seconds)"
-        raise HookFailed(text) from None
+    end = await wait_step(nursery, limit_seconds, on_up)
+    if end.is_overdue:
+        raise HookFailed(f"{HOOK_NAME} did not end within {limit_seconds:g} s (hang_detection.start_seconds)")
+    if end.problem:
+        raise HookFailed(f"{HOOK_NAME} cannot be run: {end.problem}")
+    if end.signal is not None:
+        raise HookFailed(f"{HOOK_NAME} {describe_signal(end.signal)}")
+    if end.exit_code:
+        raise HookFailed(f"{HOOK_NAME} failed with exit code {end.exit_code}")
     return find_change(given, read_variables(listing) or given)
-
-
-async def _wait_end(nursery: Nursery, on_up: Callable[[int], None]) -> None:
-    while (event := await nursery.events.get()) is not None:
-        match event["event"]:
-            case "started":
-                on_up(event["pid"])
-            case "start_failed":
-                raise HookFailed(f"{HOOK_NAME} cannot be run: {event['error']}")
-            case "exited" if event["signal"] is not None:
-                raise HookFailed(f"{HOOK_NAME} {describe_signal(event['signal'])}")
-            case "exited" if event["exit_code"]:
-                raise HookFailed(f"{HOOK_NAME} failed with exit code {event['exit_code']}")
-            case "exited":
-                return
-    raise HookFailed(f"{HOOK_NAME} was lost: the process that started it died")
-
-
-async def _wait_killed(nursery: Nursery) -> None:
-    while (event := await nursery.events.get()) is not None and event["event"] != "exited":
-        pass
 
 
 def read_variables(listing: Path) -> dict[str, str] | None:
