@@ -47,6 +47,7 @@ class RunnerSpec(google.protobuf.message.Message):
     COMMITTEE_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     GATEWAY_HTTP_ADDRESS_FIELD_NUMBER: builtins.int
+    OWNER_ID_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     """This runner's place in allocation.members."""
     config_json: builtins.str
@@ -68,6 +69,8 @@ class RunnerSpec(google.protobuf.message.Message):
     """The user who owns the experiment; the agent may run the ranks as a user of that name. Empty from an older scheduler."""
     gateway_http_address: builtins.str
     """The HTTP address of a gateway, for programs of the trial; empty from a scheduler of an older version."""
+    owner_id: builtins.int
+    """User.id of the owner, by which an agent gives the owner's ranks an account of their own; 0 from an older scheduler."""
     @property
     def allocation(self) -> gangline.v1.types_pb2.Allocation: ...
     @property
@@ -110,9 +113,10 @@ class RunnerSpec(google.protobuf.message.Message):
         committee: collections.abc.Iterable[Global___Witness] | None = ...,
         owner: builtins.str = ...,
         gateway_http_address: builtins.str = ...,
+        owner_id: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocation", b"allocation", "latest_checkpoint", b"latest_checkpoint", "trial", b"trial"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "committee", b"committee", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "gateway_http_address", b"gateway_http_address", "latest_checkpoint", b"latest_checkpoint", "lease_seconds", b"lease_seconds", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "owner", b"owner", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_url", b"storage_url", "token", b"token", "trial", b"trial"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "committee", b"committee", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "gateway_http_address", b"gateway_http_address", "latest_checkpoint", b"latest_checkpoint", "lease_seconds", b"lease_seconds", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "owner", b"owner", "owner_id", b"owner_id", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_url", b"storage_url", "token", b"token", "trial", b"trial"]) -> None: ...
 
 Global___RunnerSpec: typing_extensions.TypeAlias = RunnerSpec
 

@@ -38,6 +38,7 @@ class Identity:
     pool: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict)
     metrics_address: str = ""
+    exposure: str = ""
 
 
 class Agent:
@@ -67,6 +68,7 @@ class Agent:
             host_id=host.read_host_id(),
             metrics_address=self.identity.metrics_address,
             problem=self.problem,
+            exposure=self.identity.exposure,
         )
         return agent_pb2.AgentHello(
             agent=wire.to_proto(record),

@@ -50,16 +50,22 @@ async def run(settings: AgentSettings, program: RunnerProgram) -> None:
         raise invalid("agent.no_token", "the agent needs the cluster's token; give --cluster-token-file FILE")
     token = load_token(settings.cluster_token_file)
     with open_journal(settings.state_dir, settings.keep_ended) as journal:
-        await asyncio.to_thread(settle_rules, settings)
+        exposure = await asyncio.to_thread(settle_rules, settings)
         slots = await asyncio.to_thread(load_slots, settings.id, settings.slots)
-        await _Running(settings, program, token, journal, slots).run()
+        await _Running(settings, program, token, journal, slots, exposure).run()
 
 
 class _Running:
     """The parts of one running agent."""
 
     def __init__(
-        self, settings: AgentSettings, program: RunnerProgram, token: str, journal: Journal, slots: Slots
+        self,
+        settings: AgentSettings,
+        program: RunnerProgram,
+        token: str,
+        journal: Journal,
+        slots: Slots,
+        exposure: str,
     ) -> None:
         self._settings = settings
         self._templates = _make_templates(settings, program) if settings.warm else []
@@ -69,7 +75,7 @@ class _Running:
         roster = Roster(settings.id, journal, launcher, self._on_status, self._wait_until_heard)
         metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else ""
         self._metrics_address = settings.advertised(metrics_address) if metrics_address else ""
-        identity = Identity(settings.id, settings.pool, settings.labels, self._metrics_address)
+        identity = Identity(settings.id, settings.pool, settings.labels, self._metrics_address, exposure)
         policy = Policy(settings.health_confirmations, settings.health_good_checks, settings.health_window_seconds)
         self._monitor = SlotMonitor(slots, policy, settings.health_seconds, settings.state_dir, self._on_slots)
         self._agent = Agent(identity, self._monitor.slots, journal, roster)

@@ -36,9 +36,15 @@ class AgentSettings(ServiceSettings):
         default=2048.0, ge=0, description="MB of code archives kept here; the least recently used are removed first"
     )
     code_cache_days: float = Field(default=30.0, ge=0, description="an archive unused for so long is removed")
-    rank_user: str = Field(default="", description="user as which the ranks run; the agent's own by default")
+    rank_user: str = Field(
+        default="", description="user as which the ranks run; by default one for each owner, if the agent is root"
+    )
     rank_users: dict[str, str] = Field(
         default_factory=dict, description="owner=user,owner=user: users for the ranks of single owners"
+    )
+    rank_uids: str = Field(
+        default="61184-65519",
+        description="user ids of the accounts for owners; empty to run ranks as the agent's own user",
     )
     rank_memory_mb: int = Field(default=0, ge=0, description="MiB of host memory that a rank may use; 0 for no limit")
     rank_processes: int = Field(default=0, ge=0, description="processes and threads of a rank; 0 for no limit")
@@ -66,6 +72,15 @@ class AgentSettings(ServiceSettings):
     def _check_names(cls, value: str | dict[str, str]) -> str | dict[str, str]:
         names = [value] if isinstance(value, str) else [*value, *value.values()]
         check_names(names)
+        return value
+
+    @field_validator("rank_uids")
+    @classmethod
+    def _check_uids(cls, value: str) -> str:
+        first, _, last = value.partition("-")
+        is_range = all(text.isascii() and text.isdigit() and len(text) < 10 for text in (first, last))
+        if value and not (is_range and 1000 <= int(first) < int(last)):
+            raise ValueError("it is a range from 1000 on, as 61184-65519, or empty")
         return value
 
     @field_validator("slots", mode="before")

@@ -7,7 +7,9 @@ all services. A caller whose other tasks must continue waits with asyncio.wait i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar, overload
 
 A = TypeVar("A")
@@ -41,3 +43,25 @@ async def cancel(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_own_thread(work: Callable[[], object], limit_seconds: float) -> bool:
+    """Runs the work in a thread that ends with it. Returns whether it ended in time; after that it is left alone, as it
+    hangs in the kernel. The work must not raise."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        work()
+        # The loop may have been closed meanwhile.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(ended.set)
+
+    thread = threading.Thread(target=run, daemon=True, name="bounded")
+    thread.start()
+    try:
+        async with asyncio.timeout(limit_seconds):
+            await ended.wait()
+    except TimeoutError:
+        return False
+    thread.join()
+    return True

@@ -17,11 +17,14 @@ from gangline.errors import GanglineError, invalid
 from services.common.disk import write_atomic
 
 FILE_NAME = "rank_rules.json"
+# Of the names of accounts for owners.
+ACCOUNT_PREFIX = "gangline-"
 
 
 @dataclass(frozen=True, slots=True)
 class RankUser:
-    """A user of this machine, as which ranks run. groups: all ids of its groups."""
+    """A user of this machine, as which ranks run. groups: all ids of its groups. is_dynamic: whether it is an account
+    for one owner, which exists only by its number; then the home is settled by the attempt."""
 
     name: str
     uid: int
@@ -29,12 +32,14 @@ class RankUser:
     groups: tuple[int, ...]
     home: str
     shell: str
+    is_dynamic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RankRules:
     """The rules of one agent.
 
+    first_uid, last_uid: the accounts for owners, in place of `user`; 0 without them.
     user: a name or a number; empty for the agent's own user. users: by the owner of the experiment, for owners with a
     user of their own.
     memory_mb, processes: the limits of one rank; 0 for none. cgroup: the control group below which each rank gets its
@@ -50,6 +55,8 @@ class RankRules:
     cgroup: str = ""
     container_command: tuple[str, ...] = ()
     container_options: tuple[str, ...] = ()
+    first_uid: int = 0
+    last_uid: int = 0
 
     def user_of(self, owner: str) -> str:
         """Returns the user for an owner's ranks; empty for the agent's own."""
@@ -81,6 +88,20 @@ def load_rules(state_directory: Path) -> RankRules:
         raise invalid(
             "environment.rules", f"cannot read {path}: {error}; restart the agent, which writes it"
         ) from error
+
+
+def owners_user(rules: RankRules, owner_id: int) -> RankUser:
+    """Returns the account of an owner's ranks, which no file of this machine names. It is the same on every machine of
+    the cluster with the same range, so gangs can share files. Raises GanglineError `environment.no_user`.
+
+    owner_id: the number that the cluster never gives again; 0 for an owner without one.
+    """
+    uid = rules.first_uid + owner_id
+    if owner_id < 0 or uid > rules.last_uid:
+        text = f"rank_uids {rules.first_uid}-{rules.last_uid} has no id for the owner with the number {owner_id}"
+        raise _no_user(f"{text}; give the agents a longer range")
+    # The first id is also the group of all these accounts, which may pass where no other account may.
+    return RankUser(f"{ACCOUNT_PREFIX}{owner_id}", uid, uid, (uid, rules.first_uid), "", "/bin/sh", is_dynamic=True)
 
 
 def find_user(name: str) -> RankUser:

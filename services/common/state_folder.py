@@ -6,6 +6,7 @@
 | allocations/<id> | both       | one folder for each allocation                                        |
 | ended/<id>       | agent      | the newest folders of forgotten allocations                           |
 | code/            | runner     | verified archives of code, which the runners share                    |
+| homes/<uid>      | runner     | the homes of accounts for owners                                      |
 | spool/           | runner     | the records that no gateway has taken yet (trial_runner/delivery/)    |
 
 | in allocations/<id> | written by | mode | holds                                                          |
@@ -24,6 +25,7 @@
 | container.json      | runner     | 0600 | program and name of the ranks' container, until it is removed  |
 | registry/           | runner     | 0700 | the login at the registry of the container's image             |
 | code/               | runner     |      | the experiment's code, in which the ranks run                  |
+| passwd              | runner     | 0644 | the accounts that the ranks see, if theirs is one for an owner |
 | authorized_keys     | runner     | 0644 | the key with which the owner of a shell opens it               |
 | rank<n>.beat        | runner     |      | the progress of each rank; the rank writes it too              |
 | ranks/              | runner     | 0700 | its socket to the ranks, and their temporary folders; removed  |
@@ -91,6 +93,11 @@ class StateFolder:
     @property
     def code_archives(self) -> Path:
         return self.path / "code"
+
+    @property
+    def homes(self) -> Path:
+        """The homes of accounts for owners, by their numbers."""
+        return self.path / "homes"
 
     @property
     def spools(self) -> Path:
@@ -172,6 +179,11 @@ class SharedFolder:
     def hook_listing_path(self) -> Path:
         """The variables of a startup hook at its end."""
         return self.path / "hook.environ"
+
+    @property
+    def accounts_path(self) -> Path:
+        """The list of accounts that ranks of an account for an owner see."""
+        return self.path / "passwd"
 
     @property
     def container_path(self) -> Path:

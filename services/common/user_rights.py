@@ -61,24 +61,34 @@ def resolve_as(user: RankUser | None, path: Path) -> Path | None:
             return None
 
 
-def is_folder_of(user: RankUser | None, path: Path) -> bool:
-    """Whether the user may change into this folder."""
-    with rights_of(user):
+def is_folder_of(user: RankUser | None, path: str | Path, base: Path = Path("/")) -> bool:
+    """Whether the user may change into this folder. base: a folder of ours from which a relative path leads, which the
+    user may reach in another way."""
+    with _opened(base) as handle, rights_of(user):
         try:
             # The name of the folder in itself needs the right to enter it.
-            os.close(os.open(f"{path}/.", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            os.close(os.open(f"{path}/.", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle))
         except OSError:
             return False
         return True
 
 
-def is_file_of(user: RankUser | None, path: Path) -> bool:
-    """Whether the user finds a regular file there."""
-    with rights_of(user):
+def is_file_of(user: RankUser | None, path: str | Path, base: Path = Path("/")) -> bool:
+    """Whether the user finds a regular file there. base: as in `is_folder_of`."""
+    with _opened(base) as handle, rights_of(user):
         try:
-            return stat.S_ISREG(path.stat().st_mode)
+            return stat.S_ISREG(os.stat(path, dir_fd=handle).st_mode)
         except OSError:
             return False
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _set_groups(groups: tuple[int, ...] | list[int]) -> None:

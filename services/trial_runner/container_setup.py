@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gangline
-from gangline.domain.storage_url import protocol_of
 from gangline.errors import GanglineError, invalid, unavailable
 from gangline.launch.beat_file import stacks_path_of
 from gangline.v1 import runner_pb2, types_pb2
@@ -24,6 +23,7 @@ from services.common.user_rights import resolve_as
 from services.trial_runner.gang.gang_plan import Place, load_config, needs_no_library
 from services.trial_runner.ranks.confinement import Confinement
 from services.trial_runner.ranks.container import SOCKET, Container
+from services.trial_runner.ranks.owner_account import storage_folder
 from services.trial_runner.ranks.container_plan import (
     ContainerPlace,
     Mount,
@@ -113,8 +113,8 @@ def _prepare_files(files: AttemptFiles) -> None:
         confinement.give_file(path)
     for each in (folder.code_path, folder.ranks_path):
         confinement.give(each)
-    storage = _storage_folder(files.spec.storage_url)
-    if storage is not None and not storage.is_dir():
+    storage = storage_folder(files.spec.storage_url)
+    if storage is not None and not storage.is_dir() and not (confinement.user and confinement.user.is_dynamic):
         try:
             storage.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -125,7 +125,7 @@ def _prepare_files(files: AttemptFiles) -> None:
 def _mounts(files: AttemptFiles) -> tuple[Mount, ...]:
     folder = files.folder
     writable = [folder.code_path, folder.ranks_path, *_single_files(files)]
-    storage = _storage_folder(files.spec.storage_url)
+    storage = storage_folder(files.spec.storage_url)
     if storage is not None:
         writable.append(storage)
     library = str(_package())
@@ -137,11 +137,6 @@ def _single_files(files: AttemptFiles) -> list[Path]:
     """The ranks' files in the allocation's folder, of which they see nothing else."""
     beats = [each for path in files.beat_paths.values() for each in (path, stacks_path_of(path))]
     return [*beats, files.folder.hook_listing_path]
-
-
-def _storage_folder(url: str) -> Path | None:
-    """Returns the folder of the checkpoint storage; None for a storage that is no folder."""
-    return Path(url.partition("://")[2] or url) if url and protocol_of(url) == "file" else None
 
 
 def _package() -> Path:

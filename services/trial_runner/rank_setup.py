@@ -89,7 +89,7 @@ class RankSetup:
             agent_id, user, run = self.place.agent_id, self.confinement.user, self._step_of(nursery)
             interpreter = await find_interpreter(named, agent_id, user, run, needs_library=not is_command)
         start = self._plan(network, interpreter, directory)
-        if is_file_of(self.confinement.user, self.folder.code_path / HOOK_NAME):
+        if is_file_of(self.confinement.user, HOOK_NAME, self.folder.code_path):
             start = await self._run_hook(start, interpreter, nursery, pump, on_hook, is_command=is_command)
         if is_command:
             return replace(start, environments={rank: _with_alias(each) for rank, each in start.environments.items()})
@@ -168,7 +168,7 @@ class RankSetup:
         """Returns the folder in which the ranks start."""
         directory = self.folder.code_path / named
         is_in_image = self.container is not None and Path(named).is_absolute()
-        if not is_in_image and not is_folder_of(self.confinement.user, directory):
+        if not is_in_image and not is_folder_of(self.confinement.user, named or ".", self.folder.code_path):
             place = self.place.agent_id if Path(named).is_absolute() else "the code"
             text = f"environment.working_directory: there is no folder {named} in {place}"
             raise invalid("environment.no_directory", text)

@@ -18,6 +18,8 @@ from pathlib import Path
 import structlog
 
 from gangline.errors import GanglineError, invalid
+from services.agent.machine import owner_accounts
+from services.agent.machine.owner_accounts import NO_UIDS
 from services.agent.settings import AgentSettings
 from services.common import rank_cgroup
 from services.common.container_program import find_program
@@ -33,9 +35,9 @@ _PROBE = "import os, sys, gangline.launch.child; os.chdir(sys.argv[1])"
 log = structlog.get_logger(__name__)
 
 
-def settle_rules(settings: AgentSettings) -> None:
-    """Checks and writes the rules. Raises GanglineError `agent.rank_user`, `agent.rank_limits`,
-    `agent.container_command`."""
+def settle_rules(settings: AgentSettings) -> str:
+    """Checks and writes the rules. Returns what trials can read of the cluster, and why; empty while their ranks have
+    accounts without rights. Raises GanglineError `agent.rank_user`, `agent.rank_limits`, `agent.container_command`."""
     names = {settings.rank_user, *settings.rank_users.values()} - {""}
     if settings.rank_users and not settings.rank_user:
         raise _bad_user("rank_users needs rank_user too, for owners that it does not name")
@@ -46,8 +48,9 @@ def settle_rules(settings: AgentSettings) -> None:
         _open_state(settings.state_dir)
         for user in others:
             _probe(user, StateFolder(settings.state_dir).allocations)
+    uids, why_not = owner_accounts.settle(settings, _probe_account) if not settings.rank_user else (NO_UIDS, "")
     cgroup = _find_cgroup(settings)
-    if settings.rank_processes and not cgroup and os.geteuid() == 0 and not settings.rank_user:
+    if settings.rank_processes and not cgroup and os.geteuid() == 0 and not settings.rank_user and uids == NO_UIDS:
         text = "the kernel does not limit the processes of root: set rank_user too, or delegate a control group"
         raise invalid("agent.rank_limits", f"rank_processes has no effect here, because {text}")
     rules = RankRules(
@@ -58,11 +61,20 @@ def settle_rules(settings: AgentSettings) -> None:
         cgroup,
         _find_program(settings),
         tuple(settings.container_options),
+        *uids,
     )
     try:
         write_rules(settings.state_dir, rules)
     except OSError as error:
         _on_unwritten(rules, error)
+    return "" if others or uids != NO_UIDS else owner_accounts.describe_exposure(why_not)
+
+
+def _probe_account(user: RankUser, settings: AgentSettings) -> None:
+    """Opens the state for the accounts, and starts this Python as one. Raises GanglineError `agent.rank_user`."""
+    _check_rights(user)
+    _open_state(settings.state_dir)
+    _probe(user, StateFolder(settings.state_dir).allocations)
 
 
 def _find_program(settings: AgentSettings) -> tuple[str, ...]:

@@ -365,7 +365,7 @@ class NetworkInterface(Answer):
 class Agent(Availability):
     """Describes an agent. absent_slots: slots that it no longer has, but that an operator disabled or drained when it
     had them. problem: why the agent itself cannot start work now. quarantine: after several trials could not start
-    there."""
+    there. exposure: what a trial there can read of the cluster, and why."""
 
     id: str
     pool: str
@@ -381,6 +381,7 @@ class Agent(Availability):
     problem: str
     quarantine_reason: str
     quarantined_until: Instant = Field(validation_alias="quarantined_until_at")
+    exposure: str
 
 
 class AgentView(Answer):

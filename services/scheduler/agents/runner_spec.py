@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gangline.domain.allocation import Allocation, Member
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent
+from gangline.domain.user import User
 from gangline.protocol import wire
 from gangline.v1 import runner_pb2
 from services.common.security import allocation_token
@@ -34,6 +35,7 @@ class SpecSource:
         trial = get(records, Trial, allocation.trial_id)
         checkpoint = records.find(Checkpoint, allocation.checkpoint_id)
         agent = get(records, Agent, member.agent_id)
+        owner = records.find(User, experiment.owner)
         slot_by_id = {slot.id: slot for slot in agent.slots}
         return runner_pb2.RunnerSpec(
             allocation=wire.to_proto(allocation),
@@ -55,6 +57,7 @@ class SpecSource:
             lease_seconds=self.lease_seconds,
             committee=witnesses_of(committee_of(records.all_of(Agent))),
             owner=experiment.owner,
+            owner_id=owner.id if owner is not None else 0,
         )
 
 

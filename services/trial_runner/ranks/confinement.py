@@ -10,34 +10,45 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from gangline.domain.limits import MB
 from gangline.errors import GanglineError, invalid, unavailable
 from gangline.launch.beat_file import stacks_path_of
 from services.common import rank_cgroup
-from services.common.rank_rules import RankRules, RankUser, find_user, load_rules
+from services.common.concurrency import in_own_thread
+from services.common.rank_rules import RankRules, RankUser, find_user, load_rules, owners_user
 from services.common.state_folder import SharedFolder
 from services.trial_runner.gang.limit import Limits
+from services.trial_runner.ranks import owner_account
 
 # The number of the startup hook among the nursery's processes.
 _HOOK = -1
+# Limit for opening the storage to the ranks. One that hangs is for the ranks to meet.
+STORAGE_SECONDS = 5.0
 # Variables that belong to the session of the agent's user.
 _SESSION = ("DBUS_SESSION_BUS_ADDRESS", "MAIL", "SUDO_", "XDG_")
+
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
     """The confinement of one attempt's ranks; without arguments there is none.
 
-    user: None for the agent's own.
+    user: None for the agent's own. accounts: the file in which processes find the name of an account for an owner.
     """
 
     rules: RankRules = field(default_factory=RankRules)
     user: RankUser | None = None
     allocation_id: str = ""
     agent_id: str = ""
+    accounts: str = ""
 
     @property
     def uid(self) -> int:
@@ -62,6 +73,8 @@ class Confinement:
             orders |= plan_limits(self.rules)
         if self.user is not None and not is_contained:
             orders["user"] = {"uid": self.user.uid, "gid": self.user.gid, "groups": list(self.user.groups)}
+            if self.user.is_dynamic:
+                orders["user"] |= {"accounts": self.accounts, "umask": owner_account.UMASK, "no_new_privileges": True}
         return orders
 
     def make_groups(self, ranks: range) -> None:
@@ -87,6 +100,16 @@ class Confinement:
         """Lets the ranks' user pass through the allocation's folder, in which it cannot list or make anything."""
         if self.user is not None:
             folder.path.chmod(0o711)
+        if self.user is not None and self.user.is_dynamic:
+            owner_account.make_home(self.user)
+            owner_account.write_accounts(folder.accounts_path, self.user)
+
+    async def open_storage(self, url: str, trial_id: str) -> None:
+        """Lets an owner's account write into the storage. Returns after a moment if the storage does not answer."""
+        if self.user is not None and self.user.is_dynamic and not await in_own_thread(
+            partial(owner_account.open_storage, url, trial_id, self.user), STORAGE_SECONDS
+        ):
+            log.warning("the storage does not answer; going on without a look at it", storage=url)
 
     def give_beats(self, beat_paths: Mapping[int, Path]) -> None:
         """Gives the ranks their beat files. The dumps of their stacks lie in the allocation's folder too, in which the
@@ -123,18 +146,20 @@ class Confinement:
         return rank_cgroup.path_of(Path(self.rules.cgroup), self.allocation_id, rank)
 
 
-def load(folder: SharedFolder, owner: str, agent_id: str) -> Confinement:
+def load(folder: SharedFolder, owner: str, owner_id: int, agent_id: str) -> Confinement:
     """Returns the confinement of an attempt by the agent's rules. Raises GanglineError `environment.*`."""
     rules = load_rules(folder.state.path)
     name = rules.user_of(owner)
     try:
         user = find_user(name) if name else None
+        if user is None and rules.first_uid:
+            user = owner_account.settle_home(owners_user(rules, owner_id), folder.state.homes)
     except GanglineError as error:
-        text = f"{agent_id} is set to run the ranks of {owner or 'everyone'} as {name!r}: {error.message}"
+        text = f"{agent_id} is set to run the ranks of {owner or 'everyone'} as {name or 'an account of its own'!r}: {error.message}"
         raise invalid("environment.no_user", text) from error
     if user is not None and user.uid == os.geteuid():
         user = None
-    return Confinement(rules, user, folder.allocation_id, agent_id)
+    return Confinement(rules, user, folder.allocation_id, agent_id, str(folder.accounts_path.absolute()))
 
 
 def plan_limits(rules: RankRules) -> dict[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -34,7 +36,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def settle(state: Path, **settings: Any) -> RankRules:
-    settle_rules(AgentSettings(**{"state_dir": state, "container_command": ["none"], **settings}))
+    settle_rules(AgentSettings(**{"state_dir": state, "container_command": ["none"], "rank_uids": "", **settings}))
     return load_rules(state)
 
 
@@ -52,9 +54,74 @@ def test_the_program_for_containers_is_found_or_named(
         settle(state, container_command=["docker"])
 
 
-def test_without_settings_there_is_no_rule_and_the_state_stays_closed(state: Path) -> None:
-    assert settle(state) == RankRules()
+def test_without_accounts_there_is_no_rule_and_the_state_stays_closed(state: Path) -> None:
+    assert settle(state, rank_uids="") == RankRules()
     assert state.stat().st_mode & 0o777 == 0o700
+
+
+def expose(state: Path, **settings: Any) -> str:
+    return settle_rules(AgentSettings(**{"state_dir": state, "container_command": ["none"], **settings}))
+
+
+@needs_root
+def test_roots_agent_gives_owners_accounts_by_default(state: Path) -> None:
+    assert expose(state) == ""
+    assert load_rules(state) == RankRules(first_uid=61184, last_uid=65519)
+    assert [path.stat().st_mode & 0o777 for path in (state, state / "allocations")] == [0o711] * 2
+
+
+@needs_root
+def test_a_named_user_comes_before_the_accounts(state: Path) -> None:
+    assert expose(state, rank_user="nobody") == ""
+    assert load_rules(state) == RankRules(user="nobody")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"rank_uids": ""}, "rank_uids is empty"),
+        ({"rank_uids": "65000-65534"}, "rank_uids 65000-65534 has the id of nobody, an account of this machine"),
+    ],
+)
+def test_without_accounts_it_is_told_what_a_trial_can_read(
+    state: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], why: str
+) -> None:
+    text = "trials run as root, so each can read the cluster's token and all other files of root"
+    assert expose(state, **settings) == f"{text}: {why}"
+    monkeypatch.setenv("GANGLINE_LOCAL_CLUSTER", str(state.parent))
+    assert expose(state, **settings) == f"{text}, the administrator's token and etcd among them: {why}"
+    assert load_rules(state) == RankRules()
+
+
+@needs_root
+def test_a_python_that_accounts_cannot_run_is_named_and_the_state_stays_closed(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    monkeypatch.setenv("GANGLINE_LOCAL_CLUSTER", str(state.parent))
+    state.parent.chmod(0o700)
+    text = expose(state)
+    assert re.fullmatch(r".*: an account without rights cannot run .*no-python here: .*", text), text
+    assert [path.stat().st_mode & 0o777 for path in (state.parent, state)] == [0o700] * 2
+
+
+@needs_root
+def test_the_accounts_alone_may_pass_through_a_local_clusters_folder(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = state.parent
+    monkeypatch.setenv("GANGLINE_LOCAL_CLUSTER", str(root))
+    (root / "agent.toml").write_text("")
+    root.chmod(0o700)
+    assert expose(state) == ""
+    assert (stat.S_IMODE(root.stat().st_mode), root.stat().st_gid) == (0o710, 61184)
+    assert stat.S_IMODE((root / "agent.toml").stat().st_mode) == 0o600
+
+
+def test_an_agent_of_another_user_tells_what_a_trial_can_read(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    assert expose(state).endswith("only an agent that runs as root gives owners accounts of their own")
 
 
 @needs_root

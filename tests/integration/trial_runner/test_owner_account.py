@@ -1,0 +1,145 @@
+"""Accounts of their own for the owners of experiments, in real runners of root: what they share, and what they do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.domain.state import ExitKind
+from services.common.rank_rules import RankRules, write_rules
+from tests.integration.trial_runner.conftest import World
+from tests.integration.trial_runner.test_confinement import open_world
+from tests.support.runner_process import Runner
+
+__all__ = ["open_world"]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs ranks as another user")
+FIRST = 61184
+RULES = RankRules(first_uid=FIRST, last_uid=FIRST + 99)
+ANN, BOB = 3, 4
+# Looks around as an owner's rank does. With a folder of another owner's, it tries to harm it.
+LOOK = """
+import json, os, pathlib, pwd, subprocess, tempfile
+from gangline import core
+
+def fate(act):
+    try:
+        return act()
+    except OSError as error:
+        return type(error).__name__
+
+allocation = pathlib.Path(os.environ["GANGLINE_RUNNER_SOCKET"]).parent.parent
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+home, other = pathlib.Path.home(), os.environ.get("OTHER")
+(home / ".cache").mkdir(exist_ok=True)
+with core.init() as context:
+    if context.distributed.rank == 0:
+        with context.checkpoint.store_path({"steps_completed": 1}) as (path, stored):
+            (path / "weights").write_text("of the rank")
+    storage = pathlib.Path(context.checkpoint.storage_url.removeprefix("file://"))
+    harm = {}
+    if other:
+        theirs = storage / "checkpoints" / other
+        harm = {
+            "read": fate(lambda: (theirs / "weights").read_text()),
+            "write": fate(lambda: (theirs / "weights").write_text("x")),
+            "add": fate((theirs / "more").touch),
+            "rename": fate(lambda: theirs.rename(storage / "checkpoints/away")),
+            "squat": fate((storage / "tensorboard/9.1").mkdir),
+            "code": fate(lambda: os.listdir(storage / "code")),
+            "home": fate(lambda: os.listdir(home.parent / os.environ["OTHER_HOME"])),
+            "listing": fate(lambda: os.listdir(home.parent)),
+        }
+    (storage / "tensorboard" / os.environ["DET_TASK_ID"] / "events").touch()
+print("saw " + json.dumps({
+    "ids": [os.getresuid(), os.getresgid(), sorted(os.getgroups())],
+    "capabilities": int(status["CapEff"], 16) | int(status["CapPrm"], 16),
+    "no new privileges": int(status["NoNewPrivs"]),
+    "names": [pwd.getpwuid(os.getuid()).pw_name, os.environ["USER"], subprocess.getoutput("id -un")],
+    "home": [home.name, fate(lambda: (home / "x").touch())],
+    "secrets": [fate((allocation / name).read_text) for name in ("spec.json", "lock")],
+    "folder": fate(lambda: os.listdir(allocation)),
+    "files": sorted({os.readlink(f"/proc/self/fd/{n}").split(":")[0] for n in os.listdir("/proc/self/fd")
+                     if os.path.exists(f"/proc/self/fd/{n}")} & {str(allocation.parent.parent / "rank-template.log")}),
+    "harm": harm,
+}), flush=True)
+"""
+
+
+async def run(world: World, owner_id: int, sizes: tuple[int, ...], allocation: str, **settings: Any) -> list[Runner]:
+    """One trial of an owner, with a machine for each of the sizes, which share the storage."""
+    earlier = len(world.specs)
+    await world.prepare(LOOK, sizes, **settings)
+    runners = []
+    for number, spec in enumerate(world.specs[earlier:]):
+        spec.owner_id, spec.allocation.id, spec.trial.id = owner_id, allocation, allocation.rpartition(".")[0]
+        state = world.folder / f"a{number + 1}"
+        for folder in (state, state / "allocations"):
+            folder.mkdir(mode=0o711, exist_ok=True)
+        (state / "spool").mkdir(mode=0o700, exist_ok=True)
+        write_rules(state, RULES)
+        runners.append(world.host(f"a{number + 1}").start(spec))
+        world.runners.append(runners[-1])
+    return runners
+
+
+def seen(world: World) -> list[dict[str, Any]]:
+    return [json.loads(line[4:]) for line in world.gateway.lines("stdout") if line.startswith("saw ")]
+
+
+def variables(**values: str) -> Mapping[str, Any]:
+    return {"environment": {"environment_variables": [f"{name}={value}" for name, value in values.items()]}}
+
+
+async def test_owners_have_accounts_of_their_own_and_share_a_storage(open_world: World) -> None:
+    storage = open_world.folder / "storage"
+    storage.mkdir(mode=0o700)
+    (storage / "code").mkdir(mode=0o700)
+    (runner,) = await run(open_world, ANN, (2,), "7.1.1")
+    report = await runner.wait()
+    assert report.kind is ExitKind.COMPLETED, (report, open_world.gateway.lines("stderr"))
+    uid, denied = FIRST + ANN, "PermissionError"
+    expected = {
+        "ids": [[uid] * 3, [uid] * 3, [FIRST, uid]],
+        "capabilities": 0,
+        "no new privileges": 1,
+        "names": [f"gangline-{ANN}"] * 3,
+        "home": [str(uid), None],
+        "secrets": [denied] * 2,
+        "folder": denied,
+        "files": [],
+        "harm": {},
+    }
+    assert seen(open_world) == [expected] * 2
+    # No process of the machine sees the name.
+    assert f"gangline-{ANN}" not in Path("/etc/passwd").read_text()
+    (weights,) = storage.rglob("weights")
+    ids = [(path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) for path in (weights.parent, storage)]
+    assert ids == [(uid, 0o2775), (0, 0o710)]
+    (storage / "tensorboard/7.1/events").unlink()
+
+    their = {"OTHER": weights.parent.name, "OTHER_HOME": str(uid)}
+    (runner,) = await run(open_world, BOB, (1,), "8.1.1", config=variables(**their))
+    report = await runner.wait()
+    assert report.kind is ExitKind.COMPLETED, (report, open_world.gateway.lines("stderr"))
+    last = seen(open_world)[-1]
+    assert last["ids"][0] == [FIRST + BOB] * 3
+    harm = {"write", "add", "rename", "squat", "code", "home", "listing"}
+    assert last["harm"] == {"read": "of the rank", **dict.fromkeys(harm, denied)}
+    assert weights.read_text() == "of the rank"
+
+
+async def test_an_owner_beyond_the_range_is_told_so(open_world: World) -> None:
+    (runner,) = await run(open_world, 100, (1,), "7.1.1")
+    report = await runner.wait()
+    assert (report.kind, report.message) == (
+        ExitKind.CONFIGURATION_ERROR,
+        "a1 is set to run the ranks of everyone as 'an account of its own': rank_uids 61184-61283 has no id for the "
+        "owner with the number 100; give the agents a longer range",
+    )
