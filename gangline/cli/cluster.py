@@ -96,13 +96,13 @@ def status(
     if pool or output is not None:
         raise invalid("status.no_snapshot", "--pool and --output go with --snapshot only")
     table, layout = _local_table(data_dir)
-    cluster, problem = _cluster()
+    cluster, exposures, problem = _cluster()
     if is_json:
         local = None if table is None else {"data_directory": str(layout.root), **_table_record(table)}
-        say_json({"local": local, "cluster": cluster, "problem": problem})
+        say_json({"local": local, "cluster": cluster, "exposures": exposures, "problem": problem})
     else:
         local_lines = _local_lines(table, layout) if table else []
-        cluster_lines = _cluster_lines(cluster) if cluster else []
+        cluster_lines = [*_cluster_lines(cluster), *_exposure_lines(exposures)] if cluster else []
         say([*local_lines, *([""] if local_lines and cluster_lines else []), *cluster_lines])
     if problem:
         raise GanglineError(problem["code"], problem["message"], ErrorKind.UNAVAILABLE)
@@ -170,6 +170,7 @@ def _welcome(running: Running, layout: Layout, num_agents: int) -> list[str]:
         f"  data:    {layout.root}",
         "  next:    gangline experiment create -f CONFIG.yaml FOLDER",
         "  stop:    gangline down",
+        *([f"  note:    {running.exposure}"] if running.exposure else []),
     ]
 
 
@@ -181,6 +182,7 @@ def _running_record(running: Running, layout: Layout) -> dict[str, Any]:
         "data_directory": str(layout.root),
         "supervisor_pid": running.supervisor.pid,
         "num_slots": running.num_slots,
+        "exposure": running.exposure,
     }
 
 
@@ -196,12 +198,16 @@ def _local_table(data_dir: Path | None) -> tuple[ProcessTable | None, Layout]:
     return load_table(layout.processes), layout
 
 
-def _cluster() -> tuple[ClusterView | None, dict[str, str] | None]:
+def _cluster() -> tuple[ClusterView | None, dict[str, str], dict[str, str] | None]:
+    """Returns the cluster, what trials can read of it by agent, and the problem if it does not answer."""
     try:
         with connect() as client:
-            return client.get_cluster(), None
+            cluster = client.get_cluster()
+            agents = [view.agent for view in client.list_agents()]
+            exposures = {agent.id: agent.exposure for agent in agents if agent.exposure and not agent.lost_at}
+            return cluster, exposures, None
     except GanglineError as error:
-        return None, {"code": error.code, "message": error.message}
+        return None, {}, {"code": error.code, "message": error.message}
 
 
 def _table_record(table: ProcessTable) -> dict[str, Any]:
@@ -240,6 +246,14 @@ def _cluster_lines(cluster: ClusterView) -> list[str]:
         f"slots:   {cluster.num_slots_used} of {cluster.num_slots} used",
         f"pending: {cluster.num_pending}",
         f"version: {cluster.version}",
+    ]
+
+
+def _exposure_lines(exposures: dict[str, str]) -> list[str]:
+    """Returns one line for all agents with the same text."""
+    return [
+        f"note:    {', '.join(sorted(name for name, each in exposures.items() if each == text))}: {text}"
+        for text in dict.fromkeys(exposures.values())
     ]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gangline.domain.storage_url import check_file_inside
 from gangline.errors import GanglineError, invalid
 
 MANIFEST_KEY = "manifest"
@@ -115,6 +116,10 @@ def _check_entries(manifest: Mapping[str, Any], place: str) -> None:
     for path, entry in files.items():
         if not isinstance(entry, dict):
             raise _corrupt(place, f"does not describe {path}")
+        try:
+            check_file_inside(path)
+        except GanglineError as error:
+            raise _corrupt(place, error.message) from None
         unknown = sorted(entry.keys() - _FILE_TYPES.keys())
         if unknown:
             text = f"{place} describes {path} by {unknown[0]!r}, which this version of Gangline does not know"

@@ -50,6 +50,24 @@ def check_same_protocol(url: str, cluster_url: str) -> None:
         raise _refused(url, protocol_of(url), [protocol_of(cluster_url)])
 
 
+def check_checkpoint_place(url: str, checkpoint_id: str) -> None:
+    """Checks the URL of a checkpoint that a trial or a gateway reports. Others find the checkpoint by it, with rights of
+    their own, so it names the folder of this checkpoint and no other. Raises GanglineError `checkpoint.place`."""
+    parts = url.split("/")
+    if parts[-2:] != ["checkpoints", checkpoint_id] or not {".", ".."}.isdisjoint(parts):
+        raise invalid(
+            "checkpoint.place",
+            f"{url!r:.300} is not the folder of checkpoint {checkpoint_id}, which is checkpoints/{checkpoint_id} below "
+            "the URL of the storage",
+        )
+
+
+def check_file_inside(path: str) -> None:
+    """Raises GanglineError `checkpoint.path` for a path that names no file inside of a checkpoint's folder."""
+    if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+        raise invalid("checkpoint.path", f"{path!r:.200} names no file inside of a checkpoint; rename it")
+
+
 def _refused(url: str, protocol: str, allowed: object) -> GanglineError:
     allowed_names = ", ".join(map(str, allowed))  # type: ignore[call-overload]  # an iterable of names
     return invalid(

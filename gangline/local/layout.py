@@ -31,6 +31,8 @@ from pathlib import Path
 from gangline.errors import invalid
 from gangline.login import HOME_VARIABLE, load_login, write_private
 
+# The default for root.
+ROOTS_DIRECTORY = Path("/var/lib/gangline/local")
 _FOLDERS = ("storage", "gateway", "agents", "ready", "logs")
 
 
@@ -149,4 +151,7 @@ def layout_of(directory: Path | None) -> Layout:
         return Layout(Path(saved.data_directory))
     configured = os.environ.get(HOME_VARIABLE)
     default = Path(configured) / "cluster" if configured else Path.home() / ".local" / "share" / "gangline"
+    if not configured and os.geteuid() == 0 and not (default / "plan.json").exists():
+        # Nobody else may enter root's home, so trials could not have accounts without rights.
+        default = ROOTS_DIRECTORY
     return Layout(default.resolve())

@@ -39,11 +39,13 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A cluster that has started. login: for its clients. num_slots: the sum over the agents that were started."""
+    """A cluster that has started. login: for its clients. num_slots: the sum over the agents that were started.
+    exposure: what trials can read of the cluster, and why; empty while they have accounts without rights."""
 
     login: Login
     supervisor: Identity
     num_slots: int
+    exposure: str = ""
 
 
 def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, report: Report) -> Running:
@@ -57,7 +59,7 @@ def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, repor
     try:
         _follow(events, report)
         login = _login(layout)
-        num_slots = _await_agents(login, plan)
+        num_slots, exposure = _await_agents(login, plan)
     except BaseException as failure:
         report("stopping what was started")
         _end_supervisor(layout, supervisor, grace_seconds)
@@ -65,7 +67,7 @@ def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, repor
             raise GanglineError("local.not_joined", f"the cluster does not answer: {failure.message}") from failure
         raise
     save_login(login)
-    return Running(login, supervisor, num_slots)
+    return Running(login, supervisor, num_slots, exposure)
 
 
 def stop_local_cluster(layout: Layout, grace_seconds: float, report: Report) -> bool:
@@ -170,8 +172,9 @@ def _login(layout: Layout) -> Login:
     )
 
 
-def _await_agents(login: Login, plan: ClusterPlan) -> int:
-    """Waits until a scheduler leads and the agents have joined. Returns the number of their slots."""
+def _await_agents(login: Login, plan: ClusterPlan) -> tuple[int, str]:
+    """Waits until a scheduler leads and the agents have joined. Returns the number of their slots, and what trials can
+    read of the cluster."""
     from gangline.client import Client  # noqa: PLC0415 - loads grpc, which only this step needs
 
     deadline = time.monotonic() + JOIN_SECONDS
@@ -181,7 +184,7 @@ def _await_agents(login: Login, plan: ClusterPlan) -> int:
             agents = [view.agent for view in client.list_agents() if view.agent.state is AgentState.ALIVE]
             num_slots = plan.count_slots({agent.id: len(agent.slots) for agent in agents})
             if has_leader and num_slots is not None:
-                return num_slots
+                return num_slots, next((agent.exposure for agent in agents if agent.exposure), "")
             if time.monotonic() > deadline:
                 what = f"{len(agents)} of {plan.num_agents} agents joined" if has_leader else "no scheduler leads"
                 raise GanglineError("local.not_joined", f"after {JOIN_SECONDS:g} s {what}")

@@ -3,12 +3,17 @@ contents."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+
+# Errors with which Python's function gives up a folder that is too deep for it.
+_TOO_DEEP = (errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG)
 
 
 def write_atomic(path: Path, text: str, mode: int = 0o644, *, is_durable: bool = True) -> None:
@@ -67,8 +72,8 @@ def remove_tree(path: Path) -> None:
     """
     try:
         shutil.rmtree(path, onerror=_pass_over_what_is_gone)
-    except (OSError, RecursionError):
-        if path.is_symlink() or not path.exists():
+    except (OSError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno not in _TOO_DEEP:
             raise
         subprocess.run(
             ["rm", "-rf", "--one-file-system", "--", str(path)], stdin=subprocess.DEVNULL, capture_output=True, check=False

@@ -17,6 +17,7 @@ from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.auth import check_owner, check_user
 from services.gateway.mirror.mirror import Watched
+from services.gateway.storage.import_folder import FOLDER
 from services.gateway.storage.storage import Storage
 from services.gateway.usecase.following import in_thread
 from services.gateway.usecase.view import Views
@@ -124,7 +125,14 @@ class Checkpoints:
             raise conflict("checkpoint.deleting", f"checkpoint {checkpoint_id} is being deleted; use another one")
         if path not in checkpoint.file_bytes and path != METADATA_FILE:
             raise not_found("checkpoint.no_file", f"checkpoint {checkpoint_id} has no file {path!r}")
-        place = await asyncio.to_thread(self._storage.locate, f"{checkpoint.url.rstrip('/')}/{path}")
+        folder = await asyncio.to_thread(self._storage.locate, checkpoint.url)
+        if folder != f"{FOLDER}/{checkpoint.id}":
+            raise conflict(
+                "checkpoint.place",
+                f"the record of checkpoint {checkpoint_id} names {checkpoint.url}, which is not its own folder "
+                f"{FOLDER}/{checkpoint_id} in the storage; delete it",
+            )
+        place = f"{folder}/{path}"
         try:
             async for chunk in in_thread(lambda: self._storage.chunks(place)):
                 yield chunk

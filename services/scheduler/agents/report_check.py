@@ -17,7 +17,7 @@ from gangline.domain.experiment import Checkpoint
 from gangline.domain.id import check_checkpoint_id
 from gangline.domain.limits import plausible_amount, plausible_count, plausible_time
 from gangline.domain.state import CheckpointState
-from gangline.domain.storage_url import check_storage_url
+from gangline.domain.storage_url import check_checkpoint_place, check_file_inside, check_storage_url
 from gangline.v1 import runner_pb2
 from services.scheduler.state import metrics
 
@@ -96,10 +96,13 @@ class Screening:
         return screened
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Raises GanglineError `checkpoint.id`, `storage.*` or `document.invalid`."""
+        """Raises GanglineError `checkpoint.id`, `place`, `path`, `storage.*` or `document.invalid`."""
         check_checkpoint_id(checkpoint.id)
         if checkpoint.state is not CheckpointState.DELETING:
             check_storage_url(checkpoint.url, self._storage_url)
+            check_checkpoint_place(checkpoint.url, checkpoint.id)
+            for path in checkpoint.file_bytes:
+                check_file_inside(path)
             check_document(checkpoint.metadata_json or "{}", f"the metadata of checkpoint {checkpoint.id}")
 
     def forget(self, allocation_id: str) -> None:

@@ -23,6 +23,7 @@ from gangline.domain.experiment import (
 from gangline.domain.id import check_checkpoint_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
+from gangline.domain.storage_url import check_checkpoint_place, check_file_inside
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
@@ -222,6 +223,9 @@ class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, Pr
             wire.from_proto(Checkpoint, request.checkpoint), created_at=time.time(), owner=request.user
         )
         check_checkpoint_id(checkpoint.id)
+        check_checkpoint_place(checkpoint.url, checkpoint.id)
+        for path in checkpoint.file_bytes:
+            check_file_inside(path)
         change = await term.store.commit_asked(lambda records: import_checkpoint(records, checkpoint))
         if change:
             _log.info("a checkpoint is imported", checkpoint_id=checkpoint.id, user=request.user)

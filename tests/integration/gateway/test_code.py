@@ -171,6 +171,22 @@ async def test_file_that_is_not_of_the_checkpoint_is_refused(client: Client, che
     assert answer.json()["code"] == "checkpoint.no_file"
 
 
+@pytest.mark.parametrize("url", ["{storage}/code", "{storage}/code/../code", "{storage}/checkpoints/c1"])
+async def test_a_checkpoints_folder_is_its_own_and_no_other(
+    client: Client, etcd: EtcdClient, checkpoint: Checkpoint, url: str
+) -> None:
+    """Everyone may download a checkpoint, and only the owner of an experiment its code."""
+    storage = Path(checkpoint.url).parent.parent
+    (storage / "code").mkdir(exist_ok=True)  # noqa: ASYNC240 - a look at a local disk
+    (storage / "code" / "model.pt").write_text("of another user")  # noqa: ASYNC240
+    forged = Checkpoint("forged", "7.1", 7, 1, url.format(storage=storage), {"model.pt": 15}, "{}", 1.0)
+    await etcd.commit([Put(keys.checkpoint("forged"), wire.encode(forged))])
+    await until_async(lambda: has(client, "/api/v1/checkpoints/forged"), "the gateway seeing the checkpoint")
+    answer = await client.http.get("/api/v1/checkpoints/forged/files/model.pt")
+    code = "storage.elsewhere" if ".." in url else "checkpoint.place"
+    assert (answer.status_code, answer.json()["code"]) == (409, code)
+
+
 @pytest.mark.parametrize("name", ["outside", "link"])
 async def test_checkpoint_outside_of_the_storage_is_not_read(
     client: Client, etcd: EtcdClient, checkpoint: Checkpoint, tmp_path: Path, name: str

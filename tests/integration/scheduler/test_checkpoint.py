@@ -44,7 +44,7 @@ async def _started(bench: Bench, agent: ScriptedAgent) -> tuple[runner_pb2.Runne
 async def _save(runner: ScriptedRunner, name: str, batches: int, loss: float | None = None, **more: object) -> None:
     metadata = {} if loss is None else {"validation_metrics": {"loss": loss}}
     checkpoint = types_pb2.Checkpoint(
-        id=name, batches_completed=batches, url=f"/x/{name}", metadata_json=json.dumps(metadata), created_at=batches
+        id=name, batches_completed=batches, url=f"/x/checkpoints/{name}", metadata_json=json.dumps(metadata), created_at=batches
     )
     checkpoint.MergeFrom(types_pb2.Checkpoint(**more))  # type: ignore[arg-type]  # a test names what it gives
     await runner.report(checkpoint=checkpoint)
@@ -93,7 +93,7 @@ async def test_refused_report_does_not_keep_its_agent_away(bench: Bench) -> None
     await bench.caller.submit(config_json())
     [spec] = await agent.started()
     nonsense = types_pb2.Checkpoint(id="../c1", state=types_pb2.CHECKPOINT_STATE_DELETING)
-    saved = types_pb2.Checkpoint(id="c1", batches_completed=1, url="/x/c1", created_at=1)
+    saved = types_pb2.Checkpoint(id="c1", batches_completed=1, url="/x/checkpoints/c1", created_at=1)
     agent.journal[spec.allocation.id].undelivered.extend(
         runner_pb2.TrialReport(sequence=number, checkpoint=checkpoint)
         for number, checkpoint in enumerate((saved, nonsense), start=1)

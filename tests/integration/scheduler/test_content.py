@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import grpc.aio
 import httpx
@@ -50,7 +51,7 @@ async def test_absurd_times_and_counts_are_replaced(bench: Bench, absurd: float)
     await runner.report(running=runner_pb2.RunningReport(timeline=timeline, metrics_address="169.254.169.254:80"))
     progress = runner_pb2.ProgressReport(batches_completed=3, batches_total=-5, seconds_per_batch=absurd)
     await runner.report(progress=progress)
-    saved = types_pb2.Checkpoint(id="c1", batches_completed=-7, url="/x/c1", created_at=absurd, file_bytes={"w": -1})
+    saved = types_pb2.Checkpoint(id="c1", batches_completed=-7, url="/x/checkpoints/c1", created_at=absurd, file_bytes={"w": -1})
     await runner.report(checkpoint=saved)
     key = "ab" * 8 + "-" + "cd" * 8
     tuned = types_pb2.FusionRecord(key=key, created_at=absurd, tuned_step_seconds=absurd, bucket_bytes=[-1])
@@ -104,19 +105,26 @@ async def test_replacements_are_counted_and_told_once(bench: Bench) -> None:
         ({"metadata_json": "[1]"}, "document.invalid"),
         ({"metadata_json": "{"}, "document.invalid"),
         ({"id": "c\x1b]0;x\x07"}, "checkpoint.id"),
+        ({"url": "/x/code"}, "checkpoint.place"),
+        ({"url": "/x/checkpoints/c9"}, "checkpoint.place"),
+        ({"url": "/x/code/../checkpoints/c1"}, "checkpoint.place"),
+        ({"file_bytes": {"../../code/archive": 1}}, "checkpoint.path"),
     ],
 )
-async def test_checkpoint_that_harms_readers_is_refused(bench: Bench, change: dict[str, str], code: str) -> None:
+async def test_checkpoint_that_harms_readers_is_refused(bench: Bench, change: dict[str, Any], code: str) -> None:
     """The runner goes on: what it reports next is taken."""
     _, runner = await _started(bench)
-    checkpoint = types_pb2.Checkpoint(id="c1", url="/x/c1", metadata_json="{}")
+    checkpoint = types_pb2.Checkpoint(id="c1", url="/x/checkpoints/c1", metadata_json="{}")
     for name, value in change.items():
-        setattr(checkpoint, name, value)
+        if name == "file_bytes":
+            checkpoint.file_bytes.update(value)
+        else:
+            setattr(checkpoint, name, value)
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await runner.report(checkpoint=checkpoint)
     assert rpc.error_of(failure.value, "s1").code == code
     assert await _checkpoint(bench, checkpoint.id) is None
-    await runner.report(checkpoint=types_pb2.Checkpoint(id="c2", url="/x/c2"))
+    await runner.report(checkpoint=types_pb2.Checkpoint(id="c2", url="/x/checkpoints/c2"))
     assert await _checkpoint(bench, "c2") is not None
 
 
@@ -145,7 +153,7 @@ async def test_new_leader_plans_with_what_an_earlier_version_stored(bench: Bench
     successor = await bench.scheduler("s2")
     await bench.caller.submit(config_json(resources={"slots_per_trial": 2}))
     runner = ScriptedRunner(spec, successor.address)
-    await runner.report(checkpoint=types_pb2.Checkpoint(id="c2", batches_completed=5, url="/x/c2"))
+    await runner.report(checkpoint=types_pb2.Checkpoint(id="c2", batches_completed=5, url="/x/checkpoints/c2"))
     assert await _checkpoint(bench, "c2") is not None
     [waiting] = await bench.caller.list_pending()
     assert waiting.reason.message

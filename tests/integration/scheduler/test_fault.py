@@ -169,7 +169,7 @@ async def test_a_lost_agent_gives_its_trial_back_and_returns(bench: Bench) -> No
     [spec] = await first.started()
     runner = ScriptedRunner(spec, scheduler.address)
     await runner.run()
-    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/c1"))
+    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/checkpoints/c1"))
     await first.disconnect()
     record = await bench.eventually(
         lambda: bench.record("a1"), lambda agent_record: agent_record.state is AgentState.LOST

@@ -174,7 +174,7 @@ async def test_a_stopped_trial_says_why_and_keeps_its_checkpoint(bench: Bench) -
         await runner.report(validation=runner_pb2.ValidationReport(batches_completed=4, metrics={"loss": loss}))
     stopping = await bench.eventually(lambda: bench.trial("1.2"), lambda trial: trial.state is State.STOPPING)
     assert stopping.closing is Outcome.COMPLETED
-    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=6, url="/x/c1"))
+    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=6, url="/x/checkpoints/c1"))
     agent.finish("1.2.1", ExitKind.PREEMPTED)
     ended = await bench.eventually(lambda: bench.trial("1.2"), lambda trial: trial.state is State.TERMINAL)
     assert (ended.outcome, ended.latest_checkpoint_id, ended.restarts) == (Outcome.COMPLETED, "c1", 0)

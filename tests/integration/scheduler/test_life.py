@@ -34,7 +34,7 @@ async def test_from_submit_to_completed(bench: Bench) -> None:
     )
     assert running.outcome is None
     await runner.report(validation=runner_pb2.ValidationReport(batches_completed=10, metrics={"accuracy": 0.9}))
-    checkpoint = types_pb2.Checkpoint(id="c1", batches_completed=10, url="/x/c1", file_bytes={"state": 3})
+    checkpoint = types_pb2.Checkpoint(id="c1", batches_completed=10, url="/x/checkpoints/c1", file_bytes={"state": 3})
     await runner.report(checkpoint=checkpoint)
 
     agent.finish(spec.allocation.id, ExitKind.COMPLETED)
@@ -144,7 +144,7 @@ async def test_a_failing_trial_restarts_from_its_checkpoint(bench: Bench) -> Non
     [spec] = await agent.started()
     runner = ScriptedRunner(spec, scheduler.address)
     await runner.run()
-    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/c1"))
+    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/checkpoints/c1"))
     agent.finish(spec.allocation.id, ExitKind.USER_ERROR, "boom", rank=0)
     [again] = await agent.started()
     assert again.allocation.id == "1.1.2"

@@ -48,7 +48,7 @@ async def test_urgent_work_has_less_urgent_work_checkpoint_and_start_again_later
     assert json.loads(waiting.reason.changes_json) == [{"kind": "end_work", "allocation_ids": ["1.1.1"]}]
     assert waiting.reason.HasField("eta_at")
     # 2. It saves what it has and ends; the urgent one starts on its slots.
-    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=50, url="/x/c1"))
+    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=50, url="/x/checkpoints/c1"))
     agent.finish("1.1.1", ExitKind.PREEMPTED)
     [urgent] = await agent.started()
     assert urgent.allocation.id == "2.1.1"

@@ -211,7 +211,7 @@ async def test_pause_survives_a_restart_and_activate_resumes_from_the_checkpoint
     paused = await bench.caller.change(1, ExperimentAction.PAUSE)
     assert (paused.experiment.state, paused.experiment.reason) == (types_pb2.STATE_PAUSED, "paused by ann")
     await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.STOPPING)
-    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/c1"))
+    await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/checkpoints/c1"))
     agent.finish(spec.allocation.id, ExitKind.PREEMPTED)
     await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.QUEUED)
     assert agent.stops[spec.allocation.id].kind == types_pb2.EXIT_KIND_PREEMPTED

@@ -197,7 +197,12 @@ async def test_an_attempt_with_a_checkpoint_begins_a_new_row_of_failures(bench: 
         await _started(agent, allocation_id)
         runner = ScriptedRunner(agent.specs[allocation_id], scheduler.address)
         await runner.run()
-        checkpoint = types_pb2.Checkpoint(id=f"c{attempt}", batches_completed=10 * attempt, created_at=time.time())
+        checkpoint = types_pb2.Checkpoint(
+            id=f"c{attempt}",
+            batches_completed=10 * attempt,
+            url=f"/x/checkpoints/c{attempt}",
+            created_at=time.time(),
+        )
         await runner.report(checkpoint=checkpoint)
         agent.finish(allocation_id, ExitKind.USER_ERROR, f"error number {'x' * attempt}", rank=0)
         failed_at = time.time()
