@@ -51,8 +51,8 @@ def check_same_protocol(url: str, cluster_url: str) -> None:
 
 
 def check_checkpoint_place(url: str, checkpoint_id: str) -> None:
-    """Checks the URL of a checkpoint that a trial or a gateway reports. Others find the checkpoint by it, with rights of
-    their own, so it names the folder of this checkpoint and no other. Raises GanglineError `checkpoint.place`."""
+    """Checks the URL of a checkpoint that a trial or a gateway reports. Others read the checkpoint by it with their own
+    rights, so it names the folder of this checkpoint and no other. Raises GanglineError `checkpoint.place`."""
     parts = url.split("/")
     if parts[-2:] != ["checkpoints", checkpoint_id] or not {".", ".."}.isdisjoint(parts):
         raise invalid(

@@ -14,8 +14,9 @@
 | ready/<name>.json   | written by a service once it serves                                      |
 | logs/<name>.log     | the output of a service                                                  |
 
-Owns names, creation and modes only. The directory is 0700. Its own mode protects the files against other accounts;
-the modes of the files do not.
+Owns names, creation and modes only. The directory is 0700. Its own mode protects the files against other accounts.
+Where the agents of root give owners accounts of their own, these may pass through it (0710), and the modes of the
+files protect them as well; see services/agent/machine/owner_accounts.py.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ async def run(settings: AgentSettings, program: RunnerProgram) -> None:
     with open_journal(settings.state_dir, settings.keep_ended) as journal:
         exposure = await asyncio.to_thread(settle_rules, settings)
         slots = await asyncio.to_thread(load_slots, settings.id, settings.slots)
-        await _Running(settings, program, token, journal, slots, exposure).run()
+        await _Running(settings, program, token, journal, slots, exposure=exposure).run()
 
 
 class _Running:
@@ -65,6 +65,7 @@ class _Running:
         token: str,
         journal: Journal,
         slots: Slots,
+        *,
         exposure: str,
     ) -> None:
         self._settings = settings

@@ -23,7 +23,6 @@ from services.common.user_rights import resolve_as
 from services.trial_runner.gang.gang_plan import Place, load_config, needs_no_library
 from services.trial_runner.ranks.confinement import Confinement
 from services.trial_runner.ranks.container import SOCKET, Container
-from services.trial_runner.ranks.owner_account import storage_folder
 from services.trial_runner.ranks.container_plan import (
     ContainerPlace,
     Mount,
@@ -31,6 +30,7 @@ from services.trial_runner.ranks.container_plan import (
     plan_run,
     registry_config,
 )
+from services.trial_runner.ranks.owner_account import storage_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from gangline.v1 import runner_pb2
 from services.agent.allocations.journal_record import Record, format_record, parse_record
-from services.common.disk import move_aside, remove_tree
+from services.common.disk import move_aside
 from services.common.disk_fault import remove_spare
 from services.common.state_folder import SharedFolder
+from services.common.tree import remove_tree
 
 CORRUPT = "corrupt"
 T = TypeVar("T")

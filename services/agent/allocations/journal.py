@@ -24,9 +24,10 @@ from services.agent.allocations import process_watch
 from services.agent.allocations.folder import CORRUPT, AllocationFolder
 from services.agent.allocations.journal_record import Phase, Record
 from services.agent.allocations.recovery import Findings
-from services.common.disk import move_aside, remove_tree, write_atomic
+from services.common.disk import move_aside, write_atomic
 from services.common.disk_fault import is_disk_fault, remove_spare
 from services.common.state_folder import StateFolder
+from services.common.tree import remove_tree
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

@@ -1,7 +1,8 @@
 """Accounts of their own for the owners of experiments: whether this agent can give them, and what follows if not.
 
 They exist only by their numbers, as those of systemd's DynamicUser. services/common/rank_rules.py computes the number
-from that of the owner, so it is the same on every machine, and no other owner ever gets it. Called at the agent's start.
+from that of the owner, so it is the same on every machine, and no other owner ever gets it. Called at the agent's
+start.
 """
 
 from __future__ import annotations

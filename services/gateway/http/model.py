@@ -363,9 +363,8 @@ class NetworkInterface(Answer):
 
 
 class Agent(Availability):
-    """Describes an agent. absent_slots: slots that it no longer has, but that an operator disabled or drained when it
-    had them. problem: why the agent itself cannot start work now. quarantine: after several trials could not start
-    there. exposure: what a trial there can read of the cluster, and why."""
+    """absent_slots: slots that it no longer has, but that an operator disabled or drained when it had them. problem:
+    why the agent itself cannot start work now. exposure: what a trial there can read of the cluster, and why."""
 
     id: str
     pool: str

@@ -45,7 +45,7 @@ def open_file(root: Path, path: str) -> IO[bytes]:
     except FileNotFoundError:
         raise
     except OSError as failure:
-        raise _no_file(path, root, failure.strerror) from failure
+        raise _no_file(path, root, failure.strerror or str(failure)) from failure
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _no_file(path, root, "it is no regular file")
@@ -85,7 +85,7 @@ def _list(root: Path, parts: Sequence[str]) -> list[tuple[str, os.stat_result]]:
     with suppress(OSError):
         folder = _open_folder(root, parts)
         try:
-            for name in sorted(os.listdir(folder)):
+            for name in sorted(os.listdir(folder)):  # noqa: PTH208 - of a handle
                 with suppress(FileNotFoundError):
                     found.append((name, os.stat(name, dir_fd=folder, follow_symlinks=False)))
         finally:

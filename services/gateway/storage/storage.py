@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from gangline.domain.storage_url import check_same_protocol
 from gangline.errors import Effect, GanglineError, conflict, invalid, unavailable
 from gangline.protocol.rpc import CHUNK_BYTES
-from services.common.disk import remove_tree
+from services.common.tree import remove_tree
 from services.gateway.storage import local_tree
 
 # Of a path whose folders are compared with the root one by one.
@@ -101,8 +101,8 @@ class Storage:
         return max(times, default=0.0)
 
     def chunks(self, path: str, offset: int = 0) -> Iterator[bytes]:
-        """Yields the chunks of a file from this byte on. Raises FileNotFoundError before the first chunk, and on a local
-        disk GanglineError `storage.elsewhere` for a link and whatever else is no file."""
+        """Yields the chunks of a file from this byte on. Raises FileNotFoundError before the first chunk, and on a
+        local disk GanglineError `storage.elsewhere` for a link and whatever else is no file."""
         with self._open(path) as reading:
             reading.seek(offset)
             while chunk := reading.read(CHUNK_BYTES):

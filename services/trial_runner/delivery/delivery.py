@@ -131,7 +131,12 @@ class Delivery:
         task = json.loads(self._spec.config_json or "{}").get("task") or {}
         if task.get("kind") in _SERVED_KINDS:
             self._task_proxy = TaskProxy(
-                self._spec.allocation.id, self._spec.token, folder.task_socket_path, folder.task_key_path, uid, user
+                self._spec.allocation.id,
+                self._spec.token,
+                folder.task_socket_path,
+                folder.task_key_path,
+                uid,
+                user=user,
             )
             self._task_proxy.learn(self._gateways)
 

@@ -48,6 +48,7 @@ class TaskProxy:
         socket_path: Path,
         key_path: Path,
         uid: int,
+        *,
         user: RankUser | None = None,
     ) -> None:
         self._allocation_id = allocation_id
@@ -56,6 +57,8 @@ class TaskProxy:
         self._key_path = key_path
         self._uid = uid
         self._user = user
+        # Nobody but the task's own processes finds the name of an account for an owner.
+        self._account = user.name if user is not None else _name_of(uid)
         self._offers: dict[str, asyncio.Task[None]] = {}
         self._is_listening = asyncio.Event()
         self._watching = asyncio.create_task(self._await_socket())
@@ -89,7 +92,7 @@ class TaskProxy:
             channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
             try:
                 stub = ingest_pb2_grpc.IngestServiceStub(channel)
-                request = ingest_pb2.OfferTunnelsRequest(allocation_id=self._allocation_id, user=_name_of(self._uid))
+                request = ingest_pb2.OfferTunnelsRequest(allocation_id=self._allocation_id, user=self._account)
                 async for order in stub.OfferTunnels(request, metadata=self._metadata):
                     failures = 0
                     if order.authorized_key:

@@ -96,6 +96,11 @@ class Confinement:
         if self.rules.cgroup:
             rank_cgroup.remove_all(Path(self.rules.cgroup), self.allocation_id)
 
+    async def open(self, folder: SharedFolder, storage_url: str, trial_id: str) -> None:
+        """Opens to the ranks' user what lies outside of its own folders: the way to them, and the storage."""
+        self.open_folder(folder)
+        await self.open_storage(storage_url, trial_id)
+
     def open_folder(self, folder: SharedFolder) -> None:
         """Lets the ranks' user pass through the allocation's folder, in which it cannot list or make anything."""
         if self.user is not None:
@@ -106,8 +111,10 @@ class Confinement:
 
     async def open_storage(self, url: str, trial_id: str) -> None:
         """Lets an owner's account write into the storage. Returns after a moment if the storage does not answer."""
-        if self.user is not None and self.user.is_dynamic and not await in_own_thread(
-            partial(owner_account.open_storage, url, trial_id, self.user), STORAGE_SECONDS
+        if (
+            self.user is not None
+            and self.user.is_dynamic
+            and not await in_own_thread(partial(owner_account.open_storage, url, trial_id, self.user), STORAGE_SECONDS)
         ):
             log.warning("the storage does not answer; going on without a look at it", storage=url)
 
@@ -155,7 +162,8 @@ def load(folder: SharedFolder, owner: str, owner_id: int, agent_id: str) -> Conf
         if user is None and rules.first_uid:
             user = owner_account.settle_home(owners_user(rules, owner_id), folder.state.homes)
     except GanglineError as error:
-        text = f"{agent_id} is set to run the ranks of {owner or 'everyone'} as {name or 'an account of its own'!r}: {error.message}"
+        account = repr(name) if name else "an account of its own"
+        text = f"{agent_id} is set to run the ranks of {owner or 'everyone'} as {account}: {error.message}"
         raise invalid("environment.no_user", text) from error
     if user is not None and user.uid == os.geteuid():
         user = None

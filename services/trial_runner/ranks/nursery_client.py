@@ -269,7 +269,7 @@ def _fork(rank_forkserver: str, directory: Path, theirs: socket.socket) -> int:
 
 
 async def _start_cold(theirs: socket.socket) -> int:
-    # -P: it starts in the allocation's folder, where the user's code would be the module `code` of the standard library.
+    # -P: it starts in the allocation's folder, in which the user's code is called as a module of the standard library.
     command = [sys.executable, "-P", "-m", "gangline.launch.cold_nursery", "--fd", str(theirs.fileno())]
     try:
         process = await asyncio.create_subprocess_exec(

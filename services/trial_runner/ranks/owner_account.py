@@ -75,6 +75,7 @@ def open_storage(url: str, trial_id: str, user: RankUser) -> None:
         return
     try:
         root.mkdir(parents=True, exist_ok=True)
+        _close(root / "code")
         _let_pass(root, user)
         for name in _SHARED_FOLDERS:
             _share(root / name)
@@ -90,6 +91,20 @@ def _let_pass(root: Path, user: RankUser) -> None:
     if status.st_uid == os.geteuid() and not mode & 0o077:
         os.chown(root, -1, user.groups[-1])
         root.chmod(mode | 0o010)
+
+
+def _close(folder: Path) -> None:
+    """Keeps other accounts out of the archives of code, which gateways alone read, each for the code's owner."""
+    try:
+        handle = os.open(folder, _FOLDER)
+    except FileNotFoundError:
+        return
+    try:
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        if mode & 0o007:
+            os.fchmod(handle, mode & ~0o007)
+    finally:
+        os.close(handle)
 
 
 def _share(folder: Path) -> None:

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from gangline import frame, unix_socket
 from gangline.v1 import rank_pb2
-from services.common.disk import remove_tree
+from services.common.tree import remove_tree
 
 _SOCKET = "rank.sock"
 

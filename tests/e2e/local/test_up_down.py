@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -71,6 +72,10 @@ def test_status_shows_services_leader_agents_and_slots(cluster: Cluster) -> None
     assert (status["cluster"]["num_agents"], status["cluster"]["num_slots"]) == (2, 2)
     assert status["cluster"]["leader"]["grpc_address"] == cluster.service("scheduler").addresses["grpc"]
     assert [slot["slot"]["id"] for slot in cluster.read("slot", "list")] == ["agent-1/0", "agent-2/0"]
+    # pytest's folders are closed to all other accounts, so trials cannot have one of their own there.
+    note = text.splitlines()[-1]
+    assert re.match(r"note:    agent-1, agent-2: trials run as .*, so each can read the cluster's token .* etcd", note)
+    assert status["exposures"].keys() == {"agent-1", "agent-2"}
 
 
 def test_second_up_in_the_same_directory_is_one_line(cluster: Cluster) -> None:

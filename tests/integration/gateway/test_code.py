@@ -177,8 +177,8 @@ async def test_a_checkpoints_folder_is_its_own_and_no_other(
 ) -> None:
     """Everyone may download a checkpoint, and only the owner of an experiment its code."""
     storage = Path(checkpoint.url).parent.parent
-    (storage / "code").mkdir(exist_ok=True)  # noqa: ASYNC240 - a look at a local disk
-    (storage / "code" / "model.pt").write_text("of another user")  # noqa: ASYNC240
+    (storage / "code").mkdir(exist_ok=True)
+    (storage / "code" / "model.pt").write_text("of another user")
     forged = Checkpoint("forged", "7.1", 7, 1, url.format(storage=storage), {"model.pt": 15}, "{}", 1.0)
     await etcd.commit([Put(keys.checkpoint("forged"), wire.encode(forged))])
     await until_async(lambda: has(client, "/api/v1/checkpoints/forged"), "the gateway seeing the checkpoint")

@@ -44,7 +44,11 @@ async def _started(bench: Bench, agent: ScriptedAgent) -> tuple[runner_pb2.Runne
 async def _save(runner: ScriptedRunner, name: str, batches: int, loss: float | None = None, **more: object) -> None:
     metadata = {} if loss is None else {"validation_metrics": {"loss": loss}}
     checkpoint = types_pb2.Checkpoint(
-        id=name, batches_completed=batches, url=f"/x/checkpoints/{name}", metadata_json=json.dumps(metadata), created_at=batches
+        id=name,
+        batches_completed=batches,
+        url=f"/x/checkpoints/{name}",
+        metadata_json=json.dumps(metadata),
+        created_at=batches,
     )
     checkpoint.MergeFrom(types_pb2.Checkpoint(**more))  # type: ignore[arg-type]  # a test names what it gives
     await runner.report(checkpoint=checkpoint)

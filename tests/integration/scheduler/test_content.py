@@ -51,7 +51,9 @@ async def test_absurd_times_and_counts_are_replaced(bench: Bench, absurd: float)
     await runner.report(running=runner_pb2.RunningReport(timeline=timeline, metrics_address="169.254.169.254:80"))
     progress = runner_pb2.ProgressReport(batches_completed=3, batches_total=-5, seconds_per_batch=absurd)
     await runner.report(progress=progress)
-    saved = types_pb2.Checkpoint(id="c1", batches_completed=-7, url="/x/checkpoints/c1", created_at=absurd, file_bytes={"w": -1})
+    saved = types_pb2.Checkpoint(
+        id="c1", batches_completed=-7, url="/x/checkpoints/c1", created_at=absurd, file_bytes={"w": -1}
+    )
     await runner.report(checkpoint=saved)
     key = "ab" * 8 + "-" + "cd" * 8
     tuned = types_pb2.FusionRecord(key=key, created_at=absurd, tuned_step_seconds=absurd, bucket_bytes=[-1])

@@ -24,7 +24,9 @@ async def test_earlier_names_do_what_the_present_ones_do(bench: Bench) -> None:
     await runner.run()
     for batches in (1, 2):
         await runner.report(
-            checkpoint=types_pb2.Checkpoint(id=f"c{batches}", batches_completed=batches, url=f"/x/checkpoints/c{batches}")
+            checkpoint=types_pb2.Checkpoint(
+                id=f"c{batches}", batches_completed=batches, url=f"/x/checkpoints/c{batches}"
+            )
         )
     metadata = rpc.token_metadata(CLUSTER_TOKEN)
     async with grpc.aio.insecure_channel(scheduler.address, options=rpc.CHANNEL_OPTIONS) as channel:

@@ -38,7 +38,9 @@ async def _two_attempts(bench: Bench) -> tuple[ScriptedRunner, ScriptedRunner]:
     [spec] = await agent.started()
     old = ScriptedRunner(spec, scheduler.address)
     await old.run()
-    await old.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/checkpoints/c1", created_at=1.0))
+    await old.report(
+        checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/checkpoints/c1", created_at=1.0)
+    )
     agent.finish(spec.allocation.id, ExitKind.RUNNER_LOST, "its runner vanished")
     await until(lambda: "1.1.2" in agent.specs, "the second attempt", 20)
     new = ScriptedRunner(agent.specs["1.1.2"], scheduler.address)
@@ -67,7 +69,9 @@ async def test_reports_of_a_superseded_attempt_change_nothing(bench: Bench) -> N
 
 async def test_checkpoint_of_a_superseded_attempt_is_deleted_and_that_of_the_live_one_stays(bench: Bench) -> None:
     old, new = await _two_attempts(bench)
-    await new.report(checkpoint=types_pb2.Checkpoint(id="c2", batches_completed=7, url="/x/checkpoints/c2", created_at=2.0))
+    await new.report(
+        checkpoint=types_pb2.Checkpoint(id="c2", batches_completed=7, url="/x/checkpoints/c2", created_at=2.0)
+    )
     zombie = types_pb2.Checkpoint(id="c3", batches_completed=9, url="/x/checkpoints/c3", created_at=3.0)
     assert (await old.report(checkpoint=zombie)).over_reason
     trial = await bench.trial("1.1")

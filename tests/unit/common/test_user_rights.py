@@ -51,11 +51,12 @@ def test_the_rights_hold_for_this_thread_alone_and_end_with_the_block_and_with_a
 
     thread = threading.Thread(target=look)
     thread.start()
-    with pytest.raises(PermissionError), rights_of(NOBODY):
+    with rights_of(NOBODY):
         begun.set()
         assert ended.wait(10)
-        (secret / "secret/file").read_text()
     thread.join()
+    with pytest.raises(PermissionError), rights_of(NOBODY):
+        (secret / "secret/file").read_text()
     assert seen == ["of root"]
     assert (secret / "secret/file").read_text() == "of root"
     assert os.getgroups() == groups

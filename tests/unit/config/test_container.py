@@ -37,7 +37,10 @@ def test_an_image_with_mounts_is_accepted_without_a_warning(image: Any) -> None:
             r"environment\.image.*: expected the name of an image, .*privileged",
         ),
         ({"environment": {"image": "a b"}}, r"environment\.image.*: expected the name of an image"),
-        ({"environment": {"image": "dir:/root/x"}}, r"environment\.image.*: expected an image of a registry; 'dir:/root/x'"),
+        (
+            {"environment": {"image": "dir:/root/x"}},
+            r"environment\.image.*: expected an image of a registry; 'dir:/root/x'",
+        ),
         ({"environment": {"image": {"cpu": "docker-archive:/a"}}}, r"cpu: .* names a place on the agents"),
         ({"environment": {"image": 5}}, r"environment\.image.*: expected the name of an image, .* found 5"),
         ({"environment": {"image": {"tpu": "a"}}}, r"environment\.image.*: expected the kinds of slots .* 'tpu'"),
