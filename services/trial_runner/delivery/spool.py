@@ -162,16 +162,19 @@ class Spool:
 
     def _write(self, segment: _Segment, frames: bytes | bytearray) -> None:
         written = 0
+        # The real size, and not the sum of what was written: foreign bytes may lie behind the last record. With the
+        # sum, the reader would miss the end of each record after them.
+        end = os.fstat(self._fd).st_size
         try:
             while written < len(frames):
                 written += os.write(self._fd, memoryview(frames)[written:])
         except OSError:
             try:
-                os.ftruncate(self._fd, segment.size)
+                os.ftruncate(self._fd, end)
             except OSError:
                 self._leave(segment)
             raise
-        segment.size += len(frames)
+        segment.size = os.fstat(self._fd).st_size
 
     def _leave(self, segment: _Segment) -> None:
         """Gives up the open file: bytes after its end would be taken for records, so the next ones go into a new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -318,3 +319,46 @@ def test_nothing_unacknowledged_is_ever_lost(
         after = min(expected, default=spool.last_sequence + 1) - 1
         assert texts(spool, after) == list(expected.values())
     spool.close()
+
+
+@pytest.mark.parametrize("num_bytes", [1, 11, 5000])
+def test_foreign_bytes_behind_a_live_segment_cost_no_record(tmp_path: Path, num_bytes: int) -> None:
+    spool = Spool(tmp_path)
+    wanted = [f"line {number}" for number in range(60)]
+    read: list[ingest_pb2.IngestRecord] = []
+    for number, text in enumerate(wanted):
+        spool.append(lines(text))
+        if number in (20, 40):
+            (segment,) = tmp_path.glob("*.seg")
+            with segment.open("ab") as file:
+                file.write(random.Random(number).randbytes(num_bytes))
+        if number % 3 == 0:
+            # As the stream reads while ranks print.
+            read += spool.read(number and read[-1].sequence)
+    read += spool.read(read[-1].sequence)
+    assert [record.log.text for record in read] == wanted
+    assert spool.num_damaged == 0
+    spool.close()
+    # The drainer reads the same file.
+    assert texts(Spool(tmp_path)) == wanted
+
+
+def test_a_refused_write_behind_foreign_bytes_cuts_off_nothing_but_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path)
+    spool.append(lines("first"))
+    (segment,) = tmp_path.glob("*.seg")
+    with segment.open("ab") as file:
+        file.write(b"foreign bytes")
+    spool.append(lines("second"))
+
+    def refuse(_fd: int, _content: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("services.trial_runner.delivery.spool.os.write", refuse)
+        assert spool.append(lines("third")) == 1
+    spool.append(lines("fourth"))
+    assert texts(spool) == ["first", "second", "fourth"]
+    assert spool.num_damaged == 0
