@@ -1,4 +1,5 @@
-"""Runs awaitables side by side until the first of them ends, and ends tasks that are no longer needed.
+"""Runs awaitables side by side until the first of them ends, ends tasks that are no longer needed, and repeats what
+fails at the start of a service because a peer is away.
 
 Owns how results, errors and cancellation of such tasks are treated, so that no caller decides it by itself. Called by
 all services. A caller whose other tasks must continue waits with asyncio.wait instead.
@@ -8,12 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar, overload
 
+import structlog
+
+from gangline.errors import ErrorKind, GanglineError
+
+# Pause between two tries to reach a peer.
+RETRY_SECONDS = 0.5
+# Time after which the same reason is logged again.
+REPEAT_SECONDS = 10.0
+
 A = TypeVar("A")
 B = TypeVar("B")
+log = structlog.get_logger(__name__)
 
 
 @overload
@@ -65,3 +77,22 @@ async def in_own_thread(work: Callable[[], object], limit_seconds: float) -> boo
         return False
     thread.join()
     return True
+
+
+async def until_available(attempt: Callable[[], Awaitable[A]], peer: str) -> A:
+    """Returns the result of the first attempt that succeeds. While the peer is UNAVAILABLE, logs the reason and tries
+    again without end: a service that starts before its peers serves once they are there. Raises all other errors.
+
+    peer: a noun for the log, such as "etcd".
+    """
+    noted, noted_at = "", 0.0
+    while True:
+        try:
+            return await attempt()
+        except GanglineError as error:
+            if error.kind is not ErrorKind.UNAVAILABLE:
+                raise
+            if error.message != noted or time.monotonic() - noted_at > REPEAT_SECONDS:
+                noted, noted_at = error.message, time.monotonic()
+                log.warning("waits for a peer that does not answer", peer=peer, reason=noted)
+        await asyncio.sleep(RETRY_SECONDS)

@@ -28,6 +28,8 @@ _log = structlog.get_logger(__name__)
 CALLS = Counter("gangline_grpc_server_calls_total", "Calls answered", ["method", "status"])
 CALL_SECONDS = Histogram("gangline_grpc_server_call_seconds", "Time of one unary call", ["method"])
 
+# Turns of the event loop in which grpc ends a call after its handler. It takes three.
+_TURNS = 10
 Admit = Callable[[str, str | None], Awaitable[None]]
 Context = Any
 
@@ -36,7 +38,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every call. admit: receives method and token; returns or raises GanglineError. It runs in the task of the
     handler, so the handler finds the context variables that it sets. limits: by method, the most bytes of one message,
     where that is not MAX_MESSAGE_BYTES. catch_up: runs before a call that asks for it (rpc.CATCH_UP_METADATA).
-    is_readmitting: a stream's caller is admitted again before each answer, so a stream ends with its caller's token."""
+    is_readmitting: a stream's caller is admitted again before each answer, so a stream ends with its caller's token.
+    open_calls: counts the calls that run."""
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         *,
         is_readmitting: bool = False,
     ) -> None:
+        self.open_calls = OpenCalls()
         self._admit = admit
         self._readmit = admit if is_readmitting else None
         self._limits = limits
@@ -67,13 +71,38 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             if self._catch_up is not None and asks_to_catch_up(metadata):
                 await self._catch_up()
         except Exception as error:  # noqa: BLE001 - the top of every call
-            return _Call(method, MAX_MESSAGE_BYTES).refuse(error)
+            return _Call(method, MAX_MESSAGE_BYTES, self.open_calls).refuse(error)
         wrapped = self._wrapped.get(method)
         if wrapped is None or wrapped[0] is not handler:
-            call = _Call(method, self._limits.get(method, MAX_MESSAGE_BYTES), self._readmit)
+            call = _Call(method, self._limits.get(method, MAX_MESSAGE_BYTES), self.open_calls, self._readmit)
             wrapped = handler, call.wrap(handler)
             self._wrapped[method] = wrapped
         return wrapped[1]
+
+
+class OpenCalls:
+    """Counts the calls whose handlers run."""
+
+    def __init__(self) -> None:
+        self._num_open = 0
+        self._are_ended = asyncio.Event()
+        self._are_ended.set()
+
+    def __enter__(self) -> None:
+        self._num_open += 1
+        self._are_ended.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._num_open -= 1
+        if not self._num_open:
+            self._are_ended.set()
+
+    async def wait_ended(self) -> None:
+        """Returns once no handler runs, and grpc has ended its own tasks around them. If the event loop ended those,
+        grpc would log each of them as an error."""
+        await self._are_ended.wait()
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +135,10 @@ class _Call:
     """Handles every call of one method. It keeps nothing of a call but its metrics. readmit: admits the caller of a
     stream before each answer; None admits it once."""
 
-    def __init__(self, method: str, max_bytes: int, readmit: Admit | None = None) -> None:
+    def __init__(self, method: str, max_bytes: int, open_calls: OpenCalls, readmit: Admit | None = None) -> None:
         self._method = method
         self._max_bytes = max_bytes
+        self._open_calls = open_calls
         self._readmit = readmit
         # To look a metric up by its labels takes longer than to count.
         self._count_by_status: dict[str, Counter] = {}
@@ -160,7 +190,8 @@ class _Call:
         async def run(request: Any, context: Context) -> Any:
             started = time.monotonic()
             try:
-                response = await inner(_Requests(request) if is_stream else _check(request), context)
+                with self._open_calls:
+                    response = await inner(_Requests(request) if is_stream else _check(request), context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the top of every call
                 await self._end(context, error)
             self._count("ok")
@@ -174,10 +205,11 @@ class _Call:
     ) -> Callable[[Any, Context], Any]:
         async def run(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                async for response in inner(_Requests(request) if is_stream else _check(request), context):
-                    if self._readmit is not None:
-                        await self._readmit(self._method, find_token(context.invocation_metadata()))
-                    yield response
+                with self._open_calls:
+                    async for response in inner(_Requests(request) if is_stream else _check(request), context):
+                        if self._readmit is not None:
+                            await self._readmit(self._method, find_token(context.invocation_metadata()))
+                        yield response
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the top of every call
                 await self._end(context, error)
             self._count("ok")

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import structlog
 
 from gangline.domain.resource import ServiceInstance
-from gangline.errors import GanglineError
+from gangline.errors import ErrorKind, GanglineError
 from gangline.protocol import wire
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
@@ -29,8 +29,8 @@ _RETRY_SECONDS = 1.0
 async def announce(
     client: EtcdClient, instance: ServiceInstance, ttl_seconds: float = TTL_SECONDS
 ) -> AsyncIterator[None]:
-    """Registers the service: the key exists when the context begins and is gone when it has ended. Raises when etcd is
-    away at the start."""
+    """Registers the service: the key exists when the context begins and is gone when it has ended. Waits for an etcd
+    that is away at the start; raises when etcd refuses."""
     is_announced = asyncio.Event()
     announcing = asyncio.create_task(_announce(client, instance, ttl_seconds, is_announced), name="presence")
     waiting = asyncio.create_task(is_announced.wait())
@@ -56,8 +56,8 @@ async def _announce(
                 is_announced.set()
                 await lease.lost.wait()
         except GanglineError as error:
-            # At the start the service must learn that etcd is away; later it retries.
-            if not is_announced.is_set():
+            # At the start the service must learn of a refusal; later it retries.
+            if not is_announced.is_set() and error.kind is not ErrorKind.UNAVAILABLE:
                 raise
-            _log.warning("cannot announce again yet", key=key, reason=error.message)
+            _log.warning("cannot announce yet", key=key, reason=error.message)
             await asyncio.sleep(_RETRY_SECONDS)

@@ -7,9 +7,11 @@ coroutines or async generators.
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +24,15 @@ import structlog
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol.rpc import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from services.common.address import bind_error, join_address, split_address
-from services.common.interceptor import CallInterceptor
+from services.common.interceptor import CallInterceptor, OpenCalls
 
 _log = structlog.get_logger(__name__)
 
 # Concurrent calls of all callers together: agents and runners hold one or two each. Further calls are refused with
 # RESOURCE_EXHAUSTED.
 MAX_CALLS = 8192
+# Limit for the end of handlers that were cancelled.
+CANCEL_SECONDS = 1.0
 # Each connection is one open file, so the limit follows from the number of callers.
 MAX_OPEN_FILES = 65536
 
@@ -65,13 +69,17 @@ def current_principal() -> Principal:
 class Server:
     """Represents a running server. address: "host:port" with the real port."""
 
-    def __init__(self, server: grpc.aio.Server, address: str) -> None:
+    def __init__(self, server: grpc.aio.Server, address: str, open_calls: OpenCalls) -> None:
         self.address = address
         self._server = server
+        self._open_calls = open_calls
 
     async def stop(self, grace_seconds: float = 1.0) -> None:
         """Refuses new calls at once and cancels those that still run after the grace. May be called twice."""
         await self._server.stop(grace_seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await self._open_calls.wait_ended()
 
 
 async def serve(
@@ -122,7 +130,7 @@ async def serve(
     await server.start()
     address = join_address(host, real_port)
     _log.info("serving grpc", address=address, has_tls=tls is not None)
-    return Server(server, address)
+    return Server(server, address, interceptor.open_calls)
 
 
 def _allow_open_files() -> None:

@@ -24,7 +24,7 @@ from sqlalchemy import Engine
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import invalid
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
-from services.common.concurrency import cancel
+from services.common.concurrency import cancel, until_available
 from services.common.etcd import EtcdClient, HealthWatch
 from services.common.presence import announce
 from services.common.security import load_token
@@ -76,8 +76,6 @@ class GatewaySettings(ServiceSettings):
         return value
 
 
-# How long the start waits for the first full listing of etcd.
-MIRROR_SECONDS = 30.0
 # A record of metrics comes from a rank, whose frames have up to 16 MiB. A record that no gateway accepts would block
 # its runner's spool.
 MESSAGE_LIMITS = {"/gangline.v1.IngestService/Ingest": 20 << 20}
@@ -94,14 +92,16 @@ class Addresses:
 
 @asynccontextmanager
 async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
-    """Serves while the context lasts. Raises GanglineError when something that it needs is missing."""
+    """Serves while the context lasts. Waits for an etcd or a PostgreSQL that is away. Raises GanglineError when
+    something else that it needs is missing."""
     token = _load_cluster_token(settings)
     async with AsyncExitStack() as parts:
         storage = await asyncio.to_thread(_open_storage, settings.storage_url)
-        client = await parts.enter_async_context(EtcdClient(settings.etcd))
+        client = await EtcdClient.connect_patiently(settings.etcd)
+        parts.push_async_exit(client)
         mirror = Mirror(client)
-        await mirror.start(MIRROR_SECONDS)
         parts.push_async_callback(mirror.stop)
+        await mirror.start()
         etcd = HealthWatch(client.examine)
         watching = asyncio.create_task(etcd.run(), name="etcd health")
         parts.push_async_callback(cancel, watching)
@@ -161,7 +161,7 @@ def _start_cleanup(
 
 
 async def _open_database(parts: AsyncExitStack, url: str) -> Engine:
-    engine = await asyncio.to_thread(open_database, url)
+    engine = await until_available(lambda: asyncio.to_thread(open_database, url), "the database")
     parts.callback(engine.dispose)
     return engine
 

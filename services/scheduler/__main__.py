@@ -1,6 +1,7 @@
 """`gangline-scheduler`: settings, logging, and the life of the process. Everything else is in the modules beside it.
 
-Exit code 2 for settings that cannot work, 1 for what is missing around it (etcd, a port); each with one line.
+Exit code 2 for settings that cannot work, 1 for what is missing around it (a port); each with one line. It waits
+for an etcd that is away.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ def main() -> None:
     except GanglineError as error:
         print(f"gangline-scheduler: {error.message}", file=sys.stderr)
         sys.exit(2 if error.kind is ErrorKind.INVALID else 1)
+    except KeyboardInterrupt:
+        # Before it serves, while it waits for etcd; afterwards the signal ends it in order.
+        sys.exit(130)
 
 
 async def run(settings: SchedulerSettings) -> None:
@@ -68,11 +72,13 @@ async def run(settings: SchedulerSettings) -> None:
     cluster_token = _load_cluster_token(settings)
     admin_token = load_token(settings.admin_token_file) if settings.admin_token_file else None
     async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(EtcdClient(settings.etcd))
+        client = await EtcdClient.connect_patiently(settings.etcd)
+        stack.push_async_exit(client)
         directory = Directory(client)
         leader_status = LeaderStatus(settings.id, directory)
         server = await _serve(settings, leader_status, cluster_token)
         stack.push_async_callback(server.stop, _GRACE_SECONDS)
+        stack.callback(leader_status.close)
         metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else None
         instance = ServiceInstance(
             id=settings.id,

@@ -101,6 +101,7 @@ class GatewayProcess:
 
     def __init__(self, folder: Path, etcd_address: str, **flags: str) -> None:
         self._folder = folder
+        self.log = folder / "gateway.log"
         (folder / "cluster.token").write_text(CLUSTER_TOKEN)
         # Such that nobody else is given one of them while the gateway is away.
         grpc_port, http_port = find_free_ports(2)
@@ -119,7 +120,7 @@ class GatewayProcess:
 
     def launch(self) -> ForkedService:
         arguments = [part for name, value in self.flags.items() for part in (f"--{name}", value)]
-        self.process = fork_service(PROGRAM, arguments, self._folder / "gateway.log", Path.cwd())
+        self.process = fork_service(PROGRAM, arguments, self.log, Path.cwd())
         return self.process
 
     async def start(self) -> None:
@@ -140,4 +141,4 @@ class GatewayProcess:
         return await asyncio.to_thread(self.process.wait, 20)
 
     def output(self) -> str:
-        return (self._folder / "gateway.log").read_text()
+        return self.log.read_text()

@@ -23,6 +23,7 @@ from gangline.domain.etcd_version import (
 )
 from gangline.domain.resource import EtcdHealth
 from gangline.errors import GanglineError, unavailable
+from services.common.concurrency import until_available
 from services.common.etcd.failure import TryFailed
 from services.common.etcd.health import PROBE_KEY, examine
 from services.common.etcd.lease import Lease, keep_lease
@@ -74,6 +75,11 @@ class EtcdClient:
             await self._session.rotation.close()
             raise
         return self
+
+    @staticmethod
+    async def connect_patiently(settings: EtcdSettings) -> EtcdClient:
+        """Returns an entered client as soon as etcd answers, however long that takes. The caller exits it."""
+        return await until_available(lambda: EtcdClient(settings).__aenter__(), "etcd")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

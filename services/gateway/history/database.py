@@ -20,7 +20,7 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gangline.errors import GanglineError, invalid, unavailable
+from gangline.errors import ErrorKind, GanglineError, invalid
 
 MIGRATIONS = Path(__file__).parent / "migration"
 # Keys of PostgreSQL's advisory locks: "gang" in ASCII, and a number.
@@ -29,11 +29,13 @@ WRITE_LOCK = 0x67616E67_0002
 # Also the longest wait for another process's lock on SQLite.
 CONNECT_SECONDS = 10
 WRITING = "gangline_writing"
+# What PostgreSQL answers while it starts, stops or recovers, or has no connection left.
+_NOT_SERVING_YET = ("starting up", "shutting down", "in recovery", "not yet accepting", "too many clients")
 
 
 def open_database(url: str) -> sa.Engine:
     """Returns an engine on a migrated database. Raises GanglineError `database.*`, which names the URL without its
-    password."""
+    password; UNAVAILABLE only for a server that is away."""
     parsed = _parse(url)
     try:
         engine = _create_engine(parsed)
@@ -44,10 +46,20 @@ def open_database(url: str) -> sa.Engine:
             f"the database {_shown(parsed)} needs the module {failure.name}; install gangline[postgres] for PostgreSQL",
         ) from failure
     except sa.exc.DBAPIError as failure:
-        raise unavailable(
-            "database.unreachable", f"cannot open the database {_shown(parsed)}: {_first_line(failure.orig)}"
-        ) from failure
+        kind = ErrorKind.UNAVAILABLE if _is_away(parsed, failure) else ErrorKind.CONFLICT
+        message = f"cannot open the database {_shown(parsed)}: {_first_line(failure.orig)}"
+        raise GanglineError("database.unreachable", message, kind) from failure
     return engine
+
+
+def _is_away(url: sa.URL, failure: sa.exc.DBAPIError) -> bool:
+    """Returns whether a server cannot be reached, or does not serve yet. A wrong password or name of a database is a
+    mistake, and so is a file of SQLite that cannot be opened."""
+    if url.get_backend_name() != "postgresql" or not isinstance(failure, sa.exc.OperationalError):
+        return False
+    # A connection that fails has no SQLSTATE. "FATAL" is a server that answers.
+    text = str(failure.orig)
+    return "FATAL" not in text or any(words in text for words in _NOT_SERVING_YET)
 
 
 @contextmanager

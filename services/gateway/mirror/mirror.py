@@ -20,6 +20,8 @@ from services.gateway.mirror.cluster_state import ClusterState
 from services.gateway.mirror.notification import NotificationBoard
 
 # Keys of the notifications.
+# Time after which the start logs again that it waits for the first full listing of etcd.
+PATIENCE_SECONDS = 10.0
 LEADER_NOTIFICATION = "leader"
 CLEANUP_NOTIFICATION = "cleanup"
 DELETION_NOTIFICATION = "deletion"
@@ -68,17 +70,12 @@ class Mirror:
         self._leaderless_at: float | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, seconds: float) -> None:
-        """Returns once the whole state was read. Raises GanglineError `gateway.no_etcd` when that takes too long."""
+    async def start(self) -> None:
+        """Returns once the whole state was read; logs why when that takes long."""
         with self._revisions.listen(LISTED) as listed:
             self._task = asyncio.create_task(self._run(), name="mirror")
-            if await listed.wait(seconds):
-                return
-        await self.stop()
-        raise unavailable(
-            "gateway.no_etcd",
-            f"no etcd answered within {seconds:g} s; start it, or correct --etcd-endpoints",
-        )
+            while not await listed.wait(PATIENCE_SECONDS):
+                log.warning("waits for etcd, from which nothing was read yet")
 
     async def stop(self) -> None:
         if self._task is not None:

@@ -32,6 +32,7 @@ class LeaderStatus:
         self._own_id = own_id
         self._directory = directory
         self._term: Term | None = None
+        self._is_closing = False
 
     def take(self, term: Term) -> None:
         self._term = term
@@ -40,6 +41,11 @@ class LeaderStatus:
 
     def leave(self) -> None:
         self._term = None
+        self._directory.notify()
+
+    def close(self) -> None:
+        """Answers all calls that wait for a leader, because this process ends."""
+        self._is_closing = True
         self._directory.notify()
 
     @property
@@ -88,5 +94,5 @@ class LeaderStatus:
         """Waits until the condition is true, or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not condition():
+                while not condition() and not self._is_closing:
                     await self._directory.changed.wait()

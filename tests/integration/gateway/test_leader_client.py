@@ -33,7 +33,7 @@ SUBMIT = scheduler_pb2.SubmitExperimentRequest(request_id="r1", owner="alice", c
 @pytest_asyncio.fixture
 async def mirror(etcd: EtcdClient) -> AsyncIterator[Mirror]:
     mirror = Mirror(etcd)
-    await mirror.start(10)
+    await mirror.start()
     yield mirror
     await mirror.stop()
 

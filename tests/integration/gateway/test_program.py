@@ -25,8 +25,9 @@ from gangline.v1 import ingest_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
 from tests.support.etcd import EtcdServer
-from tests.support.gateway import CONFIG, Client, GatewayProcess, add_user, pack, sha256
-from tests.support.wait import until_async, within
+from tests.support.forked_service import load_service
+from tests.support.gateway import CONFIG, PROGRAM, Client, GatewayProcess, add_user, pack, sha256
+from tests.support.wait import until, until_async, within
 
 NUM_RECORDS = 3000
 NUM_KILLS = 4
@@ -162,21 +163,40 @@ async def test_port_in_use(gateway: GatewayProcess, flag: str) -> None:
     ("flag", "value", "exit_code", "parts"),
     [
         ("database-url", "sqlite:////nonexistent/history.db", 1, ("cannot open the database", "unable to open")),
-        ("database-url", "postgresql://me:hidden@127.0.0.1:9/x", 1, ("me:***@127.0.0.1:9/x", "refused")),
         ("database-url", "mysql://host/x", 2, ("no support for a mysql database", "postgresql://")),
         ("storage-url", "/proc/nothing/here", 1, ("cannot write to the storage /proc/nothing/here",)),
         ("storage-url", "nope://bucket", 2, ("--storage-url nope://bucket cannot be opened",)),
         ("cluster-token-file", "/nonexistent/token", 2, ("/nonexistent/token",)),
-        ("etcd-endpoints", "127.0.0.1:9", 1, ("127.0.0.1:9",)),
     ],
 )
 async def test_what_is_missing_is_said_in_one_line(
     gateway: GatewayProcess, flag: str, value: str, exit_code: int, parts: tuple[str, ...]
 ) -> None:
-    code, line = await refused(gateway, **{flag: value, "etcd-deadline-seconds": "1"})
+    code, line = await refused(gateway, **{flag: value})
     assert code == exit_code
     assert all(part in line for part in parts), line
-    assert "hidden" not in line
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "parts"),
+    [
+        ("database-url", "postgresql://me:hidden@127.0.0.1:9/x", ("the database", "me:***@127.0.0.1:9/x", "refused")),
+        ("etcd-endpoints", "127.0.0.1:9", ("etcd", "no etcd answered within 1 s at 127.0.0.1:9; start etcd")),
+    ],
+)
+async def test_it_waits_for_a_peer_that_is_away_says_so_and_can_be_stopped(
+    gateway: GatewayProcess, flag: str, value: str, parts: tuple[str, ...]
+) -> None:
+    gateway.flags |= {flag: value, "etcd-deadline-seconds": "1"}
+    await asyncio.to_thread(load_service, PROGRAM)
+    process = gateway.launch()
+    await until(lambda: "waits for a peer" in gateway.output(), "the wait", 30)
+    (line,) = [line for line in gateway.output().splitlines() if "waits for a peer" in line]
+    assert all(part in line for part in parts), line
+    assert "hidden" not in gateway.output()
+    assert process.poll() is None
+    assert await gateway.end(signal.SIGTERM) == 0
+    assert "Traceback" not in gateway.output()
 
 
 @pytest.mark.usefixtures("short_patience")
@@ -203,12 +223,18 @@ async def test_gateway_without_a_scheduler_reads_and_says_why_it_cannot_change(
 
 async def test_reads_work_while_etcd_is_away_and_catch_up_afterwards(tmp_path: Path) -> None:
     server = EtcdServer(tmp_path / "etcd")
-    gateway = GatewayProcess(tmp_path, server.address)
+    gateway = GatewayProcess(tmp_path, server.address, **{"etcd-deadline-seconds": "1"})
     try:
         async with EtcdClient(server.settings) as etcd:
             await add_user(etcd)
             await put_experiment(etcd)
-            await gateway.start()
+            # It starts before etcd is back.
+            server.kill()
+            starting = asyncio.create_task(gateway.start())
+            await until(lambda: gateway.log.exists() and "waits for a peer" in gateway.output(), "the wait", 30)
+            assert not starting.done()
+            server.restart()
+            await starting
             client = Client(gateway.addresses["grpc"], gateway.addresses["http"])
             server.kill()
             assert (await client.http.get("/api/v1/experiments/7")).json()["experiment"]["state"] == "RUNNING"
