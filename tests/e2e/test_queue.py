@@ -129,3 +129,13 @@ def test_a_mistake_is_one_line(cluster: Cluster, arguments: tuple[str, ...], wor
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
     assert all(word in line for word in words), line
+
+
+def test_each_request_has_a_reason_at_once_however_quickly_they_follow_one_another(
+    client: Client, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    running = submit(client, gate, slots=4)
+    wait_for(lambda: holds_slots(client, running), "the first one to take all slots")
+    for _ in range(10):
+        assert reason_of(client, submit(client, gate, slots=4)) is not None

@@ -21,10 +21,12 @@ from services.gateway.leader.leader_client import Leader
 
 # How long an answer is used.
 FRESH_SECONDS = 0.5
-# How long it is used if a trial that waits is missing from it.
+# The least time between two calls, if a trial that waits is missing from the answer.
 FRESH_SECONDS_AT_LEAST = 0.1
 # Time limit of the call: a view must not wait longer for its reasons.
 FETCH_SECONDS = 1.0
+# The same for a caller who asks for the reasons alone. A leader with many requests, or on a busy machine, takes longer.
+EXPLAIN_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -52,26 +54,30 @@ class Pending:
         fetches anew."""
         return self._default_priority_by_pool
 
-    async def standings(self, trial_ids: Iterable[str]) -> Mapping[str, Standing]:
+    async def standings(self, trial_ids: Iterable[str], seconds: float = FETCH_SECONDS) -> Mapping[str, Standing]:
         """Returns reasons and places by trial id, in the order in which the planner considers the trials.
 
-        trial_ids: trials that wait, as far as the caller knows. If one is missing from the last answer, a new one is
-        fetched sooner.
+        trial_ids: trials that wait, as far as the caller knows. If one is missing from the last answer, such as one
+        that was submitted since, the caller gets an answer to a call that began after its own. seconds: limit of the
+        call.
         """
         clock = asyncio.get_running_loop().time
+        asked_at = clock()
         async with self._fetching:
-            age_seconds = clock() - self._fetched_at
             is_missed = self._is_answered and any(id_ not in self._standing_by_trial_id for id_ in trial_ids)
-            if age_seconds >= (FRESH_SECONDS_AT_LEAST if is_missed else FRESH_SECONDS):
-                self._standing_by_trial_id = await self._fetch()
+            if is_missed and self._fetched_at < asked_at:
+                # Bounds the rate of calls: callers that arrive during the pause share the call after it.
+                await asyncio.sleep(self._fetched_at + FRESH_SECONDS_AT_LEAST - clock())
+            if (is_missed and self._fetched_at < asked_at) or clock() - self._fetched_at >= FRESH_SECONDS:
                 self._fetched_at = clock()
+                self._standing_by_trial_id = await self._fetch(seconds)
             return self._standing_by_trial_id
 
-    async def _fetch(self) -> Mapping[str, Standing]:
+    async def _fetch(self, seconds: float) -> Mapping[str, Standing]:
         self._is_answered = False
         try:
             answer = await self._leader.call_once(
-                lambda scheduler: scheduler.ListPending, scheduler_pb2.ListPendingRequest(), FETCH_SECONDS
+                lambda scheduler: scheduler.ListPending, scheduler_pb2.ListPendingRequest(), seconds
             )
         except GanglineError as error:
             log.debug("no reasons for pending requests", error=error.message)

@@ -22,7 +22,7 @@ from services.gateway.history.reader import Reader
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.auth import check_user
 from services.gateway.mirror.mirror import Watched
-from services.gateway.usecase.pending import Pending, Standing
+from services.gateway.usecase.pending import EXPLAIN_SECONDS, FETCH_SECONDS, Pending, Standing
 from services.gateway.usecase.view import Views
 
 
@@ -35,13 +35,18 @@ class Queue:
         self._pending = pending
 
     async def list_tasks(
-        self, principal: Principal, experiment_id: int = 0, project_ids: Collection[int] | None = None
+        self,
+        principal: Principal,
+        experiment_id: int = 0,
+        project_ids: Collection[int] | None = None,
+        *,
+        seconds: float = FETCH_SECONDS,
     ) -> list[Task]:
         """Returns tasks that hold slots, the oldest first; then waiting ones, in the order in which the planner
         considers them.
 
-        experiment_id: 0 for all of them. project_ids: only those in these projects; None for all. Raises GanglineError
-        `experiment.not_found`.
+        experiment_id: 0 for all of them. project_ids: only those in these projects; None for all. seconds: limit of the
+        call to the leader for the reasons. Raises GanglineError `experiment.not_found`.
         """
         check_user(principal)
         if experiment_id:
@@ -49,7 +54,7 @@ class Queue:
             self._views.experiment(experiment_id)
         waiting = [request.trial_id for request in self._mirror.state.requests.all()]
         running = self._running()
-        standings = await self._pending.standings(waiting) if waiting or running else {}
+        standings = await self._pending.standings(waiting, seconds) if waiting or running else {}
         records: list[Allocation | Request] = [*running, *self._waiting(standings)]
         wanted = [
             record
@@ -69,7 +74,9 @@ class Queue:
         """Explains why a job waits. job_id: of an experiment ("7") or of a trial ("7.1")."""
         check_user(principal)
         experiment_id, trial_id = parse_job_id(job_id)
-        tasks = await self.list_tasks(principal)
+        # Before the tasks are read: a gateway that is behind would not find the task of a trial that it then finds.
+        await self._views.confirm(experiment_id=experiment_id)
+        tasks = await self.list_tasks(principal, seconds=EXPLAIN_SECONDS)
         view = await self._views.view_experiment(experiment_id)
         trials = [trial.trial for trial in view.trials]
         agents = self._mirror.state.agents.all()

@@ -1,0 +1,74 @@
+"""How old an answer of the leader may be, and how many callers share one call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gangline.domain.allocation import Reason, Request
+from gangline.domain.state import ReasonCode
+from gangline.errors import unavailable
+from gangline.protocol import wire
+from gangline.v1 import scheduler_pb2
+from services.gateway.usecase import pending
+from services.gateway.usecase.pending import Pending
+
+
+class StandInLeader:
+    """waiting: the trials of its next answers."""
+
+    def __init__(self) -> None:
+        self.waiting = ["1.1"]
+        self.num_calls = 0
+        self.limits: list[float] = []
+        self.is_away = False
+
+    async def call_once(self, _method: Any, _request: Any, seconds: float) -> scheduler_pb2.ListPendingResponse:
+        self.num_calls += 1
+        self.limits.append(seconds)
+        await asyncio.sleep(0)
+        if self.is_away:
+            raise unavailable("gateway.no_leader", "no scheduler leads this cluster")
+        reason = wire.to_proto(Reason(ReasonCode.NO_CAPACITY, "needs 1 slot"))
+        requests = [wire.to_proto(Request(trial_id, 1, "default", 1)) for trial_id in self.waiting]
+        items = [scheduler_pb2.PendingRequest(request=request, reason=reason) for request in requests]
+        return scheduler_pb2.ListPendingResponse(pending=items)
+
+
+@pytest.fixture
+def leader() -> StandInLeader:
+    return StandInLeader()
+
+
+@pytest.fixture
+def made(leader: StandInLeader) -> Pending:
+    return Pending(leader)  # type: ignore[arg-type]  # it has the one method that is called
+
+
+async def test_a_trial_that_was_submitted_after_the_last_answer_gets_its_reason(
+    made: Pending, leader: StandInLeader
+) -> None:
+    for number in range(1, 5):
+        leader.waiting = [f"{each}.1" for each in range(1, number + 1)]
+        assert set(await made.standings(leader.waiting)) == set(leader.waiting)
+    assert leader.num_calls == 4
+
+
+async def test_callers_share_a_call_also_for_a_trial_that_no_answer_has(
+    made: Pending, leader: StandInLeader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "FRESH_SECONDS", 600.0)
+    await made.standings(["1.1"])
+    await made.standings(["1.1"])
+    assert leader.num_calls == 1
+    answers = await asyncio.gather(*(made.standings(["1.1", "9.1"]) for _ in range(50)))
+    assert all(set(answer) == {"1.1"} for answer in answers)
+    assert leader.num_calls == 2
+
+
+async def test_without_a_leader_nobody_waits_for_the_next_call(made: Pending, leader: StandInLeader) -> None:
+    leader.is_away = True
+    assert [await made.standings(["1.1"], 7.0) for _ in range(3)] == [{}, {}, {}]
+    assert (leader.num_calls, leader.limits) == (1, [7.0])
