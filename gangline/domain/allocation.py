@@ -125,6 +125,7 @@ class Request:
     exclusions: tuple[Exclusion, ...] = ()
     shrink_at: float = 0.0
     kept_slots: int = 0
+    needs_gateway: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,16 @@ class FailedStart:
 
 
 @dataclass(frozen=True, slots=True)
+class UndeliveredRecords:
+    """Logs and metrics of one ended attempt that wait on an agent's disk until a gateway takes them."""
+
+    trial_id: str
+    allocation_id: str
+    num_bytes: int = 0
+    since_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Agent:
     id: str
     pool: str = "default"
@@ -64,6 +74,7 @@ class Agent:
     quarantine_reason: str = ""
     trusted_at: float = 0.0
     exposure: str = ""
+    undelivered: tuple[UndeliveredRecords, ...] = ()
 
     @property
     def known_slots(self) -> tuple[Slot, ...]:

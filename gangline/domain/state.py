@@ -65,6 +65,7 @@ class ExitKind(StrEnum):
     CHECKPOINT_CORRUPT = "CHECKPOINT_CORRUPT"
     AGENT_DISK = "AGENT_DISK"
     INVALID_HP = "INVALID_HP"
+    NO_GATEWAY = "NO_GATEWAY"
 
 
 class LogAction(StrEnum):
@@ -170,8 +171,15 @@ class ReasonCode(StrEnum):
     SEARCH_WAITING = "SEARCH_WAITING"
     NO_MATCHING_POOL = "NO_MATCHING_POOL"
     RUNS_SHRUNK = "RUNS_SHRUNK"
+    NO_GATEWAY = "NO_GATEWAY"
 
     @property
     def general(self) -> ReasonCode:
         """Returns the code of the first version that comes nearest to this one, for peers that know no later codes."""
-        return ReasonCode.AGENTS_UNHEALTHY if self is ReasonCode.AGENTS_DISABLED else self
+        return _GENERAL_CODES.get(self, self)
+
+
+_GENERAL_CODES = {
+    ReasonCode.AGENTS_DISABLED: ReasonCode.AGENTS_UNHEALTHY,
+    ReasonCode.NO_GATEWAY: ReasonCode.BACKOFF_AFTER_FAILURE,
+}

@@ -19,7 +19,7 @@ from gangline.domain.search import Search
 @dataclass(frozen=True, slots=True)
 class TrialView:
     """Joins a trial with its newest progress and metrics. allocation: the live one. reason: why it waits; None unless
-    it is queued and a scheduler leads."""
+    it is queued and a scheduler leads. warning: what is missing in its history until a gateway takes it; else empty."""
 
     trial: Trial
     allocation: Allocation | None = None
@@ -27,6 +27,7 @@ class TrialView:
     progress: ProgressPoint | None = None
     training: MetricsPoint | None = None
     validation: MetricsPoint | None = None
+    warning: str = ""
 
     @property
     def newest(self) -> Newest:

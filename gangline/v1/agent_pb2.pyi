@@ -66,6 +66,7 @@ class ConnectResponse(google.protobuf.message.Message):
     STOP_FIELD_NUMBER: builtins.int
     FORGET_FIELD_NUMBER: builtins.int
     HEARTBEAT_FIELD_NUMBER: builtins.int
+    GATEWAYS_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> Global___AgentWelcome: ...
     @property
@@ -76,6 +77,8 @@ class ConnectResponse(google.protobuf.message.Message):
     def forget(self) -> Global___ForgetAllocation: ...
     @property
     def heartbeat(self) -> Global___HeartbeatAnswer: ...
+    @property
+    def gateways(self) -> Global___Gateways: ...
     def __init__(
         self,
         *,
@@ -84,10 +87,11 @@ class ConnectResponse(google.protobuf.message.Message):
         stop: Global___StopAllocation | None = ...,
         forget: Global___ForgetAllocation | None = ...,
         heartbeat: Global___HeartbeatAnswer | None = ...,
+        gateways: Global___Gateways | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["forget", b"forget", "heartbeat", b"heartbeat", "message", b"message", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["forget", b"forget", "heartbeat", b"heartbeat", "message", b"message", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "start", "stop", "forget", "heartbeat"] | None: ...
+    def HasField(self, field_name: typing.Literal["forget", b"forget", "gateways", b"gateways", "heartbeat", b"heartbeat", "message", b"message", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["forget", b"forget", "gateways", b"gateways", "heartbeat", b"heartbeat", "message", b"message", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "start", "stop", "forget", "heartbeat", "gateways"] | None: ...
 
 Global___ConnectResponse: typing_extensions.TypeAlias = ConnectResponse
 
@@ -143,24 +147,50 @@ class HeartbeatAnswer(google.protobuf.message.Message):
 Global___HeartbeatAnswer: typing_extensions.TypeAlias = HeartbeatAnswer
 
 @typing.final
+class Gateways(google.protobuf.message.Message):
+    """Where the gateways are that are registered now. Sent after the welcome and whenever they change; agents of earlier
+    versions ignore it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESSES_FIELD_NUMBER: builtins.int
+    @property
+    def addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        addresses: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["addresses", b"addresses"]) -> None: ...
+
+Global___Gateways: typing_extensions.TypeAlias = Gateways
+
+@typing.final
 class AgentSlots(google.protobuf.message.Message):
-    """All its slots again, because the health of one has changed, or that of the agent."""
+    """All its slots again, because the health of one has changed, or that of the agent, or undelivered."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SLOTS_FIELD_NUMBER: builtins.int
     PROBLEM_FIELD_NUMBER: builtins.int
+    UNDELIVERED_FIELD_NUMBER: builtins.int
     problem: builtins.str
     """Agent.problem."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.Slot]: ...
+    @property
+    def undelivered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[gangline.v1.types_pb2.UndeliveredRecords]:
+        """Agent.undelivered."""
+
     def __init__(
         self,
         *,
         slots: collections.abc.Iterable[gangline.v1.types_pb2.Slot] | None = ...,
         problem: builtins.str = ...,
+        undelivered: collections.abc.Iterable[gangline.v1.types_pb2.UndeliveredRecords] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["problem", b"problem", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["problem", b"problem", "slots", b"slots", "undelivered", b"undelivered"]) -> None: ...
 
 Global___AgentSlots: typing_extensions.TypeAlias = AgentSlots
 

@@ -367,6 +367,9 @@ class TrialView(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     TRAINING_FIELD_NUMBER: builtins.int
     VALIDATION_FIELD_NUMBER: builtins.int
+    WARNING_FIELD_NUMBER: builtins.int
+    warning: builtins.str
+    """What is missing in its logs and metrics until a gateway takes it; empty while nothing is known to be missing."""
     @property
     def trial(self) -> gangline.v1.types_pb2.Trial: ...
     @property
@@ -396,9 +399,10 @@ class TrialView(google.protobuf.message.Message):
         progress: gangline.v1.ingest_pb2.ProgressPoint | None = ...,
         training: gangline.v1.ingest_pb2.MetricsPoint | None = ...,
         validation: gangline.v1.ingest_pb2.MetricsPoint | None = ...,
+        warning: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocation", b"allocation", "progress", b"progress", "reason", b"reason", "training", b"training", "trial", b"trial", "validation", b"validation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "progress", b"progress", "reason", b"reason", "training", b"training", "trial", b"trial", "validation", b"validation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "progress", b"progress", "reason", b"reason", "training", b"training", "trial", b"trial", "validation", b"validation", "warning", b"warning"]) -> None: ...
 
 Global___TrialView: typing_extensions.TypeAlias = TrialView
 

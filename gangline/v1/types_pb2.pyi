@@ -170,6 +170,8 @@ class _ExitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """The agent's state directory takes no writes: it is full, read-only or broken."""
     EXIT_KIND_INVALID_HP: _ExitKind.ValueType  # 20
     """The trial raised InvalidHP: its hyperparameters cannot be trained with."""
+    EXIT_KIND_NO_GATEWAY: _ExitKind.ValueType  # 30
+    """The start needed a gateway, for the code, and none answered. Nothing of the trial has run."""
 
 class ExitKind(_ExitKind, metaclass=_ExitKindEnumTypeWrapper):
     """Why one member of an allocation ended. The scheduler decides from it whether the trial runs again."""
@@ -213,6 +215,8 @@ EXIT_KIND_AGENT_DISK: ExitKind.ValueType  # 19
 """The agent's state directory takes no writes: it is full, read-only or broken."""
 EXIT_KIND_INVALID_HP: ExitKind.ValueType  # 20
 """The trial raised InvalidHP: its hyperparameters cannot be trained with."""
+EXIT_KIND_NO_GATEWAY: ExitKind.ValueType  # 30
+"""The start needed a gateway, for the code, and none answered. Nothing of the trial has run."""
 Global___ExitKind: typing_extensions.TypeAlias = ExitKind
 
 class _LogAction:
@@ -497,6 +501,8 @@ class _ReasonCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Agents or slots that an administrator has drained or disabled would be enough."""
     REASON_CODE_RUNS_SHRUNK: _ReasonCode.ValueType  # 20
     """Of a trial that runs: on fewer slots than slots_per_trial."""
+    REASON_CODE_NO_GATEWAY: _ReasonCode.ValueType  # 30
+    """Its last start needed a gateway, and none is registered."""
 
 class ReasonCode(_ReasonCode, metaclass=_ReasonCodeEnumTypeWrapper): ...
 
@@ -516,6 +522,8 @@ REASON_CODE_AGENTS_DISABLED: ReasonCode.ValueType  # 12
 """Agents or slots that an administrator has drained or disabled would be enough."""
 REASON_CODE_RUNS_SHRUNK: ReasonCode.ValueType  # 20
 """Of a trial that runs: on fewer slots than slots_per_trial."""
+REASON_CODE_NO_GATEWAY: ReasonCode.ValueType  # 30
+"""Its last start needed a gateway, and none is registered."""
 Global___ReasonCode: typing_extensions.TypeAlias = ReasonCode
 
 @typing.final
@@ -623,6 +631,7 @@ class Agent(google.protobuf.message.Message):
     QUARANTINE_REASON_FIELD_NUMBER: builtins.int
     TRUSTED_AT_FIELD_NUMBER: builtins.int
     EXPOSURE_FIELD_NUMBER: builtins.int
+    UNDELIVERED_FIELD_NUMBER: builtins.int
     id: builtins.str
     pool: builtins.str
     state: Global___AgentState.ValueType
@@ -662,6 +671,10 @@ class Agent(google.protobuf.message.Message):
         start that succeeds empties it.
         """
 
+    @property
+    def undelivered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___UndeliveredRecords]:
+        """The agent's: logs and metrics of ended attempts that no gateway has taken, one for each attempt, oldest first."""
+
     def __init__(
         self,
         *,
@@ -685,10 +698,38 @@ class Agent(google.protobuf.message.Message):
         quarantine_reason: builtins.str = ...,
         trusted_at: builtins.float = ...,
         exposure: builtins.str = ...,
+        undelivered: collections.abc.Iterable[Global___UndeliveredRecords] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "exposure", b"exposure", "failed_starts", b"failed_starts", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "problem", b"problem", "quarantine_reason", b"quarantine_reason", "quarantined_until_at", b"quarantined_until_at", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "trusted_at", b"trusted_at", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "exposure", b"exposure", "failed_starts", b"failed_starts", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "problem", b"problem", "quarantine_reason", b"quarantine_reason", "quarantined_until_at", b"quarantined_until_at", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "trusted_at", b"trusted_at", "undelivered", b"undelivered", "version", b"version"]) -> None: ...
 
 Global___Agent: typing_extensions.TypeAlias = Agent
+
+@typing.final
+class UndeliveredRecords(google.protobuf.message.Message):
+    """What waits on an agent's disk until a gateway takes it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    NUM_BYTES_FIELD_NUMBER: builtins.int
+    SINCE_AT_FIELD_NUMBER: builtins.int
+    trial_id: builtins.str
+    allocation_id: builtins.str
+    num_bytes: builtins.int
+    since_at: builtins.float
+    """When the attempt left them, by the agent's clock."""
+    def __init__(
+        self,
+        *,
+        trial_id: builtins.str = ...,
+        allocation_id: builtins.str = ...,
+        num_bytes: builtins.int = ...,
+        since_at: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "num_bytes", b"num_bytes", "since_at", b"since_at", "trial_id", b"trial_id"]) -> None: ...
+
+Global___UndeliveredRecords: typing_extensions.TypeAlias = UndeliveredRecords
 
 @typing.final
 class FailedStart(google.protobuf.message.Message):
@@ -986,6 +1027,7 @@ class Request(google.protobuf.message.Message):
     EXCLUSIONS_FIELD_NUMBER: builtins.int
     SHRINK_AT_FIELD_NUMBER: builtins.int
     KEPT_SLOTS_FIELD_NUMBER: builtins.int
+    NEEDS_GATEWAY_FIELD_NUMBER: builtins.int
     trial_id: builtins.str
     experiment_id: builtins.int
     pool: builtins.str
@@ -999,6 +1041,8 @@ class Request(google.protobuf.message.Message):
     """From when on it may start on fewer slots; 0 for never."""
     kept_slots: builtins.int
     """The size of its last attempt, where that was smaller; it may take that size at any time. 0 otherwise."""
+    needs_gateway: builtins.bool
+    """Its last start ended for lack of a gateway; it starts once one is registered."""
     @property
     def blocklist(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -1020,8 +1064,9 @@ class Request(google.protobuf.message.Message):
         exclusions: collections.abc.Iterable[Global___Exclusion] | None = ...,
         shrink_at: builtins.float = ...,
         kept_slots: builtins.int = ...,
+        needs_gateway: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocklist", b"blocklist", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "is_single_agent", b"is_single_agent", "kept_slots", b"kept_slots", "not_before_at", b"not_before_at", "pool", b"pool", "priority", b"priority", "shrink_at", b"shrink_at", "slots", b"slots", "submitted_at", b"submitted_at", "trial_id", b"trial_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocklist", b"blocklist", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "is_single_agent", b"is_single_agent", "kept_slots", b"kept_slots", "needs_gateway", b"needs_gateway", "not_before_at", b"not_before_at", "pool", b"pool", "priority", b"priority", "shrink_at", b"shrink_at", "slots", b"slots", "submitted_at", b"submitted_at", "trial_id", b"trial_id"]) -> None: ...
 
 Global___Request: typing_extensions.TypeAlias = Request
 

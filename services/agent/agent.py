@@ -15,7 +15,7 @@ import structlog
 import gangline
 from gangline.domain.allocation import Allocation
 from gangline.domain.resource import Agent as AgentRecord
-from gangline.domain.resource import NetworkInterface
+from gangline.domain.resource import NetworkInterface, UndeliveredRecords
 from gangline.domain.state import ExitKind
 from gangline.errors import GanglineError
 from gangline.protocol import wire
@@ -46,6 +46,7 @@ class Agent:
     machine_report.py replaces interfaces.
 
     problem: why no allocation can start here now; empty if there is no problem.
+    undelivered: records of ended attempts that no gateway has taken.
     """
 
     def __init__(self, identity: Identity, slots: Slots, journal: Journal, roster: Roster) -> None:
@@ -54,6 +55,7 @@ class Agent:
         self.interfaces: tuple[NetworkInterface, ...] = host.list_interfaces()
         self.roster = roster
         self.problem = ""
+        self.undelivered: tuple[UndeliveredRecords, ...] = ()
         self._journal = journal
 
     def hello(self) -> agent_pb2.AgentHello:
@@ -69,6 +71,7 @@ class Agent:
             metrics_address=self.identity.metrics_address,
             problem=self.problem,
             exposure=self.identity.exposure,
+            undelivered=self.undelivered,
         )
         return agent_pb2.AgentHello(
             agent=wire.to_proto(record),
@@ -77,8 +80,13 @@ class Agent:
         )
 
     def slots_message(self) -> agent_pb2.AgentSlots:
-        """Returns all slots and the agent's own problem, for a leader that has received the hello."""
-        return agent_pb2.AgentSlots(slots=[wire.to_proto(slot) for slot in self.slots.slots], problem=self.problem)
+        """Returns all slots, the agent's own problem and what is undelivered, for a leader that has received the
+        hello."""
+        return agent_pb2.AgentSlots(
+            slots=[wire.to_proto(slot) for slot in self.slots.slots],
+            problem=self.problem,
+            undelivered=[wire.to_proto(records) for records in self.undelivered],
+        )
 
     def refuse_leader(self, epoch: int) -> str:
         refusal = refuse_epoch(epoch, self._journal.highest_epoch)
@@ -99,6 +107,8 @@ class Agent:
         elif kind == "forget":
             self._count("forget", "obeyed")
             self.roster.forget(command.forget.allocation_id)
+        elif kind == "gateways":
+            self._journal.note_gateways(command.gateways.addresses)
 
     def _may_obey(self, command: str, epoch: int, allocation_id: str) -> bool:
         refusal = self.refuse_leader(epoch)

@@ -5,6 +5,7 @@
 | agent.lock       | agent      | flock'ed by the agent while it lives; its pid                         |
 | allocations/<id> | both       | one folder for each allocation                                        |
 | ended/<id>       | agent      | the newest folders of forgotten allocations                           |
+| gateways.json    | agent      | the addresses of the gateways, as the leader last named them          |
 | code/            | runner     | verified archives of code, which the runners share                    |
 | homes/<uid>      | runner     | the homes of accounts for owners                                      |
 | spool/           | runner     | the records that no gateway has taken yet (trial_runner/delivery/)    |
@@ -102,6 +103,30 @@ class StateFolder:
     @property
     def spools(self) -> Path:
         return self.path / "spool"
+
+    @property
+    def _gateways_path(self) -> Path:
+        return self.path / "gateways.json"
+
+    def write_gateways(self, addresses: Sequence[str]) -> None:
+        """Writes where the gateways are; called by the agent. Raises OSError."""
+        write_atomic(self._gateways_path, json.dumps(list(addresses)), mode=0o600, is_durable=False)
+
+    def load_gateways(self) -> list[str]:
+        """Returns where the gateways were when the agent last heard of any; empty if it never did."""
+        try:
+            addresses = json.loads(self._gateways_path.read_text())
+        except (OSError, ValueError):
+            return []
+        return [str(address) for address in addresses] if isinstance(addresses, list) else []
+
+    @property
+    def drainer_lock_path(self) -> Path:
+        return self.spools / ".drainer.lock"
+
+    def has_drainer(self) -> bool:
+        """Returns whether a drainer runs, by its flock. Raises OSError."""
+        return _is_locked(self.drainer_lock_path)
 
     def has_agent(self) -> bool:
         """Returns whether the agent lives, by the pid in agent.lock.

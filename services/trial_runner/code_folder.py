@@ -14,6 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -22,15 +23,17 @@ import grpc
 import structlog
 
 from gangline.errors import GanglineError, invalid, unavailable
-from gangline.protocol.rpc import error_of, token_metadata
+from gangline.protocol.rpc import error_of, is_answer, token_metadata
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc
 from services.common.archive import BadArchive, checked_members, open_archive, tarfile
 from services.common.archive_judge import judge_archive
 from services.common.code_cache import CodeCache
 from services.trial_runner.delivery.channel_route import ChannelRoute
+from services.trial_runner.start_error import NO_GATEWAY_CODE
 
-# Time for which a failed download is retried.
-ATTEMPTS_SECONDS = 60.0
+# Time for which a start waits for a gateway. It is shorter than the other members of a gang wait for this one's store.
+# The scheduler starts the attempt again once a gateway is registered.
+ATTEMPTS_SECONDS = 30.0
 # Deadline of one download.
 CALL_SECONDS = 120.0
 # Limit for the wait for another runner's download. That runner may be stopped and then never ends.
@@ -57,34 +60,39 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CodeSource:
-    """Where an archive comes from. token: of the allocation. route: to the gateways."""
+    """Where an archive comes from. token: of the allocation. route: to the gateways. note: takes a line for the trial's
+    log."""
 
     sha256: str
     cache: CodeCache
     route: ChannelRoute
     token: str
+    note: Callable[[str], None]
 
 
 async def prepare_code(source: CodeSource, target: Path) -> Path:
     """Unpacks the code into `target`, and returns this folder. Raises GanglineError `code.*`, and OSError.
 
-    Where the cache cannot be used, the attempt fetches the archive for itself.
+    Where the cache cannot be used, the attempt fetches the archive for itself. Where no gateway answers for
+    ATTEMPTS_SECONDS, the error is `code.no_gateway`.
     """
+    # It counts from here: a runner that has waited for another one's download asks once more itself.
+    deadline = asyncio.get_running_loop().time() + ATTEMPTS_SECONDS
     try:
-        if await _unpack_cached(source, target):
+        if await _unpack_cached(source, target, deadline):
             return target
     except (OSError, TimeoutError) as error:
         log.warning("the cache of code cannot be used; fetching for this attempt alone", error=str(error))
     draft = target.with_name(f".{target.name}.tar.gz")
     try:
-        await _fetch(source, draft, draft)
+        await _fetch(source, draft, draft, deadline)
         await _off_loop(draft, unpack, draft, target)
     finally:
         _discard(draft)
     return target
 
 
-async def _unpack_cached(source: CodeSource, target: Path) -> bool:
+async def _unpack_cached(source: CodeSource, target: Path, deadline: float) -> bool:
     """Unpacks the cached archive, which the first of several runners fetches. Returns False if every read found it
     damaged or missing."""
     sha256, cache = source.sha256, source.cache
@@ -104,7 +112,7 @@ async def _unpack_cached(source: CodeSource, target: Path) -> bool:
             os.close(lock)
         lock = await cache.take(sha256, is_exclusive=True, wait_seconds=WAIT_SECONDS)
         try:
-            await _renew(source, is_damaged=is_damaged)
+            await _renew(source, deadline, is_damaged=is_damaged)
             cache.share(lock)
             await asyncio.to_thread(cache.prune, cache.load_limits(), time.time())
             await _off_loop(archive, unpack, archive, target, sha256)
@@ -116,13 +124,13 @@ async def _unpack_cached(source: CodeSource, target: Path) -> bool:
     return False
 
 
-async def _renew(source: CodeSource, *, is_damaged: bool) -> None:
+async def _renew(source: CodeSource, deadline: float, *, is_damaged: bool) -> None:
     """Fetches the archive, unless another runner has done so while this one waited for the lock."""
     archive = source.cache.archive_path(source.sha256)
     if await _off_loop(archive, _is_usable, archive, source.sha256 if is_damaged else ""):
         return
     _discard(archive)
-    await _fetch(source, source.cache.draft_path(source.sha256), archive)
+    await _fetch(source, source.cache.draft_path(source.sha256), archive, deadline)
 
 
 def _is_usable(archive: Path, sha256: str) -> bool:
@@ -144,18 +152,10 @@ async def _off_loop(archive: Path, work: Callable[..., T], *arguments: object) -
     return work(*arguments) if is_small else await asyncio.to_thread(work, *arguments)
 
 
-async def _fetch(source: CodeSource, draft: Path, archive: Path) -> None:
+async def _fetch(source: CodeSource, draft: Path, archive: Path, deadline: float) -> None:
     """Downloads into the draft, judges it and renames it to the archive. Leaves no draft if that fails."""
-    deadline = asyncio.get_running_loop().time() + ATTEMPTS_SECONDS
     try:
-        while True:
-            try:
-                received_sha256 = await _download(source, draft)
-                break
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _RETRIED or asyncio.get_running_loop().time() > deadline:
-                    raise error_of(error, source.route.name) from error
-                await source.route.failed()
+        received_sha256 = await _download_from_any(source, draft, deadline)
         if received_sha256 != source.sha256:
             raise _corrupt(source.sha256, f"its bytes have sha256 {received_sha256[:12]}...")
         try:
@@ -167,6 +167,35 @@ async def _fetch(source: CodeSource, draft: Path, archive: Path) -> None:
     except BaseException:
         _discard(draft)
         raise
+
+
+async def _download_from_any(source: CodeSource, draft: Path, deadline: float) -> str:
+    """Downloads from the first gateway that answers. Raises GanglineError `code.no_gateway` at the deadline, and the
+    refusal of a gateway at once."""
+    now = asyncio.get_running_loop().time
+    is_noted = False
+    while True:
+        problem = "none is registered"
+        if source.route.address:
+            try:
+                return await _download(source, draft)
+            except grpc.aio.AioRpcError as failure:
+                error = error_of(failure, source.route.name)
+                # Another program may listen where a gateway was, so an error that is no gateway's is no answer.
+                if is_answer(failure) and failure.code() not in _RETRIED:
+                    raise error from failure
+                problem = error.message
+        if now() >= deadline:
+            raise unavailable(NO_GATEWAY_CODE, f"waits for a gateway, to fetch its code: {problem}")
+        if not is_noted:
+            source.note(f"waits for a gateway, to fetch the code: {problem}")
+            is_noted = True
+        if source.route.address:
+            await source.route.failed()
+        else:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await source.route.wait_address()
 
 
 def _publish(draft: Path, archive: Path) -> None:

@@ -17,7 +17,7 @@ from services.common.code_cache import CodeCache
 from services.common.concurrency import cancel
 from services.common.state_folder import SharedFolder
 from services.trial_runner.code_folder import CodeSource, prepare_code
-from services.trial_runner.delivery.channel_route import ChannelRoute, route_to_leader
+from services.trial_runner.delivery.channel_route import route_to_gateways, route_to_leader
 from services.trial_runner.gang.gang_links import GangLinks
 from services.trial_runner.gang.gang_plan import Network, Place
 from services.trial_runner.gang.rendezvous import Rendezvous
@@ -89,10 +89,10 @@ class Preparation:
         if not self.spec.code_sha256:
             self.folder.code_path.mkdir(exist_ok=True)
             return
-        route = ChannelRoute("gateway", self.spec.gateway_addresses)
+        route = route_to_gateways(self.spec.gateway_addresses, self.folder.state)
         try:
             cache = CodeCache(self.folder.state.code_archives)
-            source = CodeSource(self.spec.code_sha256, cache, route, self.spec.token)
+            source = CodeSource(self.spec.code_sha256, cache, route, self.spec.token, self.note)
             await prepare_code(source, self.folder.code_path)
         finally:
             await route.close()

@@ -7,6 +7,8 @@ from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError
 from services.common.disk_fault import is_disk_fault
 
+# The code of a start that no gateway has helped with the trial's code.
+NO_GATEWAY_CODE = "code.no_gateway"
 # Codes of start errors that this machine causes.
 _AGENTS_CODES = {
     "code.disk",
@@ -32,6 +34,8 @@ def kind_of(error: Exception) -> ExitKind:
     the code's sha256."""
     if is_disk_fault(error):
         return ExitKind.AGENT_DISK
+    if isinstance(error, GanglineError) and error.code == NO_GATEWAY_CODE:
+        return ExitKind.NO_GATEWAY
     is_lasting = isinstance(error, GanglineError) and error.kind is ErrorKind.INVALID
     return ExitKind.CONFIGURATION_ERROR if is_lasting else ExitKind.START_FAILED
 

@@ -37,6 +37,7 @@ class ScriptedAgent:
         self.specs: dict[str, runner_pb2.RunnerSpec] = {}
         self.stops: dict[str, agent_pb2.StopAllocation] = {}
         self.welcomes: list[agent_pb2.AgentWelcome] = []
+        self.gateways: list[str] = []
         self.accepts = True
         self.is_silent = False
         self.clock_error_seconds = 0.0
@@ -153,6 +154,8 @@ class ScriptedAgent:
                     kind = wire.enum_member(ExitKind, response.stop.kind)
                     assert kind is not None
                     self.finish(response.stop.allocation_id, kind)
+            case "gateways":
+                self.gateways = list(response.gateways.addresses)
             case "forget":
                 self.journal.pop(response.forget.allocation_id, None)
 

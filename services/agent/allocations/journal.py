@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,7 @@ class Journal:
     """The journal of one agent, made by `open_journal`. All calls block on the disk for a few milliseconds."""
 
     def __init__(self, state: StateFolder, num_kept: int) -> None:
+        self._state = state
         self._allocations = state.allocations
         self._ended = state.ended
         self._epoch_path = state.path / "epoch"
@@ -74,6 +75,13 @@ class Journal:
             write_atomic(self._epoch_path, f"{epoch}\n")
         except OSError as error:
             log.error("cannot write the newest leader's epoch; going on without", error=str(error))
+
+    def note_gateways(self, addresses: Sequence[str]) -> None:
+        """Writes down for the runners and the drainer where the gateways are."""
+        try:
+            self._state.write_gateways(addresses)
+        except OSError as error:
+            log.error("cannot write down where the gateways are; the runners know older addresses", error=str(error))
 
     def folder(self, allocation_id: str) -> AllocationFolder:
         """Returns the allocation's folder. Raises GanglineError `id.allocation` for an id that could lead out of the

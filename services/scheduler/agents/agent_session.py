@@ -72,6 +72,12 @@ class Session:
         if not self._is_closed:
             self._outbox.put_nowait(message)
 
+    def tell_gateways(self, addresses: list[str]) -> None:
+        """Sends where the gateways are. Without any, the agent keeps what it knows: a gateway may be cut off from etcd
+        alone."""
+        if addresses:
+            self.send(agent_pb2.ConnectResponse(gateways=agent_pb2.Gateways(addresses=addresses)))
+
     def close(self, error: GanglineError | None = None) -> None:
         """Ends the stream after the messages in the outbox. error: sent to the agent."""
         if not self._is_closed:
@@ -97,9 +103,10 @@ class Session:
 
 
 class Sessions:
-    """Holds at most one session for each agent: the newest."""
+    """Holds at most one session for each agent: the newest. gateways: the addresses that every session was told."""
 
     def __init__(self) -> None:
+        self.gateways: list[str] = []
         self._by_agent: dict[str, Session] = {}
 
     def __iter__(self) -> Iterator[Session]:
@@ -111,8 +118,14 @@ class Sessions:
     def add(self, session: Session) -> None:
         older = self._by_agent.get(session.agent_id)
         self._by_agent[session.agent_id] = session
+        session.tell_gateways(self.gateways)
         if older is not None:
             older.close()
+
+    def tell_gateways(self, addresses: list[str]) -> None:
+        self.gateways = addresses
+        for session in self:
+            session.tell_gateways(addresses)
 
     def remove(self, session: Session) -> bool:
         """Removes the session. Returns False when a newer session has replaced it."""

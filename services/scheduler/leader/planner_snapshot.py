@@ -45,10 +45,11 @@ def take_snapshot(
     now: float,
     memory: Memory | None = None,
     typical_run_seconds: Mapping[str, float] | None = None,
+    has_gateway: bool = True,
 ) -> Snapshot:
     """Returns the snapshot. problem_by_agent: agents that cannot start anything now, and why, beside the operators'
     settings. now: the time from which ages of checkpoints count. memory: of earlier snapshots of the same state and
-    pools. typical_run_seconds: by pool, of ended trials.
+    pools. typical_run_seconds: by pool, of ended trials. has_gateway: one is registered.
     """
     agents = tuple(state.all_of(Agent))
     known_pools = all_pools(pools, agents)
@@ -60,6 +61,7 @@ def take_snapshot(
         now,
         memory or Memory(),
     )
+    look.memory.note_gateway(has_gateway)
     look.refresh()
     running = tuple(look.running(allocation) for allocation in state.all_of(Allocation))
     return Snapshot(
@@ -82,9 +84,16 @@ class Memory:
 
     def __init__(self) -> None:
         self.num_changes = 0
+        self.has_gateway = True
         self.queue = Queue()
         self._experiments: dict[int, _Known] = {}
         self._groups: dict[str, Group] = {}
+
+    def note_gateway(self, has_gateway: bool) -> None:
+        """Notes whether a gateway is registered. A change has everything read again: it is rare, and holds or releases
+        requests."""
+        if has_gateway != self.has_gateway:
+            self.has_gateway, self.num_changes = has_gateway, 0
 
     def groups(self) -> dict[str, Group]:
         """Returns the groups of these experiments."""
@@ -226,13 +235,19 @@ class _Look:
             submitted_at=request.submitted_at,
             not_before_at=request.not_before_at,
             estimated_seconds=self.estimates.waiting_seconds(request.trial_id),
-            hold=ReasonCode.PAUSED if is_held(remembered.record) else None,
+            hold=self._hold_of(request, remembered.record),
             # A request without shrink_at has one size only, so requests that never ran stay of one kind.
             smaller_sizes=remembered.smaller_sizes if request.shrink_at else (),
             shrink_at=request.shrink_at,
             kept_slots=request.kept_slots,
             is_preemptible=remembered.is_preemptible,
         )
+
+    def _hold_of(self, request: Request, experiment: Experiment) -> ReasonCode | None:
+        """Returns what keeps the request from starting whatever room there is."""
+        if is_held(experiment):
+            return ReasonCode.PAUSED
+        return ReasonCode.NO_GATEWAY if request.needs_gateway and not self.memory.has_gateway else None
 
     def room(self, agent: Agent, problem: str) -> AgentRoom:
         """Returns the agent's room. A slot that is busy but not open is not given out again; it may be one that the

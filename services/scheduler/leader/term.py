@@ -128,6 +128,7 @@ class Term:
             pools=context.pools,
             rules=context.rules,
             preemption_grace=_preemption_grace,
+            has_gateway=lambda: bool(context.directory.addresses_of("gateway")),
         )
         self.loop = SchedulingCycle(cycle_context)
         self.continuation = Continuation(self.store, context.rules, self.spawn)
@@ -163,6 +164,7 @@ class Term:
             tasks.add(asyncio.create_task(self.continuation.run(), name="continuation"))
             tasks.add(asyncio.create_task(self._notice_stalls(), name="stalls"))
             tasks.add(asyncio.create_task(self._count_slots(), name="slot meter"))
+            tasks.add(asyncio.create_task(self._follow_gateways(), name="gateways"))
             self._describe_start()
             # No runner could be answered before now, however long the start of the term took.
             self.attempts.forgive(time.monotonic())
@@ -263,6 +265,16 @@ class Term:
         while True:
             await asyncio.sleep(_METER_SECONDS)
             self.meter.count(time.monotonic())
+
+    async def _follow_gateways(self) -> None:
+        """Tells the agents where the gateways are, and has the trials planned again that wait for one."""
+        directory = self.context.directory
+        while True:
+            changed, addresses = directory.changed, directory.addresses_of("gateway")
+            if addresses != self.sessions.gateways:
+                self.sessions.tell_gateways(addresses)
+                self.loop.wake()
+            await changed.wait()
 
     async def _notice_stalls(self) -> None:
         """Detects pauses of this process. A process that was paused, or that the host did not schedule, has not read

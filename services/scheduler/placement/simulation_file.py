@@ -36,7 +36,11 @@ from services.scheduler.placement.request.snapshot_change import dump_change
 from services.scheduler.placement.simulation_field import Fields, read_list
 
 POOL = "default"
-_HOLDS = {"paused": ReasonCode.PAUSED, "search_waiting": ReasonCode.SEARCH_WAITING}
+_HOLDS = {
+    "paused": ReasonCode.PAUSED,
+    "search_waiting": ReasonCode.SEARCH_WAITING,
+    "no_gateway": ReasonCode.NO_GATEWAY,
+}
 _SWITCHED_OFF = ("draining", "disabled")
 _AGENT_STATES = ("enabled", *_SWITCHED_OFF, "away")
 

@@ -23,6 +23,7 @@ from services.scheduler.transition.retry import (
     describe,
     excluded_by,
     furthest_batches,
+    lacked_gateway,
     older_checkpoint,
     step_down_if_it_helps,
 )
@@ -96,7 +97,16 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
         draft.put(trial)
         not_before_at = now + decision.delay_seconds if decision.delay_seconds else 0.0
         shrink_at = shrink_time(trial, facts, rules, now)
-        queue(draft, trial, facts, rules, not_before_at, shrink_at=shrink_at, kept_slots=kept_slots(trial, facts))
+        queue(
+            draft,
+            trial,
+            facts,
+            rules,
+            not_before_at,
+            shrink_at=shrink_at,
+            kept_slots=kept_slots(trial, facts),
+            needs_gateway=lacked_gateway(allocation),
+        )
     else:
         trial = replace(trial, state=State.TERMINAL, outcome=decision.outcome, closing=None, ended_at=now)
         draft.put(trial)

@@ -25,10 +25,11 @@ def queue(
     *,
     shrink_at: float = 0.0,
     kept_slots: int = 0,
+    needs_gateway: bool = False,
 ) -> None:
     """Queues a trial. A requeued trial keeps its place in the queue, because the time counts at which it was created,
     or at which its experiment was continued. shrink_at, kept_slots: when and how it may have fewer slots, see
-    size.py."""
+    size.py. needs_gateway: it starts only while one is registered."""
     experiment = draft.find(Experiment, trial.experiment_id)
     continued_at = experiment.continued_at if experiment is not None else 0.0
     draft.put(
@@ -45,6 +46,7 @@ def queue(
             exclusions=trial.exclusions,
             shrink_at=shrink_at,
             kept_slots=kept_slots,
+            needs_gateway=needs_gateway,
         )
     )
 

@@ -4,9 +4,10 @@ Owns the classification of exits and the rules of retries; no other module decid
 trial uses up one of its restarts; a failure of the machines around it does not, but is bounded too. A failure that
 would recur is not retried: memory, imports, configuration, invalid hyperparameters, a loss that is no number, the same
 error at the same batch as before, or a match of a log policy. A damaged checkpoint costs no restart as long as the
-trial has an older one to continue from. Under `parallelism: auto` lack of memory in the first steps is answered once by
-a strategy that needs less, and the refusal of a strategy by another one. The back-off before the next attempt grows
-with the failures in a row; an attempt that made progress before it failed begins a new row.
+trial has an older one to continue from. A start that lacked a gateway is no failure. Under `parallelism: auto` lack of
+memory in the first steps is answered once by a strategy that needs less, and the refusal of a strategy by another one.
+The back-off before the next attempt grows with the failures in a row; an attempt that made progress before it failed
+begins a new row.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _FINAL = {
     ExitKind.CONFIGURATION_ERROR: "a configuration that cannot work",
     ExitKind.NONFINITE_METRIC: "a metric that is no finite number",
 }
+# The pause before the next start after one that lacked a gateway. The planner holds the trial while none is registered;
+# this pause is for one that is registered and does not answer.
+GATEWAY_PAUSE_SECONDS = 5.0
 # Kinds of failures outside of the trial; they use up no restart.
 INFRASTRUCTURE = {
     ExitKind.RUNNER_LOST,
@@ -80,7 +84,7 @@ def decide(
     the checkpoint to continue from if the one that the allocation started from is damaged.
     """
     decision = _decide(trial, allocation, max_restarts, closing, rules, older=older)
-    if task_kind is None or decision.outcome is not None:
+    if task_kind is None or decision.outcome is not None or lacked_gateway(allocation):
         return decision
     reason = f"{decision.reason}; a {task_kind.lower()} is not started again"
     return replace(decision, outcome=Outcome.FAILED, reason=reason, delay_seconds=0.0)
@@ -141,6 +145,13 @@ def first_failure(allocation: Allocation) -> ExitReport | None:
     real = [report for report in allocation.exits if report.kind not in _NO_FAILURE]
     hearsay = [report for report in allocation.exits if report.kind is ExitKind.PEER_FAILED]
     return min(real or hearsay, key=lambda report: (report.failed_at or report.ended_at, report.agent_id), default=None)
+
+
+def lacked_gateway(allocation: Allocation) -> bool:
+    """Returns whether the start ended because no gateway answered. Nothing of the trial has run on that machine, so it
+    is no failure, also not of a command."""
+    failure = first_failure(allocation)
+    return failure is not None and failure.kind is ExitKind.NO_GATEWAY
 
 
 def has_progressed(trial: Trial, allocation: Allocation) -> bool:
@@ -239,6 +250,8 @@ def _after_failure(
     if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is not None:
         reason = f"{describe(failure)}; it goes on from checkpoint {older.id} after batch {older.batches_completed}"
         return Decision(None, reason, restarts, setbacks, row, failure=failure, checkpoint=older)
+    if failure.kind is ExitKind.NO_GATEWAY:
+        return Decision(None, describe(failure), restarts, setbacks, row, GATEWAY_PAUSE_SECONDS)
     row += 1
     if failure.kind in INFRASTRUCTURE:
         return _after_setback(failure, restarts, setbacks + 1, row, rules)

@@ -1,19 +1,21 @@
 """One gRPC channel to the first of several addresses that answers: those of the schedulers or of the gateways.
 
 Owns the channel to the current address, the change to the next one after a failure, and the back-off between attempts.
-Owns the leader's address too, if a standby named it. It makes no calls itself.
+Owns the leader's address too, if a standby named it. Owns the search for gateways, which come, go and move while a
+runner or the drainer lives: after each failure it reads where the agent last heard of them. It makes no calls itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import grpc
 
 from gangline.protocol.rpc import CHANNEL_OPTIONS, raise_if_cancelled
+from services.common.state_folder import StateFolder
 
 # Back-off after the first failure; it doubles with each further one.
 FIRST_PAUSE_SECONDS = 0.05
@@ -22,16 +24,27 @@ LONGEST_PAUSE_SECONDS = 3.0
 # Cap of the back-off for schedulers: a new leader is found within this time. A standby that knows no leader keeps the
 # request open, so few requests are made.
 LEADER_PAUSE_SECONDS = 0.5
+# Pause between two looks for a first address.
+FIND_SECONDS = 0.5
 
 
 class ChannelRoute:
     """The current address and its channel. what: a noun for messages, such as "scheduler". longest_pause_seconds: None
-    for the cap that holds for gateways."""
+    for the cap that holds for gateways. find: returns the addresses as known now; empty for no news."""
 
-    def __init__(self, what: str, addresses: Sequence[str], longest_pause_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        addresses: Sequence[str],
+        longest_pause_seconds: float | None = None,
+        *,
+        find: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self._what = what
         self._longest_pause_seconds = longest_pause_seconds
-        self._addresses = list(addresses)
+        self._find = find
+        self._given, self._found = list(addresses), list[str]()
+        self._addresses = self._given
         self._cursor = 0
         self._named = ""
         self._failures = 0
@@ -54,9 +67,17 @@ class ChannelRoute:
         return self._channel
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """Replaces the addresses that are tried; the current channel stays until it fails."""
-        if addresses and list(addresses) != self._addresses:
-            self._addresses, self._cursor = list(addresses), 0
+        """Replaces the given addresses, which are tried first from now on; the current channel stays until it fails."""
+        if addresses and list(addresses) != self._given:
+            self._given = list(addresses)
+            self._try_in_order(self._given, self._found)
+
+    async def wait_address(self) -> None:
+        """Returns once an address is known; without one there is nothing to call."""
+        while not self.address:
+            self._look()
+            if not self.address:
+                await asyncio.sleep(FIND_SECONDS)
 
     def hurry(self) -> None:
         """Ends the current back-off, because a caller waits for the answer and holds slots meanwhile."""
@@ -86,6 +107,17 @@ class ChannelRoute:
             spread = 0.5 + random.random() / 2  # noqa: S311 - guards nothing
             async with asyncio.timeout(pause * spread):
                 await self._hurry.wait()
+        self._look()
+
+    def _look(self) -> None:
+        """Tries found addresses first where they are news, because it is not known which are the newer ones."""
+        found = list(self._find())
+        if found != self._found:
+            self._found = found
+            self._try_in_order(found, self._given)
+
+    def _try_in_order(self, first: Sequence[str], then: Sequence[str]) -> None:
+        self._addresses, self._cursor = list(dict.fromkeys((*first, *then))), 0
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None
@@ -96,3 +128,8 @@ class ChannelRoute:
 def route_to_leader(addresses: Sequence[str]) -> ChannelRoute:
     """Returns a route over all schedulers to the leading one."""
     return ChannelRoute("scheduler", addresses, LEADER_PAUSE_SECONDS)
+
+
+def route_to_gateways(addresses: Sequence[str], state: StateFolder) -> ChannelRoute:
+    """Returns a route over all gateways: those at the addresses first, then those of which the agent has heard."""
+    return ChannelRoute("gateway", addresses, find=state.load_gateways)

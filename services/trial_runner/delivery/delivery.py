@@ -19,15 +19,17 @@ import structlog
 from gangline.domain.state import TaskKind
 from gangline.v1 import runner_pb2
 from services.common.rank_rules import RankUser
-from services.common.state_folder import SharedFolder
+from services.common.state_folder import SharedFolder, StateFolder
 from services.trial_runner.delivery import drainer, metrics
-from services.trial_runner.delivery.channel_route import ChannelRoute, route_to_leader
+from services.trial_runner.delivery.channel_route import route_to_gateways, route_to_leader
 from services.trial_runner.delivery.record_stream import RecordStream
 from services.trial_runner.delivery.recorder import Recorder
 from services.trial_runner.delivery.reporter import Reporter
 from services.trial_runner.delivery.spool import Spool
 from services.trial_runner.delivery.task_proxy import TaskProxy
 
+# Pause between two looks for gateways that were not there when a task began.
+FOLLOW_SECONDS = 2.0
 # Kinds of tasks that listen on a socket.
 _SERVED_KINDS = (TaskKind.SHELL, TaskKind.NOTEBOOK)
 
@@ -62,7 +64,11 @@ class Delivery:
             agent_id=agent_id,
             on_damage=metrics.records_dropped.inc,
         )
-        self._routes = (route_to_leader(spec.scheduler_addresses), ChannelRoute("gateway", spec.gateway_addresses))
+        self._state = StateFolder(spools.parent)
+        self._routes = (
+            route_to_leader(spec.scheduler_addresses),
+            route_to_gateways(spec.gateway_addresses, self._state),
+        )
         self.reporter = Reporter(self._routes[0], allocation_id, node_rank, self._learn)
         self.recorder = Recorder(self._spool, agent_id)
         self._record_stream = RecordStream(
@@ -139,6 +145,16 @@ class Delivery:
                 user=user,
             )
             self._task_proxy.learn(self._gateways)
+            self._tasks.append(asyncio.create_task(self._follow_gateways()))
+
+    async def _follow_gateways(self) -> None:
+        """Learns of gateways that the agent hears of. A task that reports nothing gets no answer that names them."""
+        found: list[str] = []
+        while True:
+            if (news := self._state.load_gateways()) != found:
+                found = news
+                self._learn_gateways(found)
+            await asyncio.sleep(FOLLOW_SECONDS)
 
     def adopt_orphans(self) -> None:
         """Starts the drainer if there are spools whose runner has gone: killed, or ended while the gateway was away."""
@@ -151,7 +167,8 @@ class Delivery:
     async def close(self, deadline_seconds: float) -> list[runner_pb2.TrialReport]:
         """Delivers what it can within the deadline. Returns the reports that no scheduler took, for exit.json."""
         if self._task_proxy is not None:
-            await self._task_proxy.close()
+            task_proxy, self._task_proxy = self._task_proxy, None
+            await task_proxy.close()
         await asyncio.gather(self.reporter.drain(deadline_seconds), self._record_stream.drain(deadline_seconds))
         for task in self._tasks:
             task.cancel()

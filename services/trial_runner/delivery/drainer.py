@@ -27,7 +27,7 @@ from services.common.concurrency import cancel
 from services.common.disk import write_atomic
 from services.common.state_folder import StateFolder, take_flock
 from services.common.telemetry import configure_logging
-from services.trial_runner.delivery.channel_route import ChannelRoute
+from services.trial_runner.delivery.channel_route import route_to_gateways
 from services.trial_runner.delivery.record_stream import RecordStream
 from services.trial_runner.delivery.spool import Spool
 
@@ -132,6 +132,9 @@ async def _drain(folder: Path, fd: int) -> None:
         target = _load_target(folder)
         if target is not None:
             await _deliver(folder, target)
+        elif _is_worth_keeping(folder):
+            # Without the token, no gateway takes them. The agent reports them for as long as they are here.
+            raise ValueError(f"{folder / _TARGET} is missing or damaged, so the records stay; it names their trial")
         else:
             log.error("records are lost: their spool does not say where they belong", folder=folder.name)
         shutil.rmtree(folder, ignore_errors=True)
@@ -139,10 +142,15 @@ async def _drain(folder: Path, fd: int) -> None:
         os.close(fd)
 
 
+def _is_worth_keeping(folder: Path) -> bool:
+    """Returns whether a spool without a target has records that are not too old."""
+    return any(time.time() - path.stat().st_mtime < MAX_AGE_SECONDS for path in folder.glob("*.seg"))
+
+
 async def _deliver(folder: Path, target: dict[str, object]) -> None:
     spool = Spool(folder, agent_id=str(target.get("agent_id", "")))
     addresses = target["addresses"]
-    route = ChannelRoute("gateway", addresses if isinstance(addresses, list) else [])
+    route = route_to_gateways(addresses if isinstance(addresses, list) else [], StateFolder(folder.parent.parent))
     ingest = RecordStream(
         spool, asyncio.Event(), route, spool_id=str(target["spool_id"]), trial_id=str(target["trial_id"])
     )
@@ -185,7 +193,7 @@ def main() -> int:
     options = parser.parse_args()
     configure_logging("trial-runner-drainer")
     try:
-        take_flock(options.spools / ".drainer.lock")
+        take_flock(StateFolder(options.spools.parent).drainer_lock_path)
     except BlockingIOError:
         return 0
     asyncio.run(drain_all(options.spools))

@@ -61,6 +61,9 @@ class RecordStream:
         is_lost = False
         while True:
             await self._wait_for_records()
+            if not self._route.address:
+                log.warning("no gateway is registered; records wait on disk")
+                await self._route.wait_address()
             try:
                 await self._stream(token)
             except (grpc.aio.AioRpcError, OSError) as error:

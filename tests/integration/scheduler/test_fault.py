@@ -8,11 +8,13 @@ import time
 
 import pytest
 
+from gangline.domain.resource import ServiceInstance
 from gangline.domain.state import AgentState, ExitKind, Outcome, State
 from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import types_pb2
 from services.common.election import find_leader
 from services.common.etcd import EtcdClient
+from services.common.presence import announce
 from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import Caller, config_json
 from tests.support.scripted_agent import ScriptedRunner
@@ -250,3 +252,30 @@ async def test_the_first_failure_is_named_though_its_host_is_an_hour_ahead(bench
     assert trial.last_failure is not None
     assert trial.last_failure.message == ("first" if tells_time else "second")
     assert abs(trial.last_failure.failed_at - time.time()) < 60
+
+
+async def test_a_trial_whose_start_lacked_a_gateway_waits_until_one_registers_and_the_agents_hear_of_it(
+    bench: Bench,
+) -> None:
+    await bench.scheduler()
+    agent = await bench.agent("a1")
+    await bench.caller.submit(config_json(max_restarts=0))
+    [spec] = await agent.started()
+    assert not spec.gateway_addresses
+    agent.finish(spec.allocation.id, ExitKind.NO_GATEWAY, "waits for a gateway, to fetch its code: none is registered")
+    trial = await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.QUEUED)
+    assert trial.reason == "agent a1: waits for a gateway, to fetch its code: none is registered"
+    assert (trial.restarts, trial.infrastructure_failures, trial.failures_in_a_row) == (0, 0, 0)
+    assert trial.last_failure is None
+    [pending] = await bench.caller.list_pending()
+    assert pending.reason.exact_code == types_pb2.REASON_CODE_NO_GATEWAY
+    assert pending.reason.message == "waits for a gateway, from which it fetches its code: none is registered"
+    assert pending.reason.would_start_if == "a gateway registers"
+    async with announce(bench.etcd, ServiceInstance("g1", "gateway", "127.0.0.1:1")):
+        [again] = await agent.started()
+        assert (again.allocation.id, list(again.gateway_addresses)) == ("1.1.2", ["127.0.0.1:1"])
+        assert agent.gateways == ["127.0.0.1:1"]
+        later = await bench.agent("a2")
+        await until(lambda: later.gateways == ["127.0.0.1:1"], "the gateways at a later agent")
+    async with announce(bench.etcd, ServiceInstance("g2", "gateway", "127.0.0.1:2")):
+        await until(lambda: agent.gateways == later.gateways == ["127.0.0.1:2"], "the moved gateway")

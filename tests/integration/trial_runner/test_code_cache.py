@@ -14,6 +14,7 @@ from gangline.domain.allocation import ExitReport
 from gangline.domain.state import ExitKind
 from gangline.v1 import runner_pb2
 from services.common.code_cache import CodeCache, CodeLimits, FetchCount
+from services.common.state_folder import StateFolder
 from tests.integration.trial_runner.conftest import World
 from tests.support.runner_process import Runner
 from tests.support.wait import until
@@ -146,3 +147,19 @@ async def test_a_runner_prunes_by_the_agents_limits(world: World) -> None:
     assert (await _run(world, 1)).kind is ExitKind.COMPLETED
     assert archive.exists()
     assert not other.exists()
+
+
+async def test_a_start_without_any_gateway_waits_for_one_and_says_so(world: World) -> None:
+    await _prepare(world)
+    del world.specs[0].gateway_addresses[:]
+    runner = world.launch(0)
+    state = StateFolder(world.folder / "a1")
+    # Runners that wait for one another's download wait for the same gateway.
+    second = _launch(world, 2)
+    spool = state.spools / "7.1.1-0"
+    told = b"waits for a gateway, to fetch the code: none is registered"
+    await until(lambda: any(told in path.read_bytes() for path in spool.glob("*.seg")), "the wait in its log")
+    state.write_gateways(["127.0.0.1:1", world.gateway.address])
+    assert _kinds([await runner.wait(), await second.wait()]) == [ExitKind.COMPLETED] * 2
+    await world.gateway.wait_for(lambda: "original" in world.gateway.lines("stdout"), 20, "the output")
+    assert told.decode() in world.gateway.lines("runner")

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.state import ExitKind
+from services.common.code_cache import CodeCache
+from services.common.state_folder import StateFolder
 from tests.integration.trial_runner.conftest import World
 from tests.integration.trial_runner.test_gang_links import JOIN
 from tests.support.wait import until
@@ -34,6 +36,14 @@ for number in range(1500):
         wait("away")
     print("line", number, flush=True)
 wait("go")
+"""
+# Thirty lines at a time, as the test allows them.
+STEPS = """
+import os, time
+for number in range(150):
+    while number and number % 30 == 0 and not os.path.exists(f"go{number}"):
+        time.sleep(0.01)
+    print("line", number, flush=True)
 """
 REPORTER = """
 import os, time
@@ -122,6 +132,25 @@ async def test_what_lies_around_a_damage_arrives_and_the_log_says_what_does_not(
         assert any('"is_delivered": false' in line and '"num_damaged": 1' in line for line in settled)
 
 
+async def test_foreign_bytes_behind_a_live_spool_cost_no_record(world: World) -> None:
+    (runner,) = await world.start(STEPS, (1,))
+    await world.gateway.wait_line("line 29")
+    await world.gateway.stop()
+    spool = world.folder / "a1" / "spool" / "7.1.1-0"
+    for number in (30, 60, 90):
+        (runner.directory / "code" / f"go{number}").touch()
+        last = f"line {number + 29}".encode()
+        await until(lambda: any(last in content for content in _segments(spool).values()), "the lines")  # noqa: B023 - awaited at once
+        with max(_segments(spool)).open("ab") as file:
+            file.write(b"eleven byte")
+    await world.gateway.start()
+    (runner.directory / "code" / "go120").touch()
+    assert (await runner.wait()).kind is ExitKind.COMPLETED
+    await world.gateway.wait_for(lambda: "line 149" in world.gateway.lines("stdout"), 20, "the last line")
+    assert world.gateway.lines("stdout") == [f"line {number}" for number in range(150)]
+    assert not [line for line in world.gateway.lines("runner") if "lost" in line]
+
+
 async def test_a_gateway_that_moves_during_the_training_is_found(world: World) -> None:
     (runner,) = await world.start(PRINTER + REPORTER, (1,))
     await world.gateway.wait_line("line 500")
@@ -208,3 +237,18 @@ async def test_reports_that_no_scheduler_took_are_in_the_exit_file(world: World)
 def _read(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as answer:
         return str(answer.read().decode())
+
+
+async def test_what_an_attempt_leaves_while_no_gateway_is_registered_arrives_where_one_appears(world: World) -> None:
+    await world.prepare(PRINTER, (1,))
+    spec, state = world.specs[0], StateFolder(world.folder / "a1")
+    state.code_archives.mkdir(parents=True)
+    CodeCache(state.code_archives).archive_path(spec.code_sha256).write_bytes(world.gateway.archives[spec.code_sha256])
+    del spec.gateway_addresses[:]
+    runner = world.launch(0)
+    assert (await runner.wait()).kind is ExitKind.COMPLETED
+    assert _segments(state.spools / "7.1.1-0")
+    state.write_gateways([world.gateway.address])
+    await world.gateway.wait_for(lambda: "line 2999" in world.gateway.lines("stdout"), 20, "the last line")
+    assert world.gateway.lines("stdout") == [f"line {number}" for number in range(3000)]
+    await until(lambda: not (state.spools / "7.1.1-0").exists(), "the end of the delivered spool")

@@ -12,6 +12,7 @@ from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.state import CheckpointState, ExitKind, LogAction, Outcome, State, TaskKind
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.retry import (
+    GATEWAY_PAUSE_SECONDS,
     INFRASTRUCTURE,
     Decision,
     decide,
@@ -350,3 +351,19 @@ def test_lack_of_memory_is_final_otherwise(text: str, batches: int) -> None:
 
 def test_other_failures_do_not_change_the_strategy() -> None:
     assert _out_of_memory(_CHOICE.to_json(), kind=ExitKind.USER_ERROR).strategy is None
+
+
+def test_a_start_that_lacked_a_gateway_counts_as_nothing_and_starts_again_even_a_command() -> None:
+    lacked = _exit(ExitKind.NO_GATEWAY, message="waits for a gateway, to fetch its code: none is registered")
+    allocation = _allocation(lacked, _exit(ExitKind.PEER_FAILED, 1, failed_at=2.0))
+    decision = _decide(allocation, restarts=2, setbacks=2, row=4)
+    assert (decision.outcome, decision.failure) == (None, None)
+    assert (decision.restarts, decision.infrastructure_failures, decision.failures_in_a_row) == (2, 2, 4)
+    assert decision.delay_seconds == GATEWAY_PAUSE_SECONDS
+    assert decision.reason == "agent a0: waits for a gateway, to fetch its code: none is registered"
+    command = decide(Trial("1.1", 1, 1), _allocation(lacked), 0, None, RULES, task_kind=TaskKind.COMMAND)
+    assert (command.outcome, command.reason) == (None, decision.reason)
+    assert _decide(allocation, closing=Outcome.CANCELED).outcome is Outcome.CANCELED
+    # A member that failed by itself before counts as ever.
+    first = _exit(ExitKind.START_FAILED, 1, failed_at=0.5)
+    assert _decide(_allocation(lacked, first)).infrastructure_failures == 1

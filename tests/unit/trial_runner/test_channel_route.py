@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from services.common.concurrency import cancel
+from services.common.state_folder import StateFolder
 from services.trial_runner.delivery import channel_route
-from services.trial_runner.delivery.channel_route import ChannelRoute, route_to_leader
+from services.trial_runner.delivery.channel_route import ChannelRoute, route_to_gateways, route_to_leader
 from tests.support.wait import within
 
 LEADER = "10.0.0.9:8082"
@@ -91,3 +93,33 @@ async def test_a_loop_of_calls_ends_although_a_failing_call_drops_its_cancellati
     await has_called.wait()
     await within(10, cancel(task))
     assert task.cancelled()
+
+
+async def test_gateways_of_which_the_agent_hears_are_tried_and_the_given_ones_stay(tmp_path: Path) -> None:
+    state = StateFolder(tmp_path)
+    made = route_to_gateways(["a:1"], state)
+    await made.failed()
+    assert made.address == "a:1"
+    state.write_gateways(["b:2"])
+    seen = []
+    for _ in range(3):
+        await made.failed()
+        seen.append(made.address)
+    assert seen == ["b:2", "a:1", "b:2"]
+    made.learn(["c:3"])
+    assert made.address == "c:3"
+
+
+async def test_without_an_address_it_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_route, "FIND_SECONDS", 0.01)
+    state = StateFolder(tmp_path)
+    made = route_to_gateways([], state)
+    waiting = asyncio.create_task(made.wait_address())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    (tmp_path / "gateways.json").write_text("{")
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    state.write_gateways(["b:2"])
+    await within(10, waiting)
+    assert made.address == "b:2"

@@ -57,7 +57,24 @@ async def test_a_spool_that_is_too_old_or_belongs_nowhere_is_deleted(tmp_path: P
     long_ago = time.time() - drainer.MAX_AGE_SECONDS - 1
     os.utime(old / "target.json", (long_ago, long_ago))
     (nameless / "target.json").write_text("{}")
+    for path in nameless.iterdir():
+        os.utime(path, (long_ago, long_ago))
     await drainer.drain_all(tmp_path)
     assert not drainer.has_orphans(tmp_path)
     assert not old.exists()
     assert not nameless.exists()
+
+
+@pytest.mark.parametrize("target", ["", "{}", None])
+async def test_records_whose_target_cannot_be_read_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str | None
+) -> None:
+    monkeypatch.setattr(drainer, "AGENTLESS_SECONDS", 0.2)
+    monkeypatch.setattr(drainer, "RESCAN_SECONDS", 0.05)
+    folder = leave_spool(tmp_path / "spool", "7.1.1-0")
+    if target is None:
+        (folder / "target.json").unlink()
+    else:
+        (folder / "target.json").write_text(target)
+    await drainer.drain_all(tmp_path / "spool")
+    assert Spool(folder).num_waiting == 1

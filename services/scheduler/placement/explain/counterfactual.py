@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gangline.domain.state import ReasonCode
 from services.scheduler.placement.capacity.fit import find_fit
 from services.scheduler.placement.capacity.ledger import Ledger
 from services.scheduler.placement.capacity.outlook import Opening
@@ -27,6 +28,13 @@ from services.scheduler.placement.request.snapshot_change import (
     Release,
     enabled,
 )
+
+# What ends each hold.
+_RELEASES = {
+    ReasonCode.PAUSED: "it is activated",
+    ReasonCode.SEARCH_WAITING: "its search lets it start",
+    ReasonCode.NO_GATEWAY: "a gateway registers",
+}
 
 
 class Counterfactual:
@@ -121,4 +129,4 @@ def _more_agents(request: PendingRequest, agents: Sequence[AgentRoom], pool: str
 def _released(request: PendingRequest) -> str:
     if request.hold is None:
         return "its wait after the failure is over"
-    return "it is activated" if request.hold == "PAUSED" else "its search lets it start"
+    return _RELEASES[request.hold]

@@ -163,6 +163,8 @@ class PlanExplanation:
     def _held(self, request: PendingRequest) -> _Sentence:
         if request.hold == ReasonCode.PAUSED:
             return ReasonCode.PAUSED, "its experiment is paused"
+        if request.hold == ReasonCode.NO_GATEWAY:
+            return ReasonCode.NO_GATEWAY, "waits for a gateway, from which it fetches its code: none is registered"
         return ReasonCode.SEARCH_WAITING, "its search runs as many trials as it may"
 
     def _backoff(self, request: PendingRequest) -> _Sentence:
