@@ -382,6 +382,7 @@ def _description(view: ExperimentView) -> list[str]:
         final_lines,
         is_search,
         metric_warning,
+        missing_history,
         shown_rows,
         size_lines,
         status_line,
@@ -391,7 +392,7 @@ def _description(view: ExperimentView) -> list[str]:
 
     lines = final_lines(view, terminal_width()) if view.experiment.outcome else [status_line(view)]
     if not view.experiment.outcome:
-        lines += [f"  {warning}" for warning in [metric_warning(view)] if warning]
+        lines += [f"  {warning}" for warning in [metric_warning(view), *missing_history(view)] if warning]
         lines += [line for trial in view.trials for line in size_lines(trial)]
     if view.reason is not None and view.experiment.state != "PAUSED":
         lines.append(f"  {view.reason.message}; goes on if {view.reason.would_start_if}")

@@ -145,6 +145,20 @@ def troubles_of(agent: Agent, now: float) -> list[str]:
     return [trouble for trouble in (agent.problem, quarantine) if trouble]
 
 
+def describe_undelivered(agents: Iterable[Agent]) -> dict[str, str]:
+    """Returns, by trial, what its history lacks until a gateway takes it."""
+    parts_by_trial: dict[str, list[str]] = {}
+    for agent in sorted(agents, key=lambda agent: agent.id):
+        for waiting in agent.undelivered:
+            attempt = waiting.allocation_id.rpartition(".")[2]
+            where = f"those of attempt {attempt} on agent {agent.id} since {clock_time(waiting.since_at)}"
+            parts_by_trial.setdefault(waiting.trial_id, []).append(f"{where} ({waiting.num_bytes} bytes)")
+    return {
+        trial_id: f"logs and metrics are missing until a gateway takes them: {', '.join(parts)}"
+        for trial_id, parts in parts_by_trial.items()
+    }
+
+
 def clock_time(at: float) -> str:
     """Returns the time of day of Unix seconds: "14:05:06 UTC"."""
     minutes, seconds = divmod(int(at) % 86400, 60)

@@ -14,6 +14,7 @@ from functools import partial
 import structlog
 
 from gangline.domain.limits import MB
+from gangline.domain.resource import UndeliveredRecords
 from gangline.domain.state import ExitKind
 from gangline.errors import invalid
 from gangline.protocol import wire
@@ -30,6 +31,7 @@ from services.agent.devices.slot import Slots, load_slots
 from services.agent.machine.code_upkeep import CodeUpkeep
 from services.agent.machine.disk_monitor import DiskMonitor
 from services.agent.machine.rank_rules import settle_rules
+from services.agent.machine.spool_watch import SpoolWatch
 from services.agent.machine_report import watch_machine
 from services.agent.settings import AgentSettings
 from services.common.code_cache import CodeCache, CodeLimits
@@ -90,6 +92,7 @@ class _Running:
             self._on_disk,
             upkeep=CodeUpkeep(code, code_limits).run,
         )
+        self._spools = SpoolWatch(StateFolder(settings.state_dir), roster.is_live, self._on_undelivered)
         self._link = LeaderStream(settings.scheduler_addresses, token, self._agent, self._outbox)
 
     async def run(self) -> None:
@@ -101,6 +104,7 @@ class _Running:
         await self._disk.check_once()
         background.append(asyncio.create_task(self._disk.run()))
         self._agent.roster.recover()
+        background.append(asyncio.create_task(self._spools.run()))
         link = asyncio.create_task(self._link.run())
         write_ready_file(self._settings.ready_file, metrics=self._metrics_address or None)
         log.info("the agent is up", agent_id=self._settings.id, num_slots=len(self._agent.slots.slots))
@@ -130,6 +134,10 @@ class _Running:
 
     def _on_disk(self, problem: str) -> None:
         self._agent.problem = problem
+        self._outbox.put_nowait(agent_pb2.ConnectRequest(slots=self._agent.slots_message()))
+
+    def _on_undelivered(self, undelivered: tuple[UndeliveredRecords, ...]) -> None:
+        self._agent.undelivered = undelivered
         self._outbox.put_nowait(agent_pb2.ConnectRequest(slots=self._agent.slots_message()))
 
     async def _stop_runners(self, signals: asyncio.Queue[signal.Signals]) -> None:

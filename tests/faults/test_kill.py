@@ -1,4 +1,5 @@
-"""kill -9 of each kind of process while a gang of four ranks on two agents trains: what ends, what goes on."""
+"""kill -9 of each kind of process while a gang of four ranks on two agents trains: what ends, what goes on, what
+waits."""
 
 from __future__ import annotations
 
@@ -8,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.state import ExitKind, Outcome
+from gangline.domain.allocation import Request
+from gangline.domain.experiment import Trial
+from gangline.domain.resource import Agent
+from gangline.domain.state import ExitKind, Outcome, State
 from gangline.local.identity import identify
+from services.common.state_folder import StateFolder
 from tests.support.cluster import Cluster
 from tests.support.gated_run import ALL_BATCHES, ALL_CHECKPOINTS, gated_run, services_away
 from tests.support.gated_trial import NUM_BATCHES, wait_for
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(240)
 
 KILL_GRACE_SECONDS = 5.0
 
@@ -103,4 +108,50 @@ def test_training_goes_on_without_a_service(cluster: Cluster, tmp_path: Path, na
         assert trial.last_failure is None
         assert run.checkpoint_batches() == ALL_CHECKPOINTS
         run.check_records(ALL_BATCHES)
+        run.check_aftermath()
+
+
+def test_a_start_without_code_waits_for_a_gateway_counts_no_failure_and_loses_no_record(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """A rank dies while no gateway is registered, and one of the hosts has not kept the code."""
+    with gated_run(cluster, tmp_path) as run:
+        run.gate.allow(6)
+        ranks = run.wait_at(6)
+        run.wait_checkpoint(4)
+        trial_id = f"{run.experiment_id}.1"
+        state = StateFolder(cluster.layout.root / "agents" / "agent-2")
+        # The leader has told it, so its drainer finds gateways that have moved.
+        assert state.load_gateways() == [cluster.service("gateway").addresses["grpc"]]
+        with services_away(cluster, "gateway"):
+            wait_for(lambda: not run.history.has_service("gateway"), "the end of the gateway's lease", 30)
+            for archive in state.code_archives.glob("*.tar.gz"):
+                archive.unlink()
+            os.kill(ranks[2].pid, signal.SIGKILL)
+
+            def waits() -> bool:
+                return any(request.needs_gateway for request in run.history.newest(Request))
+
+            wait_for(waits, "the request that waits for a gateway", 90)
+            (trial,) = [trial for trial in run.history.newest(Trial) if trial.id == trial_id]
+            assert (trial.state, trial.restarts, trial.infrastructure_failures) == (State.QUEUED, 1, 0)
+            assert trial.reason.startswith("agent agent-2: waits for a gateway, to fetch its code: ")
+
+            def left_by() -> set[str]:
+                return {left.allocation_id for agent in run.history.newest(Agent) for left in agent.undelivered}
+
+            wait_for(lambda: run.allocation_id(1) in left_by(), "the records that wait, at their agent", 60)
+        view = run.finish()
+        trial = view.trials[0].trial
+        assert (trial.outcome, trial.attempts, trial.restarts) == (Outcome.COMPLETED, 3, 1)
+        assert trial.infrastructure_failures == 0
+        assert run.checkpoint_batches() == ALL_CHECKPOINTS
+        wanted = [1, 2, 3, 4, 5, 6, *range(5, NUM_BATCHES + 1)]
+        wait_for(lambda: sorted(run.reported_batches()) == sorted(wanted), "each metric once", 30)
+
+        def runner_lines() -> list[str]:
+            return [entry.text for entry in run.client.stream_logs(run.experiment_id) if entry.stream == "runner"]
+
+        wait_for(lambda: any("waits for a gateway, to fetch the code" in text for text in runner_lines()), "the log")
+        wait_for(lambda: not run.trial.warning, "the end of the warning", 30)
         run.check_aftermath()

@@ -53,6 +53,14 @@ class StateHistory:
     def current(self) -> int:
         return int(self._range(0).header.revision)
 
+    def newest(self, kind: type[R]) -> list[R]:
+        """The records of one type as they are now, for tests without a gateway that could be asked."""
+        return self._read(self.current()).all_of(kind)
+
+    def has_service(self, kind: str) -> bool:
+        """Whether a service of this kind is registered now."""
+        return any(item.key.decode().startswith(keys.alive(kind, "")) for item in self._range(0).kvs)
+
     def revisions(self) -> Iterator[Revision]:
         for number in range(self.first, self.current() + 1):
             yield self._read(number)

@@ -23,6 +23,7 @@ from gangline.cli.output.summary import (
     current_trial,
     is_search,
     metric_warning,
+    missing_history,
     pause_of,
     place_of,
     progress_ratio,
@@ -149,7 +150,8 @@ def _text(line: str, style: str = "", *, is_cut: bool = False) -> Text:
 def _panel(view: ExperimentView, now: float, width: int = 80, height: int = 24) -> Group:
     """Returns at most as many lines as the terminal has. width, height: of the terminal, in cells."""
     title, trial = _title(view, now, width), current_trial(view)
-    notes = [_text(f"  {text}", "yellow", is_cut=True) for text in (metric_warning(view), pause_of(view)) if text]
+    texts = (metric_warning(view), *missing_history(view), pause_of(view))
+    notes = [_text(f"  {text}", "yellow", is_cut=True) for text in texts if text]
     if is_search(view):
         return Group(title, *notes, *_search_details(view, width, height - len(notes)))
     if trial is None:

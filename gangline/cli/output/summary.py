@@ -55,6 +55,16 @@ def metric_warning(view: ExperimentView) -> str:
     return f"warning: validations report no searcher.metric {metric!r}, so none is the best; they report: {names}"
 
 
+def missing_history(view: ExperimentView) -> list[str]:
+    """Returns a line that names the trials of which logs and metrics wait for a gateway; empty if there are none."""
+    missing = [trial.trial.id for trial in view.trials if trial.warning]
+    if not missing:
+        return []
+    named = ", ".join(missing[:_MOST_METRICS]) + (" ..." if len(missing) > _MOST_METRICS else "")
+    what = f"logs and metrics of {len(missing)} of {len(view.trials)} trials are missing until a gateway takes them"
+    return [f"warning: {what}: {named}"]
+
+
 # Characters of a trial's metadata in a summary; --json shows all of them.
 _MOST_METADATA = 200
 # Names of metrics in a warning.
@@ -259,6 +269,7 @@ def final_lines(view: ExperimentView, width: int | None = None) -> list[str]:
     if experiment.reason and experiment.outcome is not Outcome.COMPLETED:
         lines.append(f"  reason: {experiment.reason}")
     if is_search(view):
+        lines += [f"  {line}" for line in missing_history(view)]
         rows, more = shown_rows(view)
         table = [line_of(cells) for cells in lay_out(trial_columns(view), rows, None if width is None else width - 2)]
         lines += [f"  {line}" for line in [search_line(view), *table, *more]]
@@ -272,7 +283,7 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
     """Returns the results of one trial, and its first failure. reason: a line that is shown above; a failure that it
     names is not named again."""
 
-    trial, lines = view.trial, []
+    trial, lines = view.trial, [f"  warning: {view.warning}"] if view.warning else []
     metrics = json.loads(trial.validation_json) if trial.validation_json else {}
     if view.validation is not None:
         metrics = dict(view.validation.metrics)

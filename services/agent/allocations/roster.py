@@ -82,6 +82,11 @@ class Roster:
     def find(self, allocation_id: str) -> AllocationLifecycle | None:
         return self._lifecycles.get(allocation_id)
 
+    def is_live(self, allocation_id: str) -> bool:
+        """Returns whether this agent has the allocation and it has not ended."""
+        lifecycle = self.find(allocation_id)
+        return lifecycle is not None and lifecycle.record.is_live
+
     def statuses(self, ended_only: bool = False) -> list[agent_pb2.AllocationStatus]:
         return [
             lifecycle.status()

@@ -27,6 +27,11 @@ commands = Counter(
 state_bytes = Gauge("gangline_agent_state_directory_bytes", "Size of the files in the state directory")
 state_disk_bytes = Gauge("gangline_agent_state_directory_disk_bytes", "Size of the file system of the state directory")
 state_disk_free_bytes = Gauge("gangline_agent_state_directory_disk_free_bytes", "Free bytes of that file system")
+undelivered_attempts = Gauge(
+    "gangline_agent_undelivered_attempts", "Ended attempts whose logs and metrics wait on disk: no gateway takes them"
+)
+undelivered_bytes = Gauge("gangline_agent_undelivered_bytes", "Size of these logs and metrics")
+undelivered_age = Gauge("gangline_agent_undelivered_age_seconds", "Since the oldest of these attempts left them")
 code_cache_bytes = Gauge("gangline_agent_code_cache_bytes", "Size of the code archives that this machine keeps")
 code_fetches = Counter("gangline_agent_code_fetches_total", "Downloads of code archives from gateways by this machine")
 code_fetched_bytes = Counter("gangline_agent_code_fetched_bytes_total", "Bytes of these downloads")

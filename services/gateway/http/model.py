@@ -221,12 +221,13 @@ class Newest(Answer):
 
 
 class TrialView(Answer):
-    """Joins a trial with its newest progress and metrics. reason: why it waits."""
+    """Joins a trial with its newest history. reason: why it waits. warning: of missing logs and metrics; else empty."""
 
     trial: Trial
     allocation: Allocation | None
     reason: Reason | None
     newest: Newest
+    warning: str = ""
 
 
 class Search(Answer):
@@ -239,8 +240,7 @@ class Search(Answer):
 
 
 class ExperimentView(Answer):
-    """Joins an experiment with its trials. reason: why no further trial starts. search: null for those of older
-    versions."""
+    """Joins an experiment with its trials. reason: why no further trial starts. search: null for older versions."""
 
     experiment: Experiment
     trials: list[TrialView]

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gangline.domain.allocation import Reason
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.explanation import describe_undelivered
 from gangline.domain.history import Newest
 from gangline.domain.id import absent
 from gangline.domain.search import Search
@@ -73,7 +74,8 @@ class Views:
         experiment = self.experiment(experiment_id)
         trials = sorted(self._mirror.state.trials.of(experiment_id), key=lambda trial: trial.number)
         search = self._mirror.state.searches.find(keys.search(experiment_id))
-        views = tuple(self._join(trial, newest, reasons) for trial in trials)
+        undelivered = self._undelivered()
+        views = tuple(self._join(trial, newest, reasons, undelivered) for trial in trials)
         return ExperimentView(experiment, views, search, explain_search(experiment, search, trials))
 
     async def view_trials(self, experiment_id: int, offset: int, limit: int) -> tuple[Sequence[TrialView], int]:
@@ -85,20 +87,30 @@ class Views:
         shown = trials[offset : offset + limit if limit else None]
         newest = await self._reader.newest([trial.id for trial in shown])
         reasons = await self._reasons(shown)
-        return tuple(self._join(trial, newest, reasons) for trial in shown), len(trials)
+        undelivered = self._undelivered()
+        return tuple(self._join(trial, newest, reasons, undelivered) for trial in shown), len(trials)
 
     async def view_trial(self, trial_id: str) -> TrialView:
         await self.confirm(trial_id=trial_id)
         newest = await self._reader.newest([self.trial(trial_id).id])
         reasons = await self._reasons([self.trial(trial_id)])
-        return self._join(self.trial(trial_id), newest, reasons)
+        return self._join(self.trial(trial_id), newest, reasons, self._undelivered())
 
     async def _reasons(self, trials: list[Trial]) -> Mapping[str, Reason]:
         waiting = [trial.id for trial in trials if trial.state is State.QUEUED]
         standings = await self._pending.standings(waiting) if waiting else {}
         return {trial_id: standings[trial_id].reason for trial_id in waiting if trial_id in standings}
 
-    def _join(self, trial: Trial, newest: Mapping[str, Newest], reasons: Mapping[str, Reason]) -> TrialView:
+    def _undelivered(self) -> Mapping[str, str]:
+        return describe_undelivered(self._mirror.state.agents.all())
+
+    def _join(
+        self,
+        trial: Trial,
+        newest: Mapping[str, Newest],
+        reasons: Mapping[str, Reason],
+        undelivered: Mapping[str, str],
+    ) -> TrialView:
         checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(trial.latest_checkpoint_id))
         if checkpoint is None or checkpoint.state is CheckpointState.DELETING:
             # An ended trial's record is never changed, so it still has the name of a checkpoint that was deleted since.
@@ -111,6 +123,7 @@ class Views:
             progress=latest.progress,
             training=latest.training,
             validation=latest.validation,
+            warning=undelivered.get(trial.id, ""),
         )
 
 

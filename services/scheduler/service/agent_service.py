@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from gangline.domain.allocation import Allocation, ExitReport
-from gangline.domain.resource import Agent, Slot
+from gangline.domain.resource import Agent, Slot, UndeliveredRecords
 from gangline.domain.state import State
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.printable import find_unprintable
@@ -229,11 +229,14 @@ def _settle_strangers(term: Term, session: Session, difference: Difference) -> N
 
 
 async def _on_slots(term: Term, session: Session, message: agent_pb2.AgentSlots) -> None:
-    """The health of a slot has changed, or a slot is gone."""
+    """The health of a slot has changed, or a slot is gone, or other records wait on the agent's disk."""
     slots = [wire.from_proto(Slot, slot) for slot in message.slots]
+    undelivered = [wire.from_proto(UndeliveredRecords, waiting) for waiting in message.undelivered]
     rules = term.context.rules
     change = await term.store.commit(
-        lambda records: slots_changed(records, session.agent_id, slots, rules, time.time(), problem=message.problem)
+        lambda records: slots_changed(
+            records, session.agent_id, slots, rules, time.time(), problem=message.problem, undelivered=undelivered
+        )
     )
     if change:
         sick = {slot.id: slot.problem for slot in slots if not slot.is_healthy}

@@ -16,7 +16,7 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Experiment
 from gangline.domain.id import describe_allocation
-from gangline.domain.resource import Agent, Slot
+from gangline.domain.resource import Agent, Slot, UndeliveredRecords
 from gangline.domain.state import AgentState, Availability, ExitKind, State
 from gangline.errors import GanglineError, not_found
 from services.scheduler.state.facts import facts_of
@@ -186,14 +186,22 @@ def registered(records: Records, agent: Agent, rules: Rules, now: float) -> Stat
 
 
 def slots_changed(
-    records: Records, agent_id: str, slots: Sequence[Slot], rules: Rules, now: float, *, problem: str = ""
+    records: Records,
+    agent_id: str,
+    slots: Sequence[Slot],
+    rules: Rules,
+    now: float,
+    *,
+    problem: str = "",
+    undelivered: Sequence[UndeliveredRecords] = (),
 ) -> StateChange:
-    """Records all slots of a connected agent again, and its own problem. An agent that counts as lost must register
-    first."""
+    """Records all slots of a connected agent again, its own problem, and the records that wait on its disk. An agent
+    that counts as lost must register first."""
     previous_agent = records.find(Agent, agent_id)
     if previous_agent is None or previous_agent.state is AgentState.LOST:
         return StateChange()
-    agent = keep_availability(replace(previous_agent, slots=tuple(slots), problem=problem), previous_agent)
+    changed_agent = replace(previous_agent, slots=tuple(slots), problem=problem, undelivered=tuple(undelivered))
+    agent = keep_availability(changed_agent, previous_agent)
     return _known(records, _checked(agent, previous_agent, now), rules, now)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from gangline.cli.output.live import _follow_lines, _panel
-from gangline.cli.output.summary import final_lines, status_line, trial_lines
+from gangline.cli.output.summary import final_lines, missing_history, status_line, trial_lines
 from gangline.cli.output.text import (
     format_age,
     format_bytes,
@@ -231,3 +231,13 @@ def test_metric_that_no_validation_reports_is_told_once() -> None:
     assert final_lines(view).count(warning) == 1
     reported = replace(trial, validation_json='{"error": null}')
     assert warning not in final_lines(replace(view, trials=(replace(view.trials[0], trial=reported),)))
+
+
+def test_history_that_a_gateway_has_not_taken_is_told() -> None:
+    missing = replace(COMPLETED.trials[0], warning="logs and metrics are missing until a gateway takes them: x")
+    assert trial_lines(missing)[0] == "  warning: logs and metrics are missing until a gateway takes them: x"
+    assert missing_history(COMPLETED) == []
+    view = replace(COMPLETED, trials=(missing, *COMPLETED.trials))
+    assert missing_history(view) == [
+        f"warning: logs and metrics of 1 of {len(view.trials)} trials are missing until a gateway takes them: 1.1"
+    ]

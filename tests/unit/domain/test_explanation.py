@@ -6,9 +6,9 @@ import pytest
 
 from gangline.domain.allocation import Allocation, Member, Reason, Request
 from gangline.domain.experiment import Experiment, Trial
-from gangline.domain.explanation import Blocker, explain
+from gangline.domain.explanation import Blocker, describe_undelivered, explain
 from gangline.domain.id import parse_job_id
-from gangline.domain.resource import Agent, Slot
+from gangline.domain.resource import Agent, Slot, UndeliveredRecords
 from gangline.domain.state import AgentState, Availability, Outcome, ReasonCode, State
 from gangline.domain.task import Task
 from gangline.errors import GanglineError
@@ -82,3 +82,14 @@ def test_what_is_no_id_of_a_job(text: str) -> None:
     with pytest.raises(GanglineError) as caught:
         parse_job_id(text)
     assert caught.value.message == f"{text!r} is no id of an experiment, as '7', and none of a trial, as '7.1'"
+
+
+def test_a_trial_is_told_what_its_history_lacks() -> None:
+    records = (UndeliveredRecords("7.1", "7.1.2", 120, 3600.0), UndeliveredRecords("7.2", "7.2.1", 5, 7200.0))
+    agents = [Agent("a2", undelivered=(UndeliveredRecords("7.1", "7.1.2", 9, 1.0),)), Agent("a1", undelivered=records)]
+    assert describe_undelivered(agents) == {
+        "7.1": "logs and metrics are missing until a gateway takes them: those of attempt 2 on agent a1 since "
+        "01:00:00 UTC (120 bytes), those of attempt 2 on agent a2 since 00:00:01 UTC (9 bytes)",
+        "7.2": "logs and metrics are missing until a gateway takes them: those of attempt 1 on agent a1 since "
+        "02:00:00 UTC (5 bytes)",
+    }
