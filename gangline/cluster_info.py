@@ -53,6 +53,8 @@ class ClusterInfo:
     runs_once: whether the entrypoint runs once on each machine, with all slots of the machine. rank is then that of the
     machine's first slot, and world_size still counts slots.
     full_world_size: slots_per_trial in an attempt on fewer slots; 0 in an attempt of full size.
+    storage_wait_seconds: how long the trial waits for a storage that takes nothing.
+    storage_marker: the content of the file by which the storage's folder is known; empty where there is none.
     """
 
     cluster_id: str
@@ -72,6 +74,8 @@ class ClusterInfo:
     world_size: int = 1
     full_world_size: int = 0
     runs_once: bool = False
+    storage_wait_seconds: float = 3600.0
+    storage_marker: str = ""
 
     @property
     def rounds(self) -> int:

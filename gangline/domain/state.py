@@ -155,7 +155,8 @@ class DeletionStage(StrEnum):
 
 
 class ReasonCode(StrEnum):
-    """Why a pending request waits; RUNS_SHRUNK: why a trial runs on fewer slots."""
+    """Why a pending request waits. RUNS_SHRUNK: why a trial runs on fewer slots. STORAGE_AWAY: why a trial that holds
+    slots waits."""
 
     NEVER_FITS = "NEVER_FITS"
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
@@ -170,8 +171,10 @@ class ReasonCode(StrEnum):
     SEARCH_WAITING = "SEARCH_WAITING"
     NO_MATCHING_POOL = "NO_MATCHING_POOL"
     RUNS_SHRUNK = "RUNS_SHRUNK"
+    STORAGE_AWAY = "STORAGE_AWAY"
 
     @property
     def general(self) -> ReasonCode:
         """Returns the code of the first version that comes nearest to this one, for peers that know no later codes."""
-        return ReasonCode.AGENTS_UNHEALTHY if self is ReasonCode.AGENTS_DISABLED else self
+        is_later = self in (ReasonCode.AGENTS_DISABLED, ReasonCode.STORAGE_AWAY)
+        return ReasonCode.AGENTS_UNHEALTHY if is_later else self

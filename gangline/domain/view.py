@@ -14,12 +14,14 @@ from gangline.domain.experiment import Experiment, Project, Trial, Workspace
 from gangline.domain.history import MetricsPoint, Newest, ProgressPoint
 from gangline.domain.resource import Agent, Cluster, EtcdHealth, ServiceInstance
 from gangline.domain.search import Search
+from gangline.domain.state import State
 
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """Joins a trial with its newest progress and metrics. allocation: the live one. reason: why it waits; None unless
-    it is queued and a scheduler leads."""
+    """Joins a trial with its newest progress and metrics. allocation: the live one. reason: why it waits, for slots or
+    for its storage; None where it does not wait, and while no scheduler leads. checkpoint_batches: how far training was
+    at its latest checkpoint; None without one."""
 
     trial: Trial
     allocation: Allocation | None = None
@@ -27,6 +29,21 @@ class TrialView:
     progress: ProgressPoint | None = None
     training: MetricsPoint | None = None
     validation: MetricsPoint | None = None
+    checkpoint_batches: int | None = None
+
+    @property
+    def batches_completed(self) -> int:
+        """Returns how far training is: the newest progress of the live attempt, else what the trial has on record."""
+        if self.progress is None or self.trial.state is State.TERMINAL:
+            return self.trial.batches_completed
+        return max(self.progress.batches_completed, self.trial.batches_completed)
+
+    @property
+    def batches_at_risk(self) -> int:
+        """Returns how many batches a failure at this moment would cost; 0 for a trial that has ended."""
+        if self.trial.state is State.TERMINAL:
+            return 0
+        return max(0, self.batches_completed - (self.checkpoint_batches or 0))
 
     @property
     def newest(self) -> Newest:

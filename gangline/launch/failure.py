@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 import gangline
-from gangline.domain.failure import LATEST_CORRUPT, STAGE_NOTE
+from gangline.domain.failure import LATEST_CORRUPT, NOT_SAVED, STAGE_NOTE
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError, InvalidHP
 
@@ -64,6 +64,8 @@ def import_failure(error: Exception, what: str) -> Failure:
 
 
 def _kind_of_own(error: GanglineError) -> ExitKind:
+    if error.code == NOT_SAVED:
+        return ExitKind.PREEMPTED
     # An outside condition, such as full storage, may have been fixed by the next attempt.
     if error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT):
         return ExitKind.UNAVAILABLE

@@ -367,6 +367,9 @@ class TrialView(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     TRAINING_FIELD_NUMBER: builtins.int
     VALIDATION_FIELD_NUMBER: builtins.int
+    CHECKPOINT_BATCHES_FIELD_NUMBER: builtins.int
+    checkpoint_batches: builtins.int
+    """How far training was at its latest checkpoint; absent without a checkpoint."""
     @property
     def trial(self) -> gangline.v1.types_pb2.Trial: ...
     @property
@@ -375,7 +378,7 @@ class TrialView(google.protobuf.message.Message):
 
     @property
     def reason(self) -> gangline.v1.types_pb2.Reason:
-        """Why it waits; absent unless it is QUEUED and a scheduler leads."""
+        """Why it waits: for slots while it is QUEUED and a scheduler leads, for its storage while it runs. Absent otherwise."""
 
     @property
     def progress(self) -> gangline.v1.ingest_pb2.ProgressPoint:
@@ -396,9 +399,11 @@ class TrialView(google.protobuf.message.Message):
         progress: gangline.v1.ingest_pb2.ProgressPoint | None = ...,
         training: gangline.v1.ingest_pb2.MetricsPoint | None = ...,
         validation: gangline.v1.ingest_pb2.MetricsPoint | None = ...,
+        checkpoint_batches: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocation", b"allocation", "progress", b"progress", "reason", b"reason", "training", b"training", "trial", b"trial", "validation", b"validation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "progress", b"progress", "reason", b"reason", "training", b"training", "trial", b"trial", "validation", b"validation"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_checkpoint_batches", b"_checkpoint_batches", "allocation", b"allocation", "checkpoint_batches", b"checkpoint_batches", "progress", b"progress", "reason", b"reason", "training", b"training", "trial", b"trial", "validation", b"validation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_checkpoint_batches", b"_checkpoint_batches", "allocation", b"allocation", "checkpoint_batches", b"checkpoint_batches", "progress", b"progress", "reason", b"reason", "training", b"training", "trial", b"trial", "validation", b"validation"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_checkpoint_batches", b"_checkpoint_batches"]) -> typing.Literal["checkpoint_batches"] | None: ...
 
 Global___TrialView: typing_extensions.TypeAlias = TrialView
 

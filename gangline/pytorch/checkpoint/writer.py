@@ -28,7 +28,7 @@ from gangline.core.draft import CheckpointDraft
 from gangline.core.encoding import let_travel
 from gangline.core.transport import Transport
 from gangline.pytorch.checkpoint.name import Path
-from gangline.pytorch.checkpoint.together import through_first
+from gangline.core.together import through_first
 
 TENSORS_FOLDER = "tensors"
 _TEMPORARY = ".tmp"

@@ -102,16 +102,26 @@ class Views:
         checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(trial.latest_checkpoint_id))
         if checkpoint is None or checkpoint.state is CheckpointState.DELETING:
             # An ended trial's record is never changed, so it still has the name of a checkpoint that was deleted since.
-            trial = replace(trial, latest_checkpoint_id="")
+            trial, checkpoint = replace(trial, latest_checkpoint_id=""), None
         latest = newest.get(trial.id, NOTHING)
+        allocation = self._mirror.state.live_allocation(trial.id)
+        reason = waiting_reason(allocation) if allocation is not None else None
         return TrialView(
             trial=trial,
-            allocation=self._mirror.state.live_allocation(trial.id),
-            reason=reasons.get(trial.id) if trial.state is State.QUEUED else None,
+            allocation=allocation,
+            reason=reasons.get(trial.id) if trial.state is State.QUEUED else reason,
+            checkpoint_batches=_batches_of(trial, checkpoint),
             progress=latest.progress,
             training=latest.training,
             validation=latest.validation,
         )
+
+
+def _batches_of(trial: Trial, checkpoint: Checkpoint | None) -> int | None:
+    """Returns how far the trial was at its checkpoint. From another trial's checkpoint it begins at batch 0."""
+    if checkpoint is None:
+        return None
+    return checkpoint.batches_completed if checkpoint.trial_id == trial.id else 0
 
 
 def measure_progress(experiment_id: int, search: Search | None, trials: Iterable[Trial]) -> ExperimentProgress:

@@ -28,6 +28,7 @@ class SpecSource:
     network_interface: str
     directory: Directory
     lease_seconds: float
+    storage_wait_seconds: float
 
     def build(self, records: Records, allocation: Allocation, member: Member) -> runner_pb2.RunnerSpec:
         experiment = get(records, Experiment, allocation.experiment_id)
@@ -55,6 +56,8 @@ class SpecSource:
             lease_seconds=self.lease_seconds,
             committee=witnesses_of(committee_of(records.all_of(Agent))),
             owner=experiment.owner,
+            storage_wait_seconds=self.storage_wait_seconds,
+            storage_marker=self.directory.storage_marker,
         )
 
 

@@ -175,6 +175,8 @@ def judge(ends: Sequence[RankEnd], context: OutcomeContext) -> ExitReport:
     if context.hang is not None:
         return _judge_hang(report, context.hang)
     cause = find_cause(ends)
+    if context.stop is not None and any(map(_is_unsaved_stop, (cause, context.peer))):
+        return _judge_unsaved_stop(report, cause, context.stop)
     # An own error counts even if a kill was ordered meanwhile. The member that was ended by this very error may have
     # reported first; the scheduler then kills the rest of the gang.
     if cause is not None and not cause.is_consequence:
@@ -184,6 +186,17 @@ def judge(ends: Sequence[RankEnd], context: OutcomeContext) -> ExitReport:
     if context.stop is not None and context.stop.kind is ExitKind.KILLED:
         return replace(report, kind=ExitKind.KILLED, message=context.stop.reason or "killed on request")
     return _judge_innocent(report, cause, ends, context)
+
+
+def _is_unsaved_stop(failure: FailureRecord | None) -> bool:
+    """Whether a rank obeys an order to stop, but its storage takes no checkpoint."""
+    return failure is not None and failure.kind is ExitKind.PREEMPTED
+
+
+def _judge_unsaved_stop(report: ExitReport, cause: FailureRecord | None, stop: Stop) -> ExitReport:
+    what = cause.message if cause is not None and _is_unsaved_stop(cause) else "stopped without a checkpoint"
+    message = f"{what}; it goes on from its latest checkpoint; asked to stop: {stop.reason}"
+    return replace(report, kind=stop.kind, message=message[:MAX_MESSAGE_LENGTH])
 
 
 def _judge_innocent(
@@ -325,6 +338,9 @@ def _with_cause(
     if not is_disk_fault:
         lines = (*end.last_lines, *cause.details.splitlines())
         found = cause.kind or ExitKind.USER_ERROR
+        if found is ExitKind.PREEMPTED:
+            # Nobody has asked this rank to stop.
+            found = ExitKind.UNAVAILABLE
         kind, message = name_limit(found, message, lines, context.limits, exceeded_memory=end.exceeded_memory)
     return replace(
         report,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,10 @@ def test_damage_of_the_trials_latest_checkpoint_has_a_code_of_its_own(url: str, 
 
 
 def _latest_context(url: str, latest: str) -> CheckpointContext:
-    """Returns the context of an attempt that the cluster wants to resume from `latest`."""
+    """Returns the context of an attempt that the cluster wants to resume from `latest`, and that never waits."""
     info = CheckpointInfo(latest, f"{url}/checkpoints/{latest}", 4)
     cluster = ClusterInfo("c1", "7.1.2", 2, "a1", 0, 1, [], url, "", TrialInfo("7.1", 7, 1, {}, {}), info)
+    cluster = replace(cluster, storage_wait_seconds=0.0)
     return CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(url), cluster)
 
 
@@ -365,7 +367,7 @@ def test_storage_that_cannot_be_read_is_told_by_all_ranks(tmp_path: Path, monkey
     def refuse(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("gangline.core.checkpoint.verify", refuse)
+    monkeypatch.setattr("gangline.core.storage.verify", refuse)
 
     def work(distributed: DistributedContext) -> str:
         with pytest.raises(GanglineError) as caught, _context(str(tmp_path), distributed).restore_path(storage_id):
