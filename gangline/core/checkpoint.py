@@ -22,9 +22,9 @@ from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.encoding import let_travel
 from gangline.core.link import Link
-from gangline.core.temporary import temporary_folder
 from gangline.core.storage import CheckpointStore, checkpoint_url, describe_files, list_files
 from gangline.core.storage_wait import Agreement, StorageWait
+from gangline.core.temporary import temporary_folder
 from gangline.core.together import RankError, failure_of, raise_failure, together
 from gangline.core.transport import AloneTransport
 from gangline.domain.experiment import STEPS_COMPLETED, VALIDATION_METRICS
@@ -80,7 +80,9 @@ class CheckpointContext:
         self._beat = beat or NoBeat()
         limit_seconds = cluster.storage_wait_seconds if cluster else 0.0
         # Waits for a storage that takes nothing.
-        self.wait = StorageWait(store.url, store.calls, link, self._beat, limit_seconds)
+        self.wait = StorageWait(
+            url=store.url, calls=store.calls, link=link, beat=self._beat, limit_seconds=limit_seconds
+        )
         self._find_validation = find_validation
         latest = cluster.latest_checkpoint if cluster else None
         # The checkpoint from which a restart would resume, so `delete` refuses it.
@@ -370,7 +372,7 @@ class CheckpointContext:
         self._beat.touch()
 
     def _not_written(self, storage_id: str, error: OSError | RankError) -> GanglineError:
-        """Makes the error for a checkpoint that storage refuses. In a storage of the user's own choice that is the user's
+        """Makes the error for a checkpoint that storage refuses. In a storage of the user's own choice that is a
         mistake, which another attempt would repeat."""
         own_url = self._cluster.storage_url if self._cluster else ""
         kind = ErrorKind.UNAVAILABLE if self._store.url == own_url else ErrorKind.INVALID

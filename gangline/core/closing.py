@@ -1,7 +1,7 @@
 """Ends the parts of a rank so that the error that ends it is the one that is reported.
 
-A step of the end may fail for the same cause as the training did, as the flush of a file on full storage. Its error must
-not take the place of the first one, and a step that hangs must not keep the rank from ending.
+A step of the end may fail for the same cause as the training did, as the flush of a file on full storage. Its error
+must not take the place of the first one, and a step that hangs must not keep the rank from ending.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from gangline.errors import ErrorKind, GanglineError
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 # A call without progress for so long is reported: the storage hangs.
-SILENT_SECONDS = 15.0
+SILENT_SECONDS = 10.0
 # How long a trial that is to give its slots back still tries to save.
-PREEMPTED_SECONDS = 10.0
+PREEMPTED_SECONDS = 5.0
 # Pause between two looks at a preemption and at the calls under way.
 _LOOK_SECONDS = 0.2
 _log = logging.getLogger("gangline")
@@ -41,11 +41,12 @@ class Agreement(Protocol):
 
 
 class StorageWait:
-    """The wait of one rank for one storage. calls: those of the storage. limit_seconds: after which the error is raised;
-    0 never waits."""
+    """The wait of one rank for one storage. calls: those of the storage. limit_seconds: after which the error is
+    raised; 0 never waits."""
 
     def __init__(
         self,
+        *,
         url: str,
         calls: StorageCalls,
         link: Link | None = None,
@@ -147,7 +148,8 @@ class StorageWait:
     def _pause(self, what: str, error: BaseException, began_at: float, seconds: float) -> tuple[Any, ...] | None:
         """Pauses before the next try. Returns None, or the arguments of the error that ends the wait."""
         is_named = isinstance(error, GanglineError)
-        why = f"{what}: {describe(error) if is_named else f'the storage {self._url} takes nothing now ({describe(error)})'}"
+        cause = describe(error) if is_named else f"the storage {self._url} takes nothing now ({describe(error)})"
+        why = f"{what}: {cause}"
         if not self._is_waiting:
             _log.warning("%s; the trial waits and tries again for up to %.0f s", why, self._limit_seconds)
         self._is_waiting = True

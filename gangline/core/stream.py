@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
-
 # The part of a large content that is written, and counted as progress, at a time: 16 MiB.
 _PART_BYTES = 16 << 20
 

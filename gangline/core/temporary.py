@@ -1,5 +1,7 @@
-"""Makes the temporary folders of a rank. On the cluster they lie beside the runner's socket, in a folder that is removed
-with the attempt."""
+"""Makes the temporary folders of a rank.
+
+On the cluster they lie beside the runner's socket, in a folder that is removed with the attempt.
+"""
 
 from __future__ import annotations
 

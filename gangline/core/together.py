@@ -1,7 +1,7 @@
 """Runs a step on all ranks together: if it fails on one rank, all ranks raise that rank's error.
 
 Owns how an error is sent. The rank that failed also says whether its storage is waited for, because only it has the
-error itself. Used by gangline.core.checkpoint, and by the saver and the writer of tensors; all run in step on all ranks.
+error itself. Used by gangline.core.checkpoint, the saver and the writer of tensors, which run in step on all ranks.
 """
 
 from __future__ import annotations

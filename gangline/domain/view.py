@@ -14,7 +14,6 @@ from gangline.domain.experiment import Experiment, Project, Trial, Workspace
 from gangline.domain.history import MetricsPoint, Newest, ProgressPoint
 from gangline.domain.resource import Agent, Cluster, EtcdHealth, ServiceInstance
 from gangline.domain.search import Search
-from gangline.domain.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +31,13 @@ class TrialView:
     checkpoint_batches: int | None = None
 
     @property
-    def batches_completed(self) -> int:
-        """Returns how far training is: the newest progress of the live attempt, else what the trial has on record."""
-        if self.progress is None or self.trial.state is State.TERMINAL:
-            return self.trial.batches_completed
-        return max(self.progress.batches_completed, self.trial.batches_completed)
-
-    @property
     def batches_at_risk(self) -> int:
-        """Returns how many batches a failure at this moment would cost; 0 for a trial that has ended."""
-        if self.trial.state is State.TERMINAL:
+        """Returns how many batches a failure at this moment would cost: those since the latest checkpoint. 0 for a
+        trial that does not train."""
+        if self.allocation is None or not self.allocation.timeline.first_step_at:
             return 0
-        return max(0, self.batches_completed - (self.checkpoint_batches or 0))
+        batches = self.progress.batches_completed if self.progress is not None else self.trial.batches_completed
+        return max(0, batches - (self.checkpoint_batches or 0))
 
     @property
     def newest(self) -> Newest:

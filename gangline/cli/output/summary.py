@@ -282,7 +282,9 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
         lines.append(f"  metadata: {cut_text(trial.metadata_json, _MOST_METADATA)}")
     lines += [f"  {line}" for line in choice_lines(trial.strategy_choice_json)]
     if trial.latest_checkpoint_id:
-        lines.append(f"  checkpoint: {trial.latest_checkpoint_id} (after {trial.batches_completed} batches)")
+        lines.append(f"  checkpoint: {trial.latest_checkpoint_id}{_saved(view)}")
+    elif view.batches_at_risk:
+        lines.append(f"  no checkpoint yet: a failure now would cost {count(view.batches_at_risk, 'batch')}")
     lines += size_lines(view)
     lines += [f"  not again on {agent_id}: {why}" for agent_id, why in sorted(trial.excluded_agents.items())]
     if trial.state is not State.TERMINAL:
@@ -296,6 +298,17 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
             lines.append(f"  failed first: {_blame(trial.last_failure)}")
         lines += [f"    {line}" for line in output_lines(trial.last_failure)]
     return lines
+
+
+def _saved(view: TrialView) -> str:
+    """Returns how far training was at the checkpoint, and what a failure now would cost. A gateway of an earlier
+    version does not say it."""
+    if view.checkpoint_batches is None:
+        return ""
+    words = f"after {count(view.checkpoint_batches, 'batch')}"
+    if view.batches_at_risk:
+        words += f"; a failure now would cost the {count(view.batches_at_risk, 'batch')} since"
+    return f" ({words})"
 
 
 def output_lines(failure: ExitReport) -> list[str]:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.distributed import BACKGROUND_GROUP, DistributedContext
 from gangline.core.draft import CheckpointDraft
+from gangline.core.together import RankError, together
 from gangline.core.transport import AloneTransport, TorchTransport, Transport
 from gangline.domain.manifest import StoredFile
 from gangline.errors import ErrorKind, GanglineError
@@ -31,7 +32,6 @@ from gangline.pytorch.checkpoint.capture import Captured, rank_file
 from gangline.pytorch.checkpoint.name import Path
 from gangline.pytorch.checkpoint.plain import to_bytes
 from gangline.pytorch.checkpoint.staging import Staging, copy_values
-from gangline.core.together import RankError, together
 from gangline.pytorch.checkpoint.writer import write_tensors
 
 # Ranks wait for one another's uploads. The timeout can be long, because a rank that died breaks its connections at

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from gangline.config.batch import BatchSplit, split_batch
 from gangline.config.strategy_choice import StrategyChoice
 from gangline.core import Context, DistributedContext
-from gangline.core.closing import close_side_output
 from gangline.core.beat import BACKWARD, OPTIMIZER, TRAIN_BATCH
+from gangline.core.closing import close_side_output
 from gangline.errors import invalid
 from gangline.lacking import Lacking
 from gangline.pytorch.data import batch_data as batches

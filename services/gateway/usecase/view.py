@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gangline.domain.allocation import Reason
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.allocation import Reason, waiting_reason
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.history import Newest
 from gangline.domain.id import absent
 from gangline.domain.search import Search

@@ -175,12 +175,11 @@ def judge(ends: Sequence[RankEnd], context: OutcomeContext) -> ExitReport:
     if context.hang is not None:
         return _judge_hang(report, context.hang)
     cause = find_cause(ends)
-    if context.stop is not None and any(map(_is_unsaved_stop, (cause, context.peer))):
-        return _judge_unsaved_stop(report, cause, context.stop)
     # An own error counts even if a kill was ordered meanwhile. The member that was ended by this very error may have
     # reported first; the scheduler then kills the rest of the gang.
     if cause is not None and not cause.is_consequence:
-        return _with_cause(report, cause, ends, context)
+        is_obeying = context.stop is not None and _is_unsaved_stop(cause)
+        return _judge_unsaved_stop(report, cause, context) if is_obeying else _with_cause(report, cause, ends, context)
     if context.cut is not None:
         return replace(report, kind=ExitKind.NETWORK, message=context.cut.message, failed_at=context.cut.failed_at)
     if context.stop is not None and context.stop.kind is ExitKind.KILLED:
@@ -193,17 +192,17 @@ def _is_unsaved_stop(failure: FailureRecord | None) -> bool:
     return failure is not None and failure.kind is ExitKind.PREEMPTED
 
 
-def _judge_unsaved_stop(report: ExitReport, cause: FailureRecord | None, stop: Stop) -> ExitReport:
-    what = cause.message if cause is not None and _is_unsaved_stop(cause) else "stopped without a checkpoint"
-    message = f"{what}; it goes on from its latest checkpoint; asked to stop: {stop.reason}"
-    return replace(report, kind=stop.kind, message=message[:MAX_MESSAGE_LENGTH])
+def _judge_unsaved_stop(report: ExitReport, cause: FailureRecord, context: OutcomeContext) -> ExitReport:
+    assert context.stop is not None
+    message = f"{cause.message}; it goes on from its latest checkpoint; asked to stop: {context.stop.reason}"
+    return replace(report, kind=context.stop.kind, message=message[:MAX_MESSAGE_LENGTH])
 
 
 def _judge_innocent(
     report: ExitReport, cause: FailureRecord | None, ends: Sequence[RankEnd], context: OutcomeContext
 ) -> ExitReport:
     """Judges a member whose ranks have no error of their own. cause: the consequence that one of them noticed."""
-    if context.peer is not None:
+    if context.peer is not None and not (context.stop is not None and _is_unsaved_stop(context.peer)):
         return _judge_peer(report, context)
     if context.stop is not None:
         return _judge_overdue(report, context.stop)

@@ -72,7 +72,8 @@ def test_a_storage_that_takes_nothing_or_hangs_holds_up_no_training(
     now: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     """And everything arrives afterwards."""
-    target, gate, opened = _Writer(), threading.Event(), []
+    target, gate = _Writer(), threading.Event()
+    opened: list[int] = []
 
     def open_writer() -> Any:
         opened.append(len(opened))
