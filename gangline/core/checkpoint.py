@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from gangline.cluster_info import ClusterInfo
+from gangline.cluster_info import CheckpointInfo, ClusterInfo
 from gangline.core.beat import Beat, NoBeat
 from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
@@ -94,7 +94,7 @@ class CheckpointContext:
 
     def of_storage(self, url: str) -> CheckpointContext:
         """Returns the same context for another storage, from which a trial starts."""
-        if url == self.storage_url:
+        if url.rstrip("/") == self.storage_url.rstrip("/"):
             return self
         return CheckpointContext(self._distributed, self._link, CheckpointStore(url), self._cluster, beat=self._beat)
 
@@ -142,13 +142,15 @@ class CheckpointContext:
         *,
         selector: Callable[[str], bool] | None = None,
     ) -> None:
-        """Copies a checkpoint into a folder and compares the copy with its manifest."""
+        """Copies a checkpoint into a folder and compares the copy with its manifest. storage_id: as in
+        `restore_path`."""
+        place, found_id = self._find(storage_id)
 
         def fetch() -> None:
             Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
-            self._store.download(storage_id, Path(ckpt_dir), self._select(storage_id, selector))
+            place._store.download(found_id, Path(ckpt_dir), place._select(found_id, selector))
 
-        self._once(download_mode, storage_id, fetch)
+        place._once(download_mode, found_id, fetch)
 
     @contextmanager
     def restore_path(
@@ -158,7 +160,20 @@ class CheckpointContext:
         *,
         selector: Callable[[str], bool] | None = None,
     ) -> Iterator[Path]:
-        """Yields a read-only folder with the checkpoint's files. It is storage itself where storage is a directory."""
+        """Yields a read-only folder with the checkpoint's files. It is storage itself where storage is a directory.
+
+        storage_id: the checkpoint's id, as `upload` and `store_path` return it and as
+        get_cluster_info().latest_checkpoint is; or the URL of its folder, or a checkpoint of the SDK. Raises
+        GanglineError `checkpoint.location` for anything else, before other ranks are waited for.
+        """
+        place, found_id = self._find(storage_id)
+        with place._restored(found_id, download_mode, selector) as directory:
+            yield directory
+
+    @contextmanager
+    def _restored(
+        self, storage_id: str, download_mode: DownloadMode, selector: Callable[[str], bool] | None
+    ) -> Iterator[Path]:
         local = self._store.local_path(storage_id)
         if local is not None:
             self.get_metadata(storage_id)
@@ -177,9 +192,15 @@ class CheckpointContext:
                 self._distributed.allgather_local(None)
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        return self.wait.run(
-            lambda: self.wait.keep_trying(_RESTORING, AloneTransport(), lambda: self._load(storage_id))
-        )
+        """Returns the metadata of a checkpoint. storage_id: as in `restore_path`."""
+        place, found_id = self._find(storage_id)
+        wait = place.wait
+        return wait.run(lambda: wait.keep_trying(_RESTORING, AloneTransport(), lambda: place._load(found_id)))
+
+    def _find(self, checkpoint: Any) -> tuple[CheckpointContext, str]:
+        """Returns the context of the checkpoint's storage, and the checkpoint's id."""
+        url, storage_id = location_of(checkpoint, self.storage_url)
+        return self.of_storage(url), storage_id
 
     def _load(self, storage_id: str) -> dict[str, Any]:
         try:
@@ -442,13 +463,14 @@ def _merge_metadata(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def location_of(checkpoint: str, storage_url: str) -> tuple[str, str]:
-    """Returns the storage URL and the id for a checkpoint that a user names by its id, or by the path or URL of its
-    folder.
+def location_of(checkpoint: Any, storage_url: str) -> tuple[str, str]:
+    """Returns the storage URL and the id for a checkpoint that a user names by its id, by the path or URL of its
+    folder, or by an object that has its id: get_cluster_info().latest_checkpoint, or a checkpoint of the SDK.
 
     Raises GanglineError `checkpoint.location`, `storage.url`, `storage.chain` or `storage.protocol`, before anything is
     opened.
     """
+    checkpoint = _name_of(checkpoint)
     if "/" not in checkpoint:
         return storage_url, checkpoint
     check_storage_url(checkpoint, storage_url)
@@ -460,3 +482,18 @@ def location_of(checkpoint: str, storage_url: str) -> tuple[str, str]:
             f"{checkpoint!r} is no checkpoint: give its id, or its folder as in {checkpoint_url(storage_url, 'ID')}",
         )
     return root, storage_id
+
+
+def _name_of(checkpoint: Any) -> str:
+    """Returns the id or URL of a checkpoint that a user has named."""
+    if isinstance(checkpoint, CheckpointInfo):
+        return checkpoint.url
+    names = [checkpoint, getattr(checkpoint, "uuid", None), getattr(checkpoint, "id", None)]
+    found = next((name for name in names if isinstance(name, str)), None)
+    if not found:
+        raise invalid(
+            "checkpoint.location",
+            "a checkpoint is named by its id, as in restore_path(info.latest_checkpoint) after a look whether there is "
+            f"one; this is a {type(checkpoint).__name__}: {checkpoint!r:.100}",
+        )
+    return found

@@ -175,8 +175,7 @@ class Trainer:
             return None
         if not isinstance(checkpoint, CheckpointInfo) and is_plain_determined(Path(checkpoint)):
             return self._load_source(loop, Path(checkpoint), checkpoint)
-        place = checkpoint.url if isinstance(checkpoint, CheckpointInfo) else checkpoint
-        storage_url, storage_id = location_of(place, self._context.core.checkpoint.storage_url)
+        storage_url, storage_id = location_of(checkpoint, self._context.core.checkpoint.storage_url)
         with self._context.core.checkpoint.of_storage(storage_url).restore_path(storage_id) as directory:
             return self._load_source(loop, directory, storage_id)
 
