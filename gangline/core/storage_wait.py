@@ -58,7 +58,7 @@ class StorageWait:
         self._url = url
         self._link = link or LocalLink()
         self._beat = beat or NoBeat()
-        self._limit_seconds = limit_seconds
+        self.limit_seconds = limit_seconds
         self._clock = clock
         self._is_waiting = False
         self._told = ""
@@ -78,7 +78,7 @@ class StorageWait:
                 try:
                     result = work()
                 except Exception as error:
-                    if not self._limit_seconds or not waits(error):
+                    if not self.limit_seconds or not waits(error):
                         raise
                     if not self._is_waiting:
                         began_at = self._clock()
@@ -99,7 +99,7 @@ class StorageWait:
     def run(self, work: Callable[[], T]) -> T:
         """Runs the work in a thread of its own, which this one watches. The work may hang in a call of the storage, and
         this thread must still obey a preemption."""
-        if not self._limit_seconds:
+        if not self.limit_seconds:
             return work()
         results: list[T] = []
         errors: list[BaseException] = []
@@ -119,7 +119,7 @@ class StorageWait:
 
     def join(self, thread: threading.Thread) -> None:
         """Waits for a thread that uses the storage. Raises as `keep_trying` where one of its calls hangs."""
-        if not self._limit_seconds:
+        if not self.limit_seconds:
             thread.join()
             return
         thread.join(_LOOK_SECONDS)
@@ -138,9 +138,9 @@ class StorageWait:
     def _watch_silence(self, seconds: float) -> None:
         why = f"the storage {self._url} does not answer"
         if not self._told:
-            _log.warning("%s for %.0f s; the trial waits for up to %.0f s", why, seconds, self._limit_seconds)
+            _log.warning("%s for %.0f s; the trial waits for up to %.0f s", why, seconds, self.limit_seconds)
         if not self._is_waiting:
-            self._tell(f"{why}; the trial waits for up to {self._limit_seconds:.0f} s")
+            self._tell(f"{why}; the trial waits for up to {self.limit_seconds:.0f} s")
         end = self._find_end(why, self._clock() - seconds)
         if end is not None:
             raise GanglineError(*end)
@@ -151,9 +151,9 @@ class StorageWait:
         cause = describe(error) if is_named else f"the storage {self._url} takes nothing now ({describe(error)})"
         why = f"{what}: {cause}"
         if not self._is_waiting:
-            _log.warning("%s; the trial waits and tries again for up to %.0f s", why, self._limit_seconds)
+            _log.warning("%s; the trial waits and tries again for up to %.0f s", why, self.limit_seconds)
         self._is_waiting = True
-        self._tell(f"{why}; it is tried again for up to {self._limit_seconds:.0f} s")
+        self._tell(f"{why}; it is tried again for up to {self.limit_seconds:.0f} s")
         until = self._clock() + seconds
         while True:
             end = self._find_end(why, began_at)
@@ -170,7 +170,7 @@ class StorageWait:
             self._preempted_at = now
         if self._preempted_at is not None and now - max(began_at, self._preempted_at) >= PREEMPTED_SECONDS:
             return NOT_SAVED, f"stopped without a checkpoint, because {why}", ErrorKind.UNAVAILABLE
-        if now - began_at >= self._limit_seconds:
+        if now - began_at >= self.limit_seconds:
             waited = f"the trial has waited for {now - began_at:.0f} s"
             return "checkpoint.storage", f"{why}; {waited}; earlier checkpoints are as they were", ErrorKind.UNAVAILABLE
         return None

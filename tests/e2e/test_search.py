@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_an_experiment_is_planned_tried_held_back_forked_and_chosen_by_its_label
 
     tried = cluster.run("experiment", "create", "--test", str(file))
     assert "test passed: COMPLETED" in tried.stdout
-    assert "validation: yes; checkpoints: " in tried.stdout
+    assert re.search(r"validation: yes; checkpoints: \d+; resumed: yes\n", tried.stdout)
     longer = ("--config", "searcher.max_length.batches=3600")
     planned = cluster.run("experiment", "create", "--dry-run", str(file), *longer)
     assert "cost: about " in planned.stdout

@@ -162,7 +162,8 @@ class Saver:
 
     def _group(self) -> dist.ProcessGroup | None:
         if self._distributed.size > 1 and self._known_group is None:
-            self._known_group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT, group_desc=BACKGROUND_GROUP)
+            timeout = max(_GROUP_TIMEOUT, timedelta(seconds=2 * self._checkpoint.wait.limit_seconds))
+            self._known_group = dist.new_group(backend="gloo", timeout=timeout, group_desc=BACKGROUND_GROUP)
         return self._known_group
 
     def _run(self, save: Save, group: dist.ProcessGroup | None) -> None:
