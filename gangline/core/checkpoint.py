@@ -136,7 +136,7 @@ class CheckpointContext:
 
     def download(
         self,
-        storage_id: str,
+        storage_id: Any,
         ckpt_dir: str | Path,
         download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
         *,
@@ -155,7 +155,7 @@ class CheckpointContext:
     @contextmanager
     def restore_path(
         self,
-        storage_id: str,
+        storage_id: Any,
         download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
         *,
         selector: Callable[[str], bool] | None = None,
@@ -191,7 +191,7 @@ class CheckpointContext:
                 # The folder is removed only after all ranks of this machine have read it.
                 self._distributed.allgather_local(None)
 
-    def get_metadata(self, storage_id: str) -> dict[str, Any]:
+    def get_metadata(self, storage_id: Any) -> dict[str, Any]:
         """Returns the metadata of a checkpoint. storage_id: as in `restore_path`."""
         place, found_id = self._find(storage_id)
         wait = place.wait

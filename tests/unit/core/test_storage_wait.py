@@ -209,24 +209,24 @@ def test_a_lost_mount_is_waited_for_and_not_made_anew(folder: Path, remains: str
     assert (folder / "checkpoints" / storage_id / "metadata.json").is_file()
 
 
-def test_reading_waits_too(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", ["get_metadata", "download", "restore_path"])
+def test_reading_waits_too(folder: Path, tmp_path: Path, call: str) -> None:
     link = Link()
     context = context_of(folder, link)
     storage_id = save(context)
-    for number, read in enumerate(
-        (
-            lambda: context.get_metadata(storage_id),
-            lambda: context.download(storage_id, tmp_path / "copy"),
-            lambda: context.restore_path(storage_id).__enter__(),
-            lambda: context.download(storage_id, tmp_path / "copy", DownloadMode.NoSharedDownload),
-        )
-    ):
-        aside = folder.with_name(f"aside.{number}")
-        folder.rename(aside)
-        link.waits.clear()
-        link.on_wait = lambda text, aside=aside: aside.rename(folder) if text and aside.exists() else None  # type: ignore[misc]
-        read()
-        assert "is away" in link.waits[0], number
+    aside = folder.with_name("aside")
+    folder.rename(aside)
+    link.waits.clear()
+    link.on_wait = lambda text: aside.rename(folder) if text and aside.exists() else None  # type: ignore[assignment]
+    if call == "get_metadata":
+        assert context.get_metadata(storage_id)["steps_completed"] == 4
+    elif call == "download":
+        context.download(storage_id, tmp_path / "copy", DownloadMode.NoSharedDownload)
+        assert (tmp_path / "copy" / "weights.0").read_text() == "w"
+    else:
+        with context.restore_path(storage_id) as path:
+            assert (path / "weights.0").read_text() == "w"
+    assert "is away" in link.waits[0]
 
 
 def test_all_ranks_of_a_machine_wait_for_the_one_that_reads(folder: Path) -> None:
