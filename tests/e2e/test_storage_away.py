@@ -74,11 +74,16 @@ def complete(run: GatedRun) -> None:
 
 
 def test_a_full_storage_is_waited_for(disk: StorageDisk, run: GatedRun) -> None:
+    # Slow enough that progress is reported before the next checkpoint is due.
+    run.gate.pace(0.5)
     with disk.full():
         run.gate.allow(3 * CHECKPOINT_PERIOD)
         view = wait_waiting(run, "No space left on device")
+        # What is saved, and what a failure now would cost; not the batches that are trained.
         assert view.checkpoint_batches == CHECKPOINT_PERIOD
+        wait_for(lambda: run.trial.batches_at_risk >= CHECKPOINT_PERIOD, "training that goes on meanwhile")
         assert run.checkpoint_batches() == [CHECKPOINT_PERIOD]
+        run.gate.pace(0.0)
     complete(run)
     assert "takes files again" in log_of(run)
 

@@ -14,7 +14,7 @@ from gangline.domain.history import Newest
 from gangline.domain.id import absent
 from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, ReasonCode, State
-from gangline.domain.view import ExperimentProgress, ExperimentView, TrialView
+from gangline.domain.view import ExperimentProgress, ExperimentView, TrialView, count_at_risk
 from gangline.errors import conflict
 from services.common import keys
 from services.gateway.history.reader import Reader
@@ -106,11 +106,13 @@ class Views:
         latest = newest.get(trial.id, NOTHING)
         allocation = self._mirror.state.live_allocation(trial.id)
         reason = waiting_reason(allocation) if allocation is not None else None
+        saved = _batches_of(trial, checkpoint)
         return TrialView(
             trial=trial,
             allocation=allocation,
             reason=reasons.get(trial.id) if trial.state is State.QUEUED else reason,
-            checkpoint_batches=_batches_of(trial, checkpoint),
+            checkpoint_batches=saved,
+            batches_at_risk=count_at_risk(trial, allocation, latest.progress, saved),
             progress=latest.progress,
             training=latest.training,
             validation=latest.validation,
