@@ -30,13 +30,26 @@ class TrialInfo:
     strategy_choice_json: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
-    """A checkpoint to resume from: its id, its folder as an fsspec URL, and the batches completed when it was saved."""
+class CheckpointInfo(str):
+    """A checkpoint to resume from. It is the checkpoint's id, as in Determined, and can be passed wherever an id is
+    asked for. It also knows its folder as an fsspec URL, and the batches completed when it was saved."""
+
+    __slots__ = ("batches_completed", "id", "url")
 
     id: str
     url: str
     batches_completed: int
+
+    def __new__(cls, id: str, url: str, batches_completed: int) -> CheckpointInfo:
+        info = super().__new__(cls, id)
+        info.id, info.url, info.batches_completed = id, url, batches_completed
+        return info
+
+    def __getnewargs__(self) -> tuple[str, str, int]:  # type: ignore[override]  # of a str with further fields
+        return self.id, self.url, self.batches_completed
+
+    def to_fields(self) -> dict[str, Any]:
+        return {"id": self.id, "url": self.url, "batches_completed": self.batches_completed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +65,10 @@ class ClusterInfo:
     workers differently.
     runs_once: whether the entrypoint runs once on each machine, with all slots of the machine. rank is then that of the
     machine's first slot, and world_size still counts slots.
+    latest_checkpoint: the checkpoint to resume from, None in a trial that begins; its value is the checkpoint's id.
     full_world_size: slots_per_trial in an attempt on fewer slots; 0 in an attempt of full size.
+    storage_wait_seconds: how long the trial waits for a storage that takes nothing.
+    storage_marker: the content of the file by which the storage's folder is known; empty where there is none.
     """
 
     cluster_id: str
@@ -72,6 +88,8 @@ class ClusterInfo:
     world_size: int = 1
     full_world_size: int = 0
     runs_once: bool = False
+    storage_wait_seconds: float = 3600.0
+    storage_marker: str = ""
 
     @property
     def rounds(self) -> int:
@@ -81,7 +99,12 @@ class ClusterInfo:
         return max(1, self.full_world_size // self.world_size)
 
     def to_json(self) -> str:
-        return json.dumps(self, default=_fields_of)
+        latest = self.latest_checkpoint
+        # A subclass of str would be written as a plain string.
+        return json.dumps(
+            _fields_of(self) | {"latest_checkpoint": latest.to_fields() if latest is not None else None},
+            default=_fields_of,
+        )
 
     @staticmethod
     def parse(text: str) -> ClusterInfo:

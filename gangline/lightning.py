@@ -16,8 +16,8 @@ from typing import Any
 from lightning.pytorch import callbacks
 
 from gangline.core.context import Context
-from gangline.core.link import temporary_folder
 from gangline.core.searcher import Unit, length_by_unit
+from gangline.core.temporary import temporary_folder
 from gangline.domain.experiment import STEPS_COMPLETED
 from gangline.domain.foreign_checkpoint import TRIAL_ID
 from gangline.errors import invalid

@@ -22,7 +22,7 @@ def main() -> None:
     with core.init() as context:
         first, slope = 0, 0.0
         if info and info.latest_checkpoint:
-            with context.checkpoint.restore_path(info.latest_checkpoint.id) as path:
+            with context.checkpoint.restore_path(info.latest_checkpoint) as path:
                 saved = json.loads((path / "slope.json").read_text())
                 first, slope = saved["steps"], saved["slope"]
         train(context, first, slope)

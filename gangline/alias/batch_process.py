@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from gangline import core
 from gangline.core import DistributedContext
-from gangline.core.link import temporary_folder
+from gangline.core.temporary import temporary_folder
 from gangline.errors import invalid
 from gangline.pytorch import MetricReducer, adapt_batch_sampler, to_device
 from gangline.pytorch.group import choose_device, open_group

@@ -78,7 +78,10 @@ def create(
     ] = False,
     is_test: Annotated[
         bool,
-        typer.Option("--test", help="Try it: one trial of one batch, a validation and a checkpoint; then archive it."),
+        typer.Option(
+            "--test",
+            help="Try it: one batch, a validation, a checkpoint, and one batch more from there; then archive it.",
+        ),
     ] = False,
     retry_seconds: Annotated[
         float | None, typer.Option(help="How long to try again while the cluster cannot take it; default: 10.", min=0)

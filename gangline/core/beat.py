@@ -87,6 +87,11 @@ class Beat(Protocol):
         it."""
         ...
 
+    def hold(self) -> None:
+        """Counts a moment in which the rank waits for its storage, in any phase. The caller bounds the wait, and calls
+        this in the thread that waits, about once a second."""
+        ...
+
     def rest(self, where: int) -> None:
         """Records that the rank may take long until the next tick, step or resume: user code runs, or storage takes a
         checkpoint. A rank must not rest while it waits for other ranks, because one of them may hang."""
@@ -140,6 +145,9 @@ class NoBeat:
         pass
 
     def pulse(self) -> None:
+        pass
+
+    def hold(self) -> None:
         pass
 
     def rest(self, where: int) -> None:
@@ -216,6 +224,9 @@ class FileBeat:
     def pulse(self) -> None:
         if self._cells[PHASE] == _RESTING:
             self._cells[LIFE] += 1
+
+    def hold(self) -> None:
+        self._cells[LIFE] += 1
 
     def rest(self, where: int) -> None:
         self._cells[WHERE] = where

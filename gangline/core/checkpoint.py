@@ -16,17 +16,22 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from gangline.cluster_info import ClusterInfo
+from gangline.cluster_info import CheckpointInfo, ClusterInfo
 from gangline.core.beat import Beat, NoBeat
 from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.encoding import let_travel
-from gangline.core.link import Link, temporary_folder
-from gangline.core.storage import CheckpointStore, checkpoint_url, describe_files, list_files, verify
+from gangline.core.link import Link
+from gangline.core.storage import CheckpointStore, checkpoint_url, describe_files, list_files
+from gangline.core.storage_wait import Agreement, StorageWait
+from gangline.core.temporary import temporary_folder
+from gangline.core.together import RankError, failure_of, raise_failure, together
+from gangline.core.transport import AloneTransport
 from gangline.domain.experiment import STEPS_COMPLETED, VALIDATION_METRICS
 from gangline.domain.failure import LATEST_CORRUPT
 from gangline.domain.id import check_checkpoint_id
 from gangline.domain.manifest import StoredFile
+from gangline.domain.storage_fault import JUDGED, describe, waits
 from gangline.domain.storage_url import check_storage_url
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
@@ -34,6 +39,8 @@ from gangline.v1 import types_pb2
 # Codes of errors that make a checkpoint unusable. The absences among them may also mean that the whole storage is away.
 _DAMAGES = ("checkpoint.corrupt", "checkpoint.file_missing", "checkpoint.not_found")
 _ABSENCES = ("checkpoint.file_missing", "checkpoint.not_found")
+# What a rank waits for, at the beginning of a sentence.
+_SAVING, _RESTORING = "saving a checkpoint", "reading a checkpoint"
 # The types that ranks exchange about a checkpoint, here and in gangline.pytorch.checkpoint.
 let_travel(StoredFile, ErrorKind)
 
@@ -71,6 +78,11 @@ class CheckpointContext:
         self._store = store
         self._cluster = cluster
         self._beat = beat or NoBeat()
+        limit_seconds = cluster.storage_wait_seconds if cluster else 0.0
+        # Waits for a storage that takes nothing.
+        self.wait = StorageWait(
+            url=store.url, calls=store.calls, link=link, beat=self._beat, limit_seconds=limit_seconds
+        )
         self._find_validation = find_validation
         latest = cluster.latest_checkpoint if cluster else None
         # The checkpoint from which a restart would resume, so `delete` refuses it.
@@ -79,6 +91,12 @@ class CheckpointContext:
     @property
     def storage_url(self) -> str:
         return self._store.url
+
+    def of_storage(self, url: str) -> CheckpointContext:
+        """Returns the same context for another storage, from which a trial starts."""
+        if url.rstrip("/") == self.storage_url.rstrip("/"):
+            return self
+        return CheckpointContext(self._distributed, self._link, CheckpointStore(url), self._cluster, beat=self._beat)
 
     def upload(
         self,
@@ -118,33 +136,52 @@ class CheckpointContext:
 
     def download(
         self,
-        storage_id: str,
+        storage_id: Any,
         ckpt_dir: str | Path,
         download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
         *,
         selector: Callable[[str], bool] | None = None,
     ) -> None:
-        """Copies a checkpoint into a folder and compares the copy with its manifest."""
+        """Copies a checkpoint into a folder and compares the copy with its manifest. storage_id: as in
+        `restore_path`."""
+        place, found_id = self._find(storage_id)
 
         def fetch() -> None:
             Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
-            self._store.download(storage_id, Path(ckpt_dir), self._select(storage_id, selector))
+            place._store.download(found_id, Path(ckpt_dir), place._select(found_id, selector))
 
-        self._once(download_mode, storage_id, fetch)
+        place._once(download_mode, found_id, fetch)
 
     @contextmanager
     def restore_path(
         self,
-        storage_id: str,
+        storage_id: Any,
         download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
         *,
         selector: Callable[[str], bool] | None = None,
     ) -> Iterator[Path]:
-        """Yields a read-only folder with the checkpoint's files. It is storage itself where storage is a directory."""
+        """Yields a read-only folder with the checkpoint's files. It is storage itself where storage is a directory.
+
+        storage_id: the checkpoint's id, as `upload` and `store_path` return it and as
+        get_cluster_info().latest_checkpoint is; or the URL of its folder, or a checkpoint of the SDK. Raises
+        GanglineError `checkpoint.location` for anything else, before other ranks are waited for.
+        """
+        place, found_id = self._find(storage_id)
+        with place._restored(found_id, download_mode, selector) as directory:
+            yield directory
+
+    @contextmanager
+    def _restored(
+        self, storage_id: str, download_mode: DownloadMode, selector: Callable[[str], bool] | None
+    ) -> Iterator[Path]:
         local = self._store.local_path(storage_id)
         if local is not None:
             self.get_metadata(storage_id)
-            self._once(download_mode, storage_id, lambda: verify(local, self._select(storage_id, selector)))
+            self._once(
+                download_mode,
+                storage_id,
+                lambda: self._store.verify_in_place(storage_id, self._select(storage_id, selector)),
+            )
             yield local
             return
         with self._download_directory(download_mode) as directory:
@@ -154,7 +191,18 @@ class CheckpointContext:
                 # The folder is removed only after all ranks of this machine have read it.
                 self._distributed.allgather_local(None)
 
-    def get_metadata(self, storage_id: str) -> dict[str, Any]:
+    def get_metadata(self, storage_id: Any) -> dict[str, Any]:
+        """Returns the metadata of a checkpoint. storage_id: as in `restore_path`."""
+        place, found_id = self._find(storage_id)
+        wait = place.wait
+        return wait.run(lambda: wait.keep_trying(_RESTORING, AloneTransport(), lambda: place._load(found_id)))
+
+    def _find(self, checkpoint: Any) -> tuple[CheckpointContext, str]:
+        """Returns the context of the checkpoint's storage, and the checkpoint's id."""
+        url, storage_id = location_of(checkpoint, self.storage_url)
+        return self.of_storage(url), storage_id
+
+    def _load(self, storage_id: str) -> dict[str, Any]:
         try:
             return self._store.load_metadata(storage_id)
         except GanglineError as error:
@@ -236,42 +284,54 @@ class CheckpointContext:
     def _once(self, mode: DownloadMode, storage_id: str, work: Callable[[], object]) -> None:
         """Runs the work on the rank that downloads. Where one rank downloads for several, the others wait for it. They
         raise the error that it raises, before any of them reads a file that may be damaged."""
-        failure: tuple[str, str, ErrorKind] | None = None
-        if self._is_downloader(mode):
-            try:
-                work()
-            except GanglineError as error:
-                explained = self._told_for(storage_id, error)
-                failure = (explained.code, explained.message, explained.kind)
-            except OSError as error:
-                unreadable = self._unreadable(storage_id, error)
-                failure = (unreadable.code, unreadable.message, unreadable.kind)
-        if mode is DownloadMode.LocalWorkersShareDownload:
-            failure = self._distributed.broadcast_local(failure)
-        if failure is not None:
-            raise GanglineError(*failure)
+        is_shared = mode is DownloadMode.LocalWorkersShareDownload
+        ranks: Agreement = _LocalAgreement(self._distributed) if is_shared else AloneTransport()
+
+        def restore() -> None:
+            failure: tuple[Any, ...] | None = None
+            if self._is_downloader(mode):
+                try:
+                    work()
+                except GanglineError as error:
+                    failure = failure_of(self._told_for(storage_id, error))
+                except OSError as error:
+                    failure = failure_of(self._unreadable(storage_id, error))
+            failure = ranks.broadcast(failure)
+            if failure is not None:
+                raise_failure(self._distributed.rank, failure)
+
+        is_first = self._is_downloader(mode)
+        self.wait.run(lambda: self.wait.keep_trying(_RESTORING, ranks, restore, is_first=is_first))
 
     def _told_for(self, storage_id: str, error: GanglineError) -> GanglineError:
         """Returns the error to raise for this checkpoint. Damage to the checkpoint that the cluster knows as this
         trial's latest gets a code of its own. A checkpoint that is absent together with everything else is not damaged:
         its storage is away."""
-        latest = self._cluster.latest_checkpoint if self._cluster else None
-        if latest is None or latest.id != storage_id or error.code not in _DAMAGES:
-            return error
         if error.code in _ABSENCES:
             try:
-                is_away = not self._store.holds_anything()
+                self._store.check_present()
+                is_away = self._is_latest(storage_id) and not self._store.holds_anything()
+            except GanglineError as away:
+                return away
             except OSError as failure:
                 return self._unreadable(storage_id, failure)
             if is_away:
                 url = f"{self._store.url.rstrip('/')}/checkpoints"
                 why = f"{url} is empty or absent, so the storage is away as a whole; mount it or bring it back"
                 return self._unreadable(storage_id, why)
-        return GanglineError(LATEST_CORRUPT, error.message, error.kind)
+        is_damage = error.code in _DAMAGES and self._is_latest(storage_id)
+        return GanglineError(LATEST_CORRUPT, error.message, error.kind) if is_damage else error
 
-    def _unreadable(self, storage_id: str, why: object) -> GanglineError:
+    def _is_latest(self, storage_id: str) -> bool:
+        latest = self._cluster.latest_checkpoint if self._cluster else None
+        return latest is not None and latest.id == storage_id
+
+    def _unreadable(self, storage_id: str, why: OSError | str) -> GanglineError:
+        """Makes the error for a checkpoint that storage does not give. why: a sentence for a storage that is empty."""
         text = f"checkpoint {storage_id} could not be read from {self._store.url}: {why}"
-        return GanglineError("checkpoint.storage", text, ErrorKind.UNAVAILABLE)
+        error = GanglineError("checkpoint.storage", text, ErrorKind.UNAVAILABLE)
+        setattr(error, JUDGED, isinstance(why, str) or waits(why))
+        return error
 
     def _select(self, storage_id: str, selector: Callable[[str], bool] | None) -> list[str] | None:
         if selector is None:
@@ -305,17 +365,42 @@ class CheckpointContext:
         by_rank = [entry[0] for entry in everyone]
         files, merged = _merge(by_rank), _merge_metadata([entry[1] for entry in everyone])
         self._check_steps(merged)
-        if directory:
-            self._store.upload_files(storage_id, directory, _share_of(by_rank, self._distributed.rank))
-            self._beat.touch()
-        if shard:
-            self._distributed.allgather(None)
-        # All ranks have uploaded their files by now. The exchange after the commit keeps any rank from returning before
-        # it.
-        if self._distributed.is_chief:
-            self.commit(storage_id, files, merged)
-        if shard:
-            self._distributed.allgather(None)
+        own_paths = _share_of(by_rank, self._distributed.rank)
+        ranks: Agreement = self._distributed if shard else AloneTransport()
+
+        def upload() -> None:
+            if directory:
+                self._store.upload_files(storage_id, directory, own_paths)
+
+        def commit() -> None:
+            if self._distributed.is_chief:
+                self.commit(storage_id, files, merged)
+
+        def store() -> None:
+            if not shard:
+                upload()
+                commit()
+                return
+            # All ranks have uploaded their files before the commit, and none returns before it.
+            together(self._distributed, upload)
+            together(self._distributed, commit)
+
+        is_first = self._distributed.is_chief
+        try:
+            self.wait.run(lambda: self.wait.keep_trying(_SAVING, ranks, store, is_first=is_first))
+        except (OSError, RankError) as error:
+            raise self._not_written(storage_id, error) from error
+        self._beat.touch()
+
+    def _not_written(self, storage_id: str, error: OSError | RankError) -> GanglineError:
+        """Makes the error for a checkpoint that storage refuses. In a storage of the user's own choice that is a
+        mistake, which another attempt would repeat."""
+        own_url = self._cluster.storage_url if self._cluster else ""
+        kind = ErrorKind.UNAVAILABLE if self._store.url == own_url else ErrorKind.INVALID
+        rank = f" on rank {error.rank}" if isinstance(error, RankError) else ""
+        why = error.text if isinstance(error, RankError) else describe(error)
+        text = f"checkpoint {storage_id} could not be written to {self._store.url}{rank}: {why}"
+        return GanglineError("checkpoint.storage", text, kind)
 
     def _report(self, storage_id: str, url: str, files: Mapping[str, StoredFile], metadata: Mapping[str, Any]) -> None:
         self._link.send_checkpoint(
@@ -330,6 +415,16 @@ class CheckpointContext:
                 created_at=time.time(),
             )
         )
+
+
+class _LocalAgreement:
+    """The ranks of this machine, of which one downloads."""
+
+    def __init__(self, distributed: DistributedContext) -> None:
+        self._distributed = distributed
+
+    def broadcast(self, value: Any) -> Any:
+        return self._distributed.broadcast_local(value)
 
 
 def _is_count(value: Any) -> bool:
@@ -368,13 +463,14 @@ def _merge_metadata(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def location_of(checkpoint: str, storage_url: str) -> tuple[str, str]:
-    """Returns the storage URL and the id for a checkpoint that a user names by its id, or by the path or URL of its
-    folder.
+def location_of(checkpoint: Any, storage_url: str) -> tuple[str, str]:
+    """Returns the storage URL and the id for a checkpoint that a user names by its id, by the path or URL of its
+    folder, or by an object that has its id: get_cluster_info().latest_checkpoint, or a checkpoint of the SDK.
 
     Raises GanglineError `checkpoint.location`, `storage.url`, `storage.chain` or `storage.protocol`, before anything is
     opened.
     """
+    checkpoint = _name_of(checkpoint)
     if "/" not in checkpoint:
         return storage_url, checkpoint
     check_storage_url(checkpoint, storage_url)
@@ -386,3 +482,18 @@ def location_of(checkpoint: str, storage_url: str) -> tuple[str, str]:
             f"{checkpoint!r} is no checkpoint: give its id, or its folder as in {checkpoint_url(storage_url, 'ID')}",
         )
     return root, storage_id
+
+
+def _name_of(checkpoint: Any) -> str:
+    """Returns the id or URL of a checkpoint that a user has named."""
+    if isinstance(checkpoint, CheckpointInfo):
+        return checkpoint.url
+    names = [checkpoint, getattr(checkpoint, "uuid", None), getattr(checkpoint, "id", None)]
+    found = next((name for name in names if isinstance(name, str)), None)
+    if not found:
+        raise invalid(
+            "checkpoint.location",
+            "a checkpoint is named by its id, as in restore_path(info.latest_checkpoint) after a look whether there is "
+            f"one; this is a {type(checkpoint).__name__}: {checkpoint!r:.100}",
+        )
+    return found

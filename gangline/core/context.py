@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,7 @@ from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.core import refusal
 from gangline.core.beat import Beat, NoBeat, open_beat
 from gangline.core.checkpoint import CheckpointContext
+from gangline.core.closing import close_side_output
 from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link, LocalLink, connect
 from gangline.core.preempt import PreemptContext, PreemptMode
@@ -79,8 +81,15 @@ class Context(Lacking):
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
-        self.distributed.close(waits=error is None)
+        if error is None:
+            self.close()
+            self.distributed.close()
+            return
+        # The error of the block is the one to report.
+        with suppress(Exception):
+            self.close()
+        with suppress(Exception):
+            self.distributed.close(waits=False)
 
     def alert(self, title: str = "", description: str = "", level: str = "info") -> None:
         """Writes a line about something that people should see into the trial's log, where `experiment logs --level`
@@ -94,7 +103,7 @@ class Context(Lacking):
         """Ends the background work. The last files and reports have been sent when it returns, or the time limit for
         sending is over."""
         self.profiler.off()
-        self.tensorboard.close()
+        close_side_output("TensorBoard files", self.tensorboard.close)
         self.beat.end()
         # Last, because the parts above still send reports.
         self.link.flush()
@@ -173,7 +182,10 @@ def _assemble(
 ) -> Context:
     writer = Writer(cluster.cluster_id, cluster.allocation_id) if cluster else None
     trial_id = cluster.trial.trial_id if cluster else ""
-    tensorboard = TensorboardFolder(storage_url, trial_id, distributed.rank, tensorboard_mode)
+    store = CheckpointStore(storage_url, writer, _marker_of(cluster, storage_url))
+    tensorboard = TensorboardFolder(
+        storage_url, trial_id, distributed.rank, tensorboard_mode, check_storage=store.check_present
+    )
     train = TrainContext(distributed, link, cluster, tensorboard, beat)
     max_length = length_of((cluster.trial.config.get("searcher") or {}) if cluster else {})
     return Context(
@@ -183,13 +195,23 @@ def _assemble(
         profiler=ProfilerContext(distributed, link),
         tensorboard=tensorboard,
         checkpoint=CheckpointContext(
-            distributed, link, CheckpointStore(storage_url, writer), cluster, train.find_validation, beat=beat
+            distributed,
+            link,
+            store,
+            cluster,
+            train.find_validation,
+            beat=beat,
         ),
         preempt=PreemptContext(distributed, link, preempt_mode, beat),
         info=cluster,
         link=link,
         beat=beat,
     )
+
+
+def _marker_of(cluster: ClusterInfo | None, storage_url: str) -> str:
+    """Returns the marker of the cluster's storage; empty for a storage of the script's own choice."""
+    return cluster.storage_marker if cluster is not None and storage_url == cluster.storage_url else ""
 
 
 def _url_of(storage: str | Mapping[str, Any] | None) -> str | None:

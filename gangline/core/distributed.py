@@ -31,6 +31,8 @@ from gangline.launch import store_host
 CHIEF_PORT = 12360
 # Limit for the other ranks to leave, before rank 0 ends and its store with it.
 LEAVE_SECONDS = 30.0
+# Least limit of an exchange.
+_EXCHANGE_SECONDS = 1800.0
 _WORLD = "gangline/world"
 _LEAVING = "gangline/leaving"
 _MACHINE = "gangline/local/{}"
@@ -131,11 +133,12 @@ class DistributedContext(Lacking):
             return cls()
         place = _place_from(os.environ, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         store = _store_of_environment(place["rank"], place["size"])
+        seconds = _exchange_seconds()
         return cls(
             **place,
-            transport=StoreTransport(store(_WORLD), place["rank"], place["size"]),
+            transport=StoreTransport(store(_WORLD), place["rank"], place["size"], seconds),
             make_local_transport=lambda: StoreTransport(
-                store(_MACHINE.format(place["cross_rank"])), place["local_rank"], place["local_size"]
+                store(_MACHINE.format(place["cross_rank"])), place["local_rank"], place["local_size"], seconds
             ),
         )
 
@@ -336,6 +339,12 @@ def _local_group(ranks: list[int]) -> Any:
 
     # Only the ranks of this machine call this, so the new group must not wait for all ranks.
     return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+
+
+def _exchange_seconds() -> float:
+    """Returns how long a rank waits for the others. One of them may be waiting for its storage."""
+    cluster = get_cluster_info()
+    return max(_EXCHANGE_SECONDS, 2 * cluster.storage_wait_seconds if cluster else 0.0)
 
 
 def _store_of_environment(rank: int, size: int) -> Callable[[str], Any]:

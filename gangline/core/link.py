@@ -4,9 +4,6 @@ Owns the one connection of this process. Each frame holds a RankMessage or a Run
 runner. A background thread sends what the socket does not take at once. The thread starts with the connection, which is
 made after the fork, in the rank. A lost runner ends the rank. Called by gangline.rank.entrypoint, gangline.core and
 gangline.pytorch.
-
-Owns the temporary folders of a rank as well: on the cluster they lie beside the socket, in a folder that is removed
-with the attempt.
 """
 
 from __future__ import annotations
@@ -19,8 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from gangline import frame, unix_socket
@@ -81,6 +76,10 @@ class Link(Protocol):
     def send_checkpoint(self, checkpoint: Any) -> None:
         """Reports a checkpoint, or with the state DELETING one that is no longer needed. checkpoint: a types.proto
         Checkpoint, whose trial_id and experiment_id the runner's peer fills in."""
+        ...
+
+    def send_waiting(self, text: str) -> None:
+        """Reports that this rank waits, and for what; an empty text ends the wait."""
         ...
 
     def send_first_step(self) -> None:
@@ -167,6 +166,9 @@ class LocalLink:
         self.batches_completed = max(self.batches_completed, batches_completed)
 
     def send_checkpoint(self, checkpoint: Any) -> None:
+        pass
+
+    def send_waiting(self, text: str) -> None:
         pass
 
     def send_first_step(self) -> None:
@@ -281,6 +283,9 @@ class RunnerLink:
 
     def send_checkpoint(self, checkpoint: Any) -> None:
         self._send(checkpoint=checkpoint)
+
+    def send_waiting(self, text: str) -> None:
+        self._send(waiting=rank_pb2.RankWaiting(text=text))
 
     def send_first_step(self) -> None:
         if not self._has_stepped:
@@ -488,9 +493,3 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-def temporary_folder(purpose: str) -> TemporaryDirectory[str]:
-    """Makes a temporary folder. purpose: a part of its name, so that an operator who finds it knows its use."""
-    socket_path = os.environ.get(SOCKET_KEY)
-    return TemporaryDirectory(prefix=f"gangline-{purpose}-", dir=Path(socket_path).parent if socket_path else None)

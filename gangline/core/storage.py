@@ -1,7 +1,8 @@
 """Moves whole folders between this machine and checkpoint storage, for any fsspec URL.
 
 Owns the place of a checkpoint (<storage URL>/checkpoints/<id>), the manifest that commits it, and the check of read
-files against that manifest. A folder without its manifest is no checkpoint. On a directory the complete folder is
+files against that manifest. A folder without its manifest is no checkpoint. A storage folder that has lost its marker
+file is refused as away, and never made anew. On a directory the complete folder is
 synced to the disk and renamed into place; elsewhere the manifest is written last. A gateway may delete the uncommitted
 files of an attempt once the attempt has ended on record, even while its ranks still live. Their commit then fails.
 Called by gangline.core.checkpoint and by gangline.pytorch.
@@ -12,18 +13,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import fsspec.callbacks
 
+from gangline.core.storage_calls import StorageCalls
 from gangline.core.stream import DigestStream
 from gangline.domain.experiment import METADATA_FILE
 from gangline.domain.foreign_checkpoint import ReadFile
 from gangline.domain.manifest import MANIFEST_KEY, StoredFile, files_of, read_document, write_document
 from gangline.domain.partial import Partial, Writer, partial_name, removed_name
+from gangline.domain.storage_fault import MARKER_FILE, storage_away
 from gangline.errors import GanglineError, conflict, invalid, not_found
 
 # Bounds the memory for the hashing of a file, 1 MiB.
@@ -46,46 +50,58 @@ def list_files(directory: Path) -> list[str]:
     return sorted(path for path in paths if path != METADATA_FILE)
 
 
-def digest_of(path: Path) -> str:
+def digest_of(path: Path, on_read: Callable[[], None] = lambda: None) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
+            on_read()
     return digest.hexdigest()
 
 
 class CheckpointStore:
     """The checkpoints below one storage URL. It is stateless: ranks on other machines see what this one committed."""
 
-    def __init__(self, storage_url: str, writer: Writer | None = None) -> None:
-        """Opens nothing yet. writer: the attempt whose name marks unfinished files; None off the cluster."""
+    def __init__(self, storage_url: str, writer: Writer | None = None, marker: str = "") -> None:
+        """Opens nothing yet. writer: the attempt whose name marks unfinished files; None off the cluster. marker: the
+        content of the marker file in the storage's root; empty where there need be none."""
         self.url = storage_url
+        self.calls = StorageCalls()
         self._writer = writer
+        self._marker_text = marker
 
     def upload_files(self, storage_id: str, directory: Path, paths: Iterable[str]) -> None:
         """Copies files to the place where `commit` finds them. Ranks may call it at the same time, each with files of
         its own."""
-        filesystem, target = self._begin(storage_id)
-        for path in paths:
-            destination = f"{target}/{path}"
-            filesystem.makedirs(destination.rpartition("/")[0], exist_ok=True)
-            filesystem.put_file(str(directory / path), destination)
-            if self._can_rename(filesystem):
-                _sync(Path(destination))
+        with self.calls.under_way():
+            filesystem, target = self._begin(storage_id)
+            for path in paths:
+                destination = f"{target}/{path}"
+                filesystem.makedirs(destination.rpartition("/")[0], exist_ok=True)
+                self._put(filesystem, directory / path, destination)
+                if self._can_rename(filesystem):
+                    _sync(Path(destination))
+                self.calls.move()
 
     @contextmanager
     def open_file(self, storage_id: str, path: str) -> Iterator[DigestStream]:
         """Opens a new file in the place where `commit` finds it, as upload_files."""
-        filesystem, target = self._begin(storage_id)
-        destination = f"{target}/{path}"
-        filesystem.makedirs(destination.rpartition("/")[0], exist_ok=True)
-        with filesystem.open(destination, "wb") as file:
-            yield DigestStream(file)
-        if self._can_rename(filesystem):
-            _sync(Path(destination))
+        with self.calls.under_way():
+            filesystem, target = self._begin(storage_id)
+            destination = f"{target}/{path}"
+            filesystem.makedirs(destination.rpartition("/")[0], exist_ok=True)
+            with filesystem.open(destination, "wb") as file:
+                yield DigestStream(file, self.calls.move)
+            self.calls.move()
+            if self._can_rename(filesystem):
+                _sync(Path(destination))
 
     def discard(self, storage_id: str) -> None:
         """Removes files that were never committed; there may be none."""
+        with self.calls.under_way():
+            self._discard(storage_id)
+
+    def _discard(self, storage_id: str) -> None:
         filesystem, staging = self._open(self._staging_url(storage_id))
         # Without renaming the staging folder is the checkpoint's own folder, so a manifest in it means that it is
         # committed.
@@ -99,7 +115,16 @@ class CheckpointStore:
 
         Raises GanglineError `checkpoint.swept` where a gateway has deleted the files meanwhile.
         """
+        with self.calls.under_way():
+            return self._commit(storage_id, metadata, files)
+
+    def _commit(self, storage_id: str, metadata: Mapping[str, Any], files: Mapping[str, StoredFile]) -> str:
+        self.check_present()
         filesystem, staging = self._open(self._staging_url(storage_id))
+        if self._can_rename(filesystem) and self._is_committed(storage_id):
+            # An earlier try renamed the folder, and storage failed after that.
+            self._finish_commit(storage_id)
+            return checkpoint_url(self.url, storage_id)
         self._check_whole(filesystem, staging, files)
         document = write_document(metadata, files)
         if not files:
@@ -127,8 +152,43 @@ class CheckpointStore:
         elif self._writer is not None:
             self._check_unswept(filesystem, staging, storage_id)
 
+    def _is_committed(self, storage_id: str) -> bool:
+        place = Path(self._open(checkpoint_url(self.url, storage_id))[1])
+        return (place / METADATA_FILE).is_file()
+
+    def _finish_commit(self, storage_id: str) -> None:
+        """Ends a commit that storage has interrupted after the rename, and removes what a later try has written."""
+        filesystem, staging = self._open(self._staging_url(storage_id))
+        if filesystem.exists(staging):
+            filesystem.rm(staging, recursive=True)
+        _sync(Path(self._open(checkpoint_url(self.url, storage_id))[1]).parent)
+
+    def check_present(self) -> None:
+        """Raises GanglineError `storage.away` where the storage is a folder that has lost its marker file, as a mount
+        point has whose mount is lost. Its folders must not be made anew there."""
+        if not self._marker_text:
+            return
+        root = Path(self._open(self.url)[1])
+        try:
+            text = (root / MARKER_FILE).read_text().strip()
+        except (FileNotFoundError, NotADirectoryError):
+            raise storage_away(self.url) from None
+        if text and text != self._marker_text:
+            raise storage_away(self.url)
+
     def download(self, storage_id: str, directory: Path, paths: Iterable[str] | None = None) -> None:
         """Copies a checkpoint's files, all or the given ones, and compares each with the manifest."""
+        with self.calls.under_way():
+            self._download(storage_id, directory, paths)
+
+    def verify_in_place(self, storage_id: str, paths: Iterable[str] | None = None) -> None:
+        """Compares a checkpoint's files with its manifest, where storage is a directory of this machine."""
+        place = self.local_path(storage_id)
+        assert place is not None
+        with self.calls.under_way():
+            verify(place, paths, self.calls.move)
+
+    def _download(self, storage_id: str, directory: Path, paths: Iterable[str] | None) -> None:
         filesystem, source = self._open(checkpoint_url(self.url, storage_id))
         metadata = self.load_metadata(storage_id)
         files = files_of(metadata)
@@ -136,11 +196,11 @@ class CheckpointStore:
             target = directory / path
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                filesystem.get_file(f"{source}/{path}", str(target))
+                filesystem.get_file(f"{source}/{path}", str(target), callback=_Progress(self.calls.move))
             except FileNotFoundError:
                 raise _missing(path, checkpoint_url(self.url, storage_id)) from None
         (directory / METADATA_FILE).write_text(json.dumps(metadata, indent=2, sort_keys=True))
-        verify(directory, paths)
+        verify(directory, paths, self.calls.move)
 
     def delete(self, storage_id: str) -> None:
         """Deletes a checkpoint's folder. Raises GanglineError `checkpoint.not_found`."""
@@ -157,7 +217,8 @@ class CheckpointStore:
         url = checkpoint_url(self.url, storage_id)
         filesystem, path = self._open(url)
         try:
-            content = filesystem.cat_file(f"{path}/{METADATA_FILE}")
+            with self.calls.under_way():
+                content = filesystem.cat_file(f"{path}/{METADATA_FILE}")
         except FileNotFoundError:
             raise _absent(storage_id, url) from None
         return read_document(content, f"{url}/{METADATA_FILE}")
@@ -173,6 +234,15 @@ class CheckpointStore:
         except FileNotFoundError:
             return False
 
+    def _put(self, filesystem: Any, source: Path, destination: str) -> None:
+        if not self._can_rename(filesystem):
+            filesystem.put_file(str(source), destination, callback=_Progress(self.calls.move))
+            return
+        with source.open("rb") as reading, Path(destination).open("wb") as writing:
+            while chunk := reading.read(_CHUNK_BYTES):
+                writing.write(chunk)
+                self.calls.move()
+
     def local_path(self, storage_id: str) -> Path | None:
         """Returns the checkpoint's folder where storage is a directory of this machine, else None."""
         filesystem, path = self._open(checkpoint_url(self.url, storage_id))
@@ -186,6 +256,7 @@ class CheckpointStore:
     def _begin(self, storage_id: str) -> tuple[Any, str]:
         """Returns the place where files are kept until the commit. Where the folder cannot carry its writer's name, it
         writes an empty marker file with that name."""
+        self.check_present()
         filesystem, staging = self._open(self._staging_url(storage_id))
         if self._writer is not None and not self._can_rename(filesystem):
             filesystem.makedirs(staging.rpartition("/")[0], exist_ok=True)
@@ -231,6 +302,17 @@ class CheckpointStore:
         return filesystem, str(path)
 
 
+class _Progress(fsspec.callbacks.Callback):  # type: ignore[misc]  # fsspec is untyped
+    """Passes on that a copy moves."""
+
+    def __init__(self, on_progress: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_progress = on_progress
+
+    def call(self, hook_name: str | None = None, **_: Any) -> None:
+        self._on_progress()
+
+
 def _sync(path: Path) -> None:
     """Writes a file's content, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -271,15 +353,18 @@ def has_manifest(directory: Path) -> bool:
     return content is not None and f'"{MANIFEST_KEY}"'.encode() in content
 
 
-def verify(directory: Path, paths: Iterable[str] | None = None) -> dict[str, Any]:
-    """Compares a folder's files, all or the given ones, with its manifest. Returns the metadata."""
+def verify(
+    directory: Path, paths: Iterable[str] | None = None, on_read: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Compares a folder's files, all or the given ones, with its manifest. Returns the metadata. on_read: called after
+    each part of a file."""
     metadata = read_metadata(directory)
     files = files_of(metadata)
     for path in files if paths is None else paths:
         target = directory / path
         if path not in files or not target.is_file():
             raise _missing(path, str(directory))
-        if digest_of(target) != files[path].sha256:
+        if digest_of(target, on_read) != files[path].sha256:
             raise invalid(
                 "checkpoint.corrupt",
                 f"{target} differs from what was saved ({target.stat().st_size} bytes, saved {files[path].bytes}); "

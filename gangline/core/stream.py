@@ -6,6 +6,9 @@ import hashlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
+# The part of a large content that is written, and counted as progress, at a time: 16 MiB.
+_PART_BYTES = 16 << 20
+
 
 class _Target(Protocol):
     def write(self, data: Any, /) -> Any: ...
@@ -15,10 +18,11 @@ class _Target(Protocol):
 
 class DigestStream:
     """Implements as much of a writable binary file as torch and pickle need. It never seeks and does not close its
-    target. on_write: called after each write."""
+    target. on_write, on_progress: called after each part that is written; the former is the user's to set."""
 
-    def __init__(self, target: _Target) -> None:
+    def __init__(self, target: _Target, on_progress: Callable[[], None] = lambda: None) -> None:
         self.on_write: Callable[[], None] = lambda: None
+        self._on_progress = on_progress
         self._target = target
         self._digest = hashlib.sha256()
         self._num_bytes = 0
@@ -33,10 +37,13 @@ class DigestStream:
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._target.write(view)
-        self._digest.update(view)
-        self._num_bytes += view.nbytes
-        self.on_write()
+        for start in range(0, view.nbytes, _PART_BYTES):
+            part = view[start : start + _PART_BYTES]
+            self._target.write(part)
+            self._digest.update(part)
+            self._num_bytes += part.nbytes
+            self._on_progress()
+            self.on_write()
         return view.nbytes
 
     def tell(self) -> int:

@@ -1,7 +1,8 @@
 """Keeps the folder of this rank's TensorBoard files, and copies the files to the trial's storage.
 
 Owns their place and the copying. The place is <storage URL>/tensorboard/<trial>; each rank other than the chief has a
-folder of its own below it. Storage that is a directory is written to directly. Elsewhere a background thread copies
+folder of its own below it. Storage that is a directory is written to directly. Elsewhere, and where the directory takes
+nothing at the start, a background thread copies
 changed files every 30 seconds and at the end. A failed upload is logged once and retried, because it must not end a
 training.
 """
@@ -19,9 +20,9 @@ from typing import Any
 
 import fsspec
 
-from gangline.core.link import temporary_folder
+from gangline.core.temporary import temporary_folder
 from gangline.domain.trace import tensorboard_url_of
-from gangline.errors import invalid
+from gangline.errors import GanglineError, invalid
 
 _UPLOAD_SECONDS = 30.0
 _log = logging.getLogger("gangline")
@@ -58,9 +59,19 @@ def current_folder() -> TensorboardFolder:
 class TensorboardFolder:
     """Keeps one rank's TensorBoard files. It opens nothing before the first use of `path`."""
 
-    def __init__(self, storage_url: str, trial_id: str, rank: int, mode: TensorboardMode) -> None:
+    def __init__(
+        self,
+        storage_url: str,
+        trial_id: str,
+        rank: int,
+        mode: TensorboardMode,
+        *,
+        check_storage: Callable[[], None] = lambda: None,
+    ) -> None:
+        """check_storage: raises where the storage is away, so that its folders are not made anew."""
         place = tensorboard_url_of(storage_url, trial_id)
         self.url = place if rank == 0 else f"{place}/rank{rank}"
+        self._check_storage = check_storage
         self._rank = rank
         self._mode = mode
         self._known_path: Path | None = None
@@ -92,6 +103,7 @@ class TensorboardFolder:
         folder. mangler: gets that path and the rank, and returns the path in storage."""
         if self._known_path is None or self._is_direct:
             return
+        self._check_storage()
         filesystem, root = fsspec.core.url_to_fs(self.url)
         with self._lock:
             for file in sorted(entry for entry in self._known_path.rglob("*") if entry.is_file()):
@@ -120,8 +132,14 @@ class TensorboardFolder:
         protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)
         if "file" in protocols and self._mode is TensorboardMode.AUTO:
             path = Path(str(target))
-            path.mkdir(parents=True, exist_ok=True)
-            return path
+            try:
+                self._check_storage()
+                path.mkdir(parents=True, exist_ok=True)
+            except (OSError, GanglineError) as error:
+                # The files are kept here and copied when the storage takes them.
+                self._warn(error)
+            else:
+                return path
         self._temporary = temporary_folder("tensorboard")
         if self._mode is TensorboardMode.AUTO:
             self._thread = threading.Thread(target=self._serve, name="gangline-tensorboard", daemon=True)
@@ -136,9 +154,12 @@ class TensorboardFolder:
         try:
             self.upload()
         except Exception as error:  # noqa: BLE001  storage of any kind may fail in any way, and training goes on
-            if not self._has_warned:
-                self._has_warned = True
-                _log.warning("TensorBoard files do not reach %s: %s: %s", self.url, type(error).__name__, error)
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("TensorBoard files do not reach %s: %s: %s", self.url, type(error).__name__, error)
 
     def _send(self, file: Path, filesystem: Any, destination: str) -> None:
         # A writer may remove its file between the listing and here.

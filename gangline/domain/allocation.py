@@ -55,6 +55,15 @@ class ExitReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """A member whose ranks wait for something outside of the trial. text: for what, and why."""
+
+    node_rank: int
+    text: str
+    since_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Allocation:
     id: str
     trial_id: str
@@ -77,6 +86,7 @@ class Allocation:
     shrink_reason: str = ""
     grow_at: float = 0.0
     grow_slots: int = 0
+    waits: tuple[Wait, ...] = ()
 
     @property
     def num_slots(self) -> int:
@@ -130,8 +140,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The reason why a request waits, or why a trial runs on fewer slots, as data. So the CLI, the page and the log
-    print the same sentence."""
+    """The reason why a request or a running trial waits, or why a trial runs on fewer slots, as data. So the CLI, the
+    page and the log print the same sentence."""
 
     code: ReasonCode
     message: str
@@ -148,3 +158,12 @@ def shrunk_reason(allocation: Allocation) -> Reason | None:
     what = f"runs on {allocation.size_text}: {allocation.shrink_reason}"
     grows = f"{allocation.full_slots} slots are free for it, and no request with more right waits for them"
     return Reason(ReasonCode.RUNS_SHRUNK, what, grows, eta_at=None)
+
+
+def waiting_reason(allocation: Allocation) -> Reason | None:
+    """Returns what a running allocation waits for: the wait that began first. None where it waits for nothing."""
+    first = min(allocation.waits, key=lambda wait: wait.since_at, default=None)
+    if first is None:
+        return None
+    where = f" (node rank {first.node_rank})" if len(allocation.members) > 1 else ""
+    return Reason(ReasonCode.STORAGE_AWAY, f"{first.text}{where}", "the storage takes files again")

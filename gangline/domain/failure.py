@@ -17,6 +17,9 @@ from gangline.domain.state import LogAction
 # The code of errors about the checkpoint from which the cluster wants this trial to resume. The next attempt may resume
 # from an older one.
 LATEST_CORRUPT = "checkpoint.latest_corrupt"
+# The code of the error that ends a rank which is to give its slots back while its storage takes no checkpoint. That is
+# no failure: the trial goes on from the checkpoint that it has.
+NOT_SAVED = "checkpoint.not_saved"
 # Beginning of the note that an exception in a stage of a pipeline gets.
 STAGE_NOTE = "in stage "
 # The beginning of a sentence about a process that a rank had started.

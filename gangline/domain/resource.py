@@ -84,7 +84,8 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class ServiceInstance:
-    """A scheduler or a gateway that registers itself under its own lease."""
+    """A scheduler or a gateway that registers itself under its own lease. storage_marker: see
+    gangline.domain.storage_fault."""
 
     id: str
     kind: str
@@ -92,6 +93,7 @@ class ServiceInstance:
     http_address: str = ""
     metrics_address: str = ""
     started_at: float = 0.0
+    storage_marker: str = ""
 
 
 @dataclass(frozen=True, slots=True)

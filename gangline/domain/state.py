@@ -156,7 +156,8 @@ class DeletionStage(StrEnum):
 
 
 class ReasonCode(StrEnum):
-    """Why a pending request waits; RUNS_SHRUNK: why a trial runs on fewer slots."""
+    """Why a pending request waits. RUNS_SHRUNK: why a trial runs on fewer slots. STORAGE_AWAY: why a trial that holds
+    slots waits."""
 
     NEVER_FITS = "NEVER_FITS"
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
@@ -172,6 +173,7 @@ class ReasonCode(StrEnum):
     NO_MATCHING_POOL = "NO_MATCHING_POOL"
     RUNS_SHRUNK = "RUNS_SHRUNK"
     NO_GATEWAY = "NO_GATEWAY"
+    STORAGE_AWAY = "STORAGE_AWAY"
 
     @property
     def general(self) -> ReasonCode:
@@ -182,4 +184,5 @@ class ReasonCode(StrEnum):
 _GENERAL_CODES = {
     ReasonCode.AGENTS_DISABLED: ReasonCode.AGENTS_UNHEALTHY,
     ReasonCode.NO_GATEWAY: ReasonCode.BACKOFF_AFTER_FAILURE,
+    ReasonCode.STORAGE_AWAY: ReasonCode.AGENTS_UNHEALTHY,
 }

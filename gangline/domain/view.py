@@ -18,8 +18,10 @@ from gangline.domain.search import Search
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """Joins a trial with its newest progress and metrics. allocation: the live one. reason: why it waits; None unless
-    it is queued and a scheduler leads. warning: what is missing in its history until a gateway takes it; else empty."""
+    """Joins a trial with its newest progress and metrics. allocation: the live one. reason: why it waits, for slots or
+    for its storage; None where it does not wait, and while no scheduler leads. checkpoint_batches: how far training was
+    at its latest checkpoint; None without one. batches_at_risk: those since then, which a failure at this moment would
+    cost. warning: what is missing in its history until a gateway takes it; else empty."""
 
     trial: Trial
     allocation: Allocation | None = None
@@ -28,11 +30,23 @@ class TrialView:
     training: MetricsPoint | None = None
     validation: MetricsPoint | None = None
     warning: str = ""
+    checkpoint_batches: int | None = None
+    batches_at_risk: int = 0
 
     @property
     def newest(self) -> Newest:
         """Returns the newest history by itself, as the HTTP API groups it."""
         return Newest(self.progress, self.training, self.validation)
+
+
+def count_at_risk(
+    trial: Trial, allocation: Allocation | None, progress: ProgressPoint | None, checkpoint_batches: int | None
+) -> int:
+    """Returns how many batches a failure at this moment would cost; 0 for a trial that does not train."""
+    if allocation is None or not allocation.timeline.first_step_at:
+        return 0
+    batches = progress.batches_completed if progress is not None else trial.batches_completed
+    return max(0, batches - (checkpoint_batches or 0))
 
 
 @dataclass(frozen=True, slots=True)

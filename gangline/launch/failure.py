@@ -5,6 +5,7 @@ The scheduler decides from the kind whether the trial runs again. Called by gang
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,13 +14,17 @@ from pathlib import Path
 from types import TracebackType
 
 import gangline
-from gangline.domain.failure import LATEST_CORRUPT, STAGE_NOTE
+from gangline.cluster_info import get_cluster_info
+from gangline.domain.failure import LATEST_CORRUPT, NOT_SAVED, STAGE_NOTE
 from gangline.domain.state import ExitKind
+from gangline.domain.storage_fault import waits
 from gangline.errors import ErrorKind, GanglineError, InvalidHP
 
 _OWN_FOLDER = str(Path(gangline.__file__).parent)
 # Beginnings of file names whose frames belong to Python's own start of the user's code.
 _PASSED_OVER = ("<frozen runpy>", "<frozen importlib", "<string>")
+# Kinds of errors about conditions outside of the trial.
+_OUTSIDE = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT)
 # Texts by which torch reports a lack of memory in a plain RuntimeError.
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
 
@@ -46,7 +51,24 @@ def describe(error: BaseException) -> Failure:
         return Failure(_kind_of_own(error), error.message, _text_of(error), error.code)
     words = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+    hidden = _hidden_by(error)
+    if hidden is not None:
+        return Failure(_kind_of_own(hidden), f"{hidden.message}; then {message}", _text_of(error), hidden.code)
     return Failure(_kind_of(error), message + _stage_of(error), _text_of(error))
+
+
+def _hidden_by(error: BaseException) -> GanglineError | None:
+    """Returns the outside condition in whose handling another exception was raised: user code that closes a file on
+    full storage in a `finally` hides the checkpoint's error behind its own. An exception that the code raises `from`
+    another one is its own word."""
+    seen: set[int] = set()
+    earlier: BaseException | None = error
+    while earlier is not None and id(earlier) not in seen:
+        seen.add(id(earlier))
+        if isinstance(earlier, GanglineError) and earlier.kind in _OUTSIDE:
+            return earlier
+        earlier = None if earlier.__suppress_context__ else earlier.__context__
+    return None
 
 
 def _stage_of(error: BaseException) -> str:
@@ -64,8 +86,10 @@ def import_failure(error: Exception, what: str) -> Failure:
 
 
 def _kind_of_own(error: GanglineError) -> ExitKind:
+    if error.code == NOT_SAVED:
+        return ExitKind.PREEMPTED
     # An outside condition, such as full storage, may have been fixed by the next attempt.
-    if error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT):
+    if error.kind in _OUTSIDE:
         return ExitKind.UNAVAILABLE
     if error.code == LATEST_CORRUPT:
         return ExitKind.CHECKPOINT_CORRUPT
@@ -80,9 +104,20 @@ def _kind_of(error: BaseException) -> ExitKind:
         return ExitKind.OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_WORDS):
         return ExitKind.OUT_OF_MEMORY
-    if isinstance(error, ConnectionError | TimeoutError):
+    if isinstance(error, ConnectionError | TimeoutError) or _is_of_storage(error):
         return ExitKind.UNAVAILABLE
     return ExitKind.IMPORT_ERROR if isinstance(error, ImportError) else ExitKind.USER_ERROR
+
+
+def _is_of_storage(error: BaseException) -> bool:
+    """Returns whether the cluster's storage, in which the user's code opened a file, takes nothing now. Another disk is
+    the user's own."""
+    cluster = get_cluster_info()
+    if cluster is None or not isinstance(error, OSError) or not isinstance(error.filename, str | bytes):
+        return False
+    root = cluster.storage_url.removeprefix("file://")
+    path = os.path.realpath(os.fsdecode(error.filename))
+    return "://" not in root and waits(error) and Path(path).is_relative_to(os.path.realpath(root))
 
 
 def _text_of(error: BaseException) -> str:

@@ -128,7 +128,9 @@ def timeout_of(cluster: ClusterInfo | None) -> timedelta | None:
     rule = hang_rule_of(cluster.trial.config) if cluster else None
     if rule is None or not rule.is_enabled:
         return None
-    return timedelta(seconds=max(_LEAST_TIMEOUT_SECONDS, 2 * max(rule.seconds, rule.start_seconds, rule.rest_seconds)))
+    # One rank may be waiting for its storage.
+    longest = max(rule.seconds, rule.start_seconds, rule.rest_seconds, cluster.storage_wait_seconds if cluster else 0.0)
+    return timedelta(seconds=max(_LEAST_TIMEOUT_SECONDS, 2 * longest))
 
 
 def make_setting(

@@ -368,8 +368,14 @@ class TrialView(google.protobuf.message.Message):
     TRAINING_FIELD_NUMBER: builtins.int
     VALIDATION_FIELD_NUMBER: builtins.int
     WARNING_FIELD_NUMBER: builtins.int
+    CHECKPOINT_BATCHES_FIELD_NUMBER: builtins.int
+    BATCHES_AT_RISK_FIELD_NUMBER: builtins.int
     warning: builtins.str
     """What is missing in its logs and metrics until a gateway takes it; empty while nothing is known to be missing."""
+    checkpoint_batches: builtins.int
+    """How far training was at its latest checkpoint; absent without a checkpoint."""
+    batches_at_risk: builtins.int
+    """How many batches a failure at this moment would cost: those since the latest checkpoint."""
     @property
     def trial(self) -> gangline.v1.types_pb2.Trial: ...
     @property
@@ -378,7 +384,7 @@ class TrialView(google.protobuf.message.Message):
 
     @property
     def reason(self) -> gangline.v1.types_pb2.Reason:
-        """Why it waits; absent unless it is QUEUED and a scheduler leads."""
+        """Why it waits: for slots while it is QUEUED and a scheduler leads, for its storage while it runs. Absent otherwise."""
 
     @property
     def progress(self) -> gangline.v1.ingest_pb2.ProgressPoint:
@@ -400,9 +406,12 @@ class TrialView(google.protobuf.message.Message):
         training: gangline.v1.ingest_pb2.MetricsPoint | None = ...,
         validation: gangline.v1.ingest_pb2.MetricsPoint | None = ...,
         warning: builtins.str = ...,
+        checkpoint_batches: builtins.int | None = ...,
+        batches_at_risk: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocation", b"allocation", "progress", b"progress", "reason", b"reason", "training", b"training", "trial", b"trial", "validation", b"validation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "progress", b"progress", "reason", b"reason", "training", b"training", "trial", b"trial", "validation", b"validation", "warning", b"warning"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_checkpoint_batches", b"_checkpoint_batches", "allocation", b"allocation", "checkpoint_batches", b"checkpoint_batches", "progress", b"progress", "reason", b"reason", "training", b"training", "trial", b"trial", "validation", b"validation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_checkpoint_batches", b"_checkpoint_batches", "allocation", b"allocation", "batches_at_risk", b"batches_at_risk", "checkpoint_batches", b"checkpoint_batches", "progress", b"progress", "reason", b"reason", "training", b"training", "trial", b"trial", "validation", b"validation", "warning", b"warning"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_checkpoint_batches", b"_checkpoint_batches"]) -> typing.Literal["checkpoint_batches"] | None: ...
 
 Global___TrialView: typing_extensions.TypeAlias = TrialView
 

@@ -40,6 +40,7 @@ class RankMessage(google.protobuf.message.Message):
     TRIAL_METADATA_FIELD_NUMBER: builtins.int
     TRIAL_QUERY_FIELD_NUMBER: builtins.int
     STRATEGY_CHOICE_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     trial_metadata: builtins.str
     """The metadata of the trial from now on, as a JSON object."""
     strategy_choice: builtins.str
@@ -82,6 +83,10 @@ class RankMessage(google.protobuf.message.Message):
     def trial_query(self) -> Global___RankTrialQuery:
         """Answered by TrialAnswer."""
 
+    @property
+    def waiting(self) -> Global___RankWaiting:
+        """This rank waits for its storage, or waits no more."""
+
     def __init__(
         self,
         *,
@@ -100,10 +105,11 @@ class RankMessage(google.protobuf.message.Message):
         trial_metadata: builtins.str = ...,
         trial_query: Global___RankTrialQuery | None = ...,
         strategy_choice: builtins.str = ...,
+        waiting: Global___RankWaiting | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "worker_failure", b"worker_failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "worker_failure", b"worker_failure"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping", "worker_failure", "trial_metadata", "trial_query", "strategy_choice"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "waiting", b"waiting", "worker_failure", b"worker_failure"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "waiting", b"waiting", "worker_failure", b"worker_failure"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping", "worker_failure", "trial_metadata", "trial_query", "strategy_choice", "waiting"] | None: ...
 
 Global___RankMessage: typing_extensions.TypeAlias = RankMessage
 
@@ -311,6 +317,22 @@ class RankFinished(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "is_preempted", b"is_preempted"]) -> None: ...
 
 Global___RankFinished: typing_extensions.TypeAlias = RankFinished
+
+@typing.final
+class RankWaiting(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    """For what, and why, in one line; empty when the wait is over."""
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["text", b"text"]) -> None: ...
+
+Global___RankWaiting: typing_extensions.TypeAlias = RankWaiting
 
 @typing.final
 class RankFusionQuery(google.protobuf.message.Message):

@@ -48,6 +48,8 @@ class RunnerSpec(google.protobuf.message.Message):
     OWNER_FIELD_NUMBER: builtins.int
     GATEWAY_HTTP_ADDRESS_FIELD_NUMBER: builtins.int
     OWNER_ID_FIELD_NUMBER: builtins.int
+    STORAGE_WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    STORAGE_MARKER_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     """This runner's place in allocation.members."""
     config_json: builtins.str
@@ -71,6 +73,10 @@ class RunnerSpec(google.protobuf.message.Message):
     """The HTTP address of a gateway, for programs of the trial; empty from a scheduler of an older version."""
     owner_id: builtins.int
     """User.id of the owner, by which an agent gives the owner's ranks an account of their own; 0 from an older scheduler."""
+    storage_wait_seconds: builtins.float
+    """How long a trial waits for a storage that takes nothing; 0 from a scheduler of an older version."""
+    storage_marker: builtins.str
+    """The content of the marker file in the root of the storage; empty where none is known."""
     @property
     def allocation(self) -> gangline.v1.types_pb2.Allocation: ...
     @property
@@ -114,9 +120,11 @@ class RunnerSpec(google.protobuf.message.Message):
         owner: builtins.str = ...,
         gateway_http_address: builtins.str = ...,
         owner_id: builtins.int = ...,
+        storage_wait_seconds: builtins.float = ...,
+        storage_marker: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocation", b"allocation", "latest_checkpoint", b"latest_checkpoint", "trial", b"trial"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "committee", b"committee", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "gateway_http_address", b"gateway_http_address", "latest_checkpoint", b"latest_checkpoint", "lease_seconds", b"lease_seconds", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "owner", b"owner", "owner_id", b"owner_id", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_url", b"storage_url", "token", b"token", "trial", b"trial"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "committee", b"committee", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "gateway_http_address", b"gateway_http_address", "latest_checkpoint", b"latest_checkpoint", "lease_seconds", b"lease_seconds", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "owner", b"owner", "owner_id", b"owner_id", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_marker", b"storage_marker", "storage_url", b"storage_url", "storage_wait_seconds", b"storage_wait_seconds", "token", b"token", "trial", b"trial"]) -> None: ...
 
 Global___RunnerSpec: typing_extensions.TypeAlias = RunnerSpec
 
@@ -417,6 +425,7 @@ class TrialReport(google.protobuf.message.Message):
     FORGOTTEN_FUSION_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
     STRATEGY_CHOICE_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     forgotten_fusion: builtins.str
     """The key of a record that did not hold for this trial."""
@@ -436,6 +445,10 @@ class TrialReport(google.protobuf.message.Message):
     def fusion(self) -> gangline.v1.types_pb2.FusionRecord:
         """What tuning of tensor fusion found."""
 
+    @property
+    def waiting(self) -> Global___WaitingReport:
+        """What the ranks of this member wait for."""
+
     def __init__(
         self,
         *,
@@ -448,12 +461,29 @@ class TrialReport(google.protobuf.message.Message):
         forgotten_fusion: builtins.str = ...,
         metadata: builtins.str = ...,
         strategy_choice: builtins.str = ...,
+        waiting: Global___WaitingReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "strategy_choice", b"strategy_choice", "validation", b"validation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "sequence", b"sequence", "strategy_choice", b"strategy_choice", "validation", b"validation"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["report", b"report"]) -> typing.Literal["running", "progress", "validation", "checkpoint", "fusion", "forgotten_fusion", "metadata", "strategy_choice"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "strategy_choice", b"strategy_choice", "validation", b"validation", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "sequence", b"sequence", "strategy_choice", b"strategy_choice", "validation", b"validation", "waiting", b"waiting"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["report", b"report"]) -> typing.Literal["running", "progress", "validation", "checkpoint", "fusion", "forgotten_fusion", "metadata", "strategy_choice", "waiting"] | None: ...
 
 Global___TrialReport: typing_extensions.TypeAlias = TrialReport
+
+@typing.final
+class WaitingReport(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    """Empty when the wait is over."""
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["text", b"text"]) -> None: ...
+
+Global___WaitingReport: typing_extensions.TypeAlias = WaitingReport
 
 @typing.final
 class RunningReport(google.protobuf.message.Message):

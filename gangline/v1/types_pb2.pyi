@@ -503,6 +503,8 @@ class _ReasonCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Of a trial that runs: on fewer slots than slots_per_trial."""
     REASON_CODE_NO_GATEWAY: _ReasonCode.ValueType  # 30
     """Its last start needed a gateway, and none is registered."""
+    REASON_CODE_STORAGE_AWAY: _ReasonCode.ValueType  # 31
+    """Of a trial that runs: its storage takes nothing, or does not answer."""
 
 class ReasonCode(_ReasonCode, metaclass=_ReasonCodeEnumTypeWrapper): ...
 
@@ -524,6 +526,8 @@ REASON_CODE_RUNS_SHRUNK: ReasonCode.ValueType  # 20
 """Of a trial that runs: on fewer slots than slots_per_trial."""
 REASON_CODE_NO_GATEWAY: ReasonCode.ValueType  # 30
 """Its last start needed a gateway, and none is registered."""
+REASON_CODE_STORAGE_AWAY: ReasonCode.ValueType  # 31
+"""Of a trial that runs: its storage takes nothing, or does not answer."""
 Global___ReasonCode: typing_extensions.TypeAlias = ReasonCode
 
 @typing.final
@@ -939,6 +943,7 @@ class Allocation(google.protobuf.message.Message):
     SHRINK_REASON_FIELD_NUMBER: builtins.int
     GROW_AT_FIELD_NUMBER: builtins.int
     GROW_SLOTS_FIELD_NUMBER: builtins.int
+    WAITS_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<trial id>.<attempt>", as in "7.1.2"."""
     trial_id: builtins.str
@@ -979,6 +984,10 @@ class Allocation(google.protobuf.message.Message):
     def failure(self) -> Global___ExitReport:
         """What the scheduler itself found wrong (a deadline that passed), which then decides; absent otherwise."""
 
+    @property
+    def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Wait]:
+        """What its ranks wait for, one for each member of which one waits."""
+
     def __init__(
         self,
         *,
@@ -1003,11 +1012,35 @@ class Allocation(google.protobuf.message.Message):
         shrink_reason: builtins.str = ...,
         grow_at: builtins.float = ...,
         grow_slots: builtins.int = ...,
+        waits: collections.abc.Iterable[Global___Wait] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure", "timeline", b"timeline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "checkpoint_id", b"checkpoint_id", "created_at", b"created_at", "deadline_at", b"deadline_at", "epoch", b"epoch", "exits", b"exits", "experiment_id", b"experiment_id", "failure", b"failure", "full_slots", b"full_slots", "grow_at", b"grow_at", "grow_slots", b"grow_slots", "id", b"id", "is_on_call", b"is_on_call", "members", b"members", "pool", b"pool", "shrink_reason", b"shrink_reason", "state", b"state", "stop_kind", b"stop_kind", "stop_reason", b"stop_reason", "timeline", b"timeline", "trial_id", b"trial_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "checkpoint_id", b"checkpoint_id", "created_at", b"created_at", "deadline_at", b"deadline_at", "epoch", b"epoch", "exits", b"exits", "experiment_id", b"experiment_id", "failure", b"failure", "full_slots", b"full_slots", "grow_at", b"grow_at", "grow_slots", b"grow_slots", "id", b"id", "is_on_call", b"is_on_call", "members", b"members", "pool", b"pool", "shrink_reason", b"shrink_reason", "state", b"state", "stop_kind", b"stop_kind", "stop_reason", b"stop_reason", "timeline", b"timeline", "trial_id", b"trial_id", "waits", b"waits"]) -> None: ...
 
 Global___Allocation: typing_extensions.TypeAlias = Allocation
+
+@typing.final
+class Wait(google.protobuf.message.Message):
+    """What the ranks of a member wait for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_RANK_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    SINCE_AT_FIELD_NUMBER: builtins.int
+    node_rank: builtins.int
+    text: builtins.str
+    since_at: builtins.float
+    def __init__(
+        self,
+        *,
+        node_rank: builtins.int = ...,
+        text: builtins.str = ...,
+        since_at: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_rank", b"node_rank", "since_at", b"since_at", "text", b"text"]) -> None: ...
+
+Global___Wait: typing_extensions.TypeAlias = Wait
 
 @typing.final
 class Request(google.protobuf.message.Message):
@@ -2126,6 +2159,7 @@ class ServiceInstance(google.protobuf.message.Message):
     HTTP_ADDRESS_FIELD_NUMBER: builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: builtins.int
     STARTED_AT_FIELD_NUMBER: builtins.int
+    STORAGE_MARKER_FIELD_NUMBER: builtins.int
     id: builtins.str
     kind: builtins.str
     """"scheduler" or "gateway"."""
@@ -2135,6 +2169,8 @@ class ServiceInstance(google.protobuf.message.Message):
     """"host:port" of its HTTP server; empty when it has none."""
     metrics_address: builtins.str
     started_at: builtins.float
+    storage_marker: builtins.str
+    """A gateway's: the content of the marker file in the root of its storage; empty for storage that is no folder."""
     def __init__(
         self,
         *,
@@ -2144,8 +2180,9 @@ class ServiceInstance(google.protobuf.message.Message):
         http_address: builtins.str = ...,
         metrics_address: builtins.str = ...,
         started_at: builtins.float = ...,
+        storage_marker: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "kind", b"kind", "metrics_address", b"metrics_address", "started_at", b"started_at"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "kind", b"kind", "metrics_address", b"metrics_address", "started_at", b"started_at", "storage_marker", b"storage_marker"]) -> None: ...
 
 Global___ServiceInstance: typing_extensions.TypeAlias = ServiceInstance
 

@@ -96,12 +96,14 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
     something else that it needs is missing."""
     token = _load_cluster_token(settings)
     async with AsyncExitStack() as parts:
-        storage = await asyncio.to_thread(_open_storage, settings.storage_url)
+        storage = Storage(settings.storage_url)
         client = await EtcdClient.connect_patiently(settings.etcd)
         parts.push_async_exit(client)
         mirror = Mirror(client)
         parts.push_async_callback(mirror.stop)
         await mirror.start()
+        # After the mirror, because the cluster's state tells whether the storage is new.
+        await asyncio.to_thread(_open_storage, storage, is_used=bool(mirror.state.experiments))
         etcd = HealthWatch(client.examine)
         watching = asyncio.create_task(etcd.run(), name="etcd health")
         parts.push_async_callback(cancel, watching)
@@ -132,7 +134,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token), mirror.catch_up)
         # Undone first, because the servers wait only for a moment for calls that follow something.
         parts.callback(following.close)
-        await parts.enter_async_context(announce(client, _instance(settings, addresses)))
+        await parts.enter_async_context(announce(client, _instance(settings, addresses, storage.marker)))
         yield addresses
 
 
@@ -213,10 +215,9 @@ async def _serve_grpc(
     )
 
 
-def _open_storage(url: str) -> Storage:
-    storage = Storage(url)
+def _open_storage(storage: Storage, *, is_used: bool) -> None:
+    storage.settle_marker(is_used)
     storage.probe()
-    return storage
 
 
 def _load_cluster_token(settings: GatewaySettings) -> str:
@@ -228,7 +229,7 @@ def _load_cluster_token(settings: GatewaySettings) -> str:
     return load_token(settings.cluster_token_file)
 
 
-def _instance(settings: GatewaySettings, addresses: Addresses) -> ServiceInstance:
+def _instance(settings: GatewaySettings, addresses: Addresses, storage_marker: str) -> ServiceInstance:
     return ServiceInstance(
         id=f"gateway-{uuid.uuid4().hex[:12]}",
         kind="gateway",
@@ -236,4 +237,5 @@ def _instance(settings: GatewaySettings, addresses: Addresses) -> ServiceInstanc
         http_address=settings.advertised(addresses.http),
         metrics_address=settings.advertised(addresses.metrics) if addresses.metrics else "",
         started_at=time.time(),
+        storage_marker=storage_marker,
     )

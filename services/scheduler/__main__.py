@@ -153,6 +153,7 @@ def _term_context(
         cluster_token=cluster_token,
         admin_token=admin_token,
         storage_url=settings.storage_url,
+        storage_wait_seconds=settings.storage_wait_seconds,
         network_interface=settings.network_interface,
         pools=settings.pools,
         rules=settings.rules,

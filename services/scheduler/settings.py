@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gangline.domain.storage_fault import DEFAULT_WAIT_SECONDS
 from services.common.settings import ServiceSettings, check_names, check_own_storage
 from services.scheduler.placement import PoolConfig
 from services.scheduler.placement.request.snapshot import (
@@ -82,6 +83,9 @@ class SchedulerSettings(ServiceSettings):
     )
     listen: str = Field(default="0.0.0.0:8082", description="host:port of the gRPC server")
     storage_url: str = Field(description="where code and checkpoints are kept: a directory or any URL of fsspec")
+    storage_wait_seconds: float = Field(
+        default=DEFAULT_WAIT_SECONDS, gt=0, description="for which a trial waits for a storage that takes nothing"
+    )
     admin_token_file: Path | None = Field(default=None, description="the token of the user admin")
     leader_lease_seconds: float = Field(default=5.0, gt=0, description="how long a lost leader is waited for")
     agent_lease_seconds: float = Field(

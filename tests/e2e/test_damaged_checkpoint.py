@@ -1,16 +1,20 @@
 """On real processes a trial whose latest checkpoint is damaged goes on from the one before, and says so in its log. One
-whose whole storage is away goes on from the latest when the storage is back."""
+whose whole storage is away waits for it, and goes on from the latest when the storage is back. The script resumes by
+Determined's own line."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from gangline.domain.state import ExitKind, Outcome
+from gangline.client import Client
+from gangline.domain.state import Outcome, ReasonCode
 from gangline.domain.view import TrialView
 from tests.support.cluster import Cluster
+from tests.support.gated_trial import wait_for
 
 # The first attempt saves three checkpoints, damages the last one or its storage, and ends with an error.
 SCRIPT = """
@@ -26,12 +30,8 @@ root = Path(info.storage_url.removeprefix("file://"))
 with core.init() as context:
     done = 0
     if info.latest_checkpoint:
-        try:
-            with context.checkpoint.restore_path(info.latest_checkpoint.id) as path:
-                done = int((path / "weights").read_text())
-        finally:
-            if (root / "away").exists():
-                (root / "away").rename(root / "checkpoints")
+        with context.checkpoint.restore_path(info.latest_checkpoint) as path:
+            done = int((path / "weights").read_text())
     print("begins after", done, flush=True)
     for number in range(done + 1, 5):
         with context.checkpoint.store_path({"steps_completed": number}) as (path, storage_id):
@@ -48,8 +48,10 @@ def cluster(one_agent: Cluster) -> Cluster:
     return one_agent
 
 
-def train(cluster: Cluster, folder: Path, damage: str) -> tuple[TrialView, str]:
-    """The trial at its end, and its log."""
+def train(
+    cluster: Cluster, folder: Path, damage: str, meanwhile: Callable[[Client, int], None] = lambda client, number: None
+) -> tuple[TrialView, str]:
+    """The trial at its end, and its log. meanwhile: called with the experiment's id while it runs."""
     code = folder / "code"
     code.mkdir()
     (code / "train.py").write_text(SCRIPT.replace("DAMAGE", damage))
@@ -65,6 +67,7 @@ def train(cluster: Cluster, folder: Path, damage: str) -> tuple[TrialView, str]:
     (folder / "storage").mkdir()
     with cluster.connect() as client:
         number = client.create_experiment(yaml.safe_dump(config), code).experiment.id
+        meanwhile(client, number)
         view = client.wait_experiment(number, 60)
         assert view.experiment.outcome is Outcome.COMPLETED, view.trials[0].trial.reason
         trial = view.trials[0]
@@ -93,11 +96,21 @@ def test_trial_goes_on_from_the_checkpoint_before(cluster: Cluster, tmp_path: Pa
     assert log.count("training goes on from the older checkpoint") == 1
 
 
-def test_trial_whose_storage_is_away_steps_back_to_no_older_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
-    view, log = train(cluster, tmp_path, "(root / 'checkpoints').rename(root / 'away')")
-    assert (view.trial.attempts, view.trial.batches_completed) == (3, 4)
+def test_trial_whose_storage_is_away_waits_and_steps_back_to_no_older_checkpoint(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    def bring_back(client: Client, number: int) -> None:
+        def is_waiting() -> bool:
+            reason = client.get_experiment(number).trials[0].reason
+            return reason is not None and reason.code is ReasonCode.STORAGE_AWAY
+
+        wait_for(is_waiting, "a trial that waits for its storage", 60)
+        root = Path(client.list_checkpoints(number)[0].url.removeprefix("file://")).parents[1]
+        (root / "away").rename(root / "checkpoints")
+
+    view, log = train(cluster, tmp_path, "(root / 'checkpoints').rename(root / 'away')", bring_back)
+    # The wait is no failure: only the end of the first attempt was one.
+    assert (view.trial.attempts, view.trial.restarts, view.trial.batches_completed) == (2, 1, 4)
     assert beginnings(log) == ["0", "3"]
     assert "checkpoints is empty or absent, so the storage is away as a whole; mount it or bring it back" in log
     assert "training goes on from the older checkpoint" not in log
-    assert view.trial.last_failure is not None
-    assert view.trial.last_failure.kind is ExitKind.UNAVAILABLE

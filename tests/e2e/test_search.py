@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -91,8 +92,17 @@ def test_an_experiment_is_planned_tried_held_back_forked_and_chosen_by_its_label
 
     tried = cluster.run("experiment", "create", "--test", str(file))
     assert "test passed: COMPLETED" in tried.stdout
-    assert "validation: yes; checkpoints: " in tried.stdout
+    assert re.search(r"validation: yes; checkpoints: \d+; resumed: yes\n", tried.stdout)
     longer = ("--config", "searcher.max_length.batches=3600")
+    # Code that cannot resume is seen now, and not at the first failure.
+    model = gate.code / "model_def.py"
+    source = model.read_text()
+    model.write_text(source + "\nassert get_cluster_info().latest_checkpoint is None, 'cannot resume'\n")
+    failed = cluster.run("experiment", "create", "--test", str(file), check=False)
+    assert failed.returncode == 1
+    assert "test FAILED: FAILED: " in failed.stdout
+    assert re.search(r"validation: yes; checkpoints: \d+; resumed: NO\n", failed.stdout)
+    model.write_text(source)
     planned = cluster.run("experiment", "create", "--dry-run", str(file), *longer)
     assert "cost: about " in planned.stdout
     assert "slot-hours, 1 slots a trial, at the pace of trial " in planned.stdout

@@ -62,6 +62,7 @@ def make_lifecycle() -> list[pb.ExperimentView]:
     ended = pb.TrialView(
         trial=make_trial("TERMINAL", "COMPLETED", latest_checkpoint_id="c0ffee", batches_completed=200),
         validation=ingest_pb2.MetricsPoint(group="validation", batches_completed=200, metrics={"accuracy": 0.972}),
+        checkpoint_batches=200,
     )
     return [
         pb.ExperimentView(experiment=make_experiment("QUEUED"), trials=[waiting]),

@@ -1,4 +1,9 @@
-"""Runs `gangline experiment create --test`: an experiment of one batch, waited for, and archived when it has ended."""
+"""Runs `gangline experiment create --test`: an experiment of one batch, which then goes on from its checkpoint for one
+batch more, and is archived.
+
+Code that resumes a training runs for the first time when something has failed, perhaps after hours. So the test runs it
+as well.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +35,31 @@ def test_overrides(preview: SearchPreview) -> dict[str, Any]:
 
 
 def run_test(client: Client, submission: Submission, *, is_json: bool) -> None:
-    """Creates the experiment and waits for its end. Ends the command with status 1 unless it completed, with a
-    validation and a checkpoint. Its files and logs stay until it is deleted."""
+    """Creates the experiment, waits for its end and resumes it once. Ends the command with status 1 unless it completed
+    both times, with a validation and a checkpoint. Its files and logs stay until it is deleted."""
     # A test is meant to be repeated, so no earlier one counts as the same.
     number = client.create_prepared(submission, new_request_id()).experiment.id
     mention(f"test experiment {number}: one trial of one batch; gangline experiment logs -f {number}")
     view = client.wait_experiment(number)
-    archived = client.archive_experiment(number)
-    num_checkpoints = len(client.list_checkpoints(number))
     has_validation = any(entry.trial.validated_batches for entry in view.trials)
-    is_passed = archived.outcome is Outcome.COMPLETED and num_checkpoints > 0 and has_validation
+    num_checkpoints = len(client.list_checkpoints(number))
+    is_resumable = view.experiment.outcome is Outcome.COMPLETED and num_checkpoints > 0
+    if is_resumable:
+        mention("it has stopped after its checkpoint; now it goes on from there")
+        batches = 1 + max(entry.trial.batches_completed for entry in view.trials)
+        client.continue_experiment(number, {"searcher.max_length.batches": batches})
+        view = client.wait_experiment(number)
+    archived = client.archive_experiment(number)
+    is_resumed = is_resumable and archived.outcome is Outcome.COMPLETED
+    is_passed = is_resumed and has_validation
+    resumed = ("yes" if is_resumed else "NO") if is_resumable else "not tried"
     lines = [
         f"test {'passed' if is_passed else 'FAILED'}: {archived.outcome}: {archived.reason}",
-        f"  validation: {'yes' if has_validation else 'NO'}; checkpoints: {num_checkpoints or 'NONE'}",
+        f"  validation: {'yes' if has_validation else 'NO'}; checkpoints: {num_checkpoints or 'NONE'}; "
+        f"resumed: {resumed}",
         f"  experiment {number} is archived; read it: gangline experiment logs {number}",
     ]
-    show({"experiment": archived, "passed": is_passed, "checkpoints": num_checkpoints}, is_json, lambda: lines)
+    result = {"experiment": archived, "passed": is_passed, "checkpoints": num_checkpoints, "resumed": is_resumed}
+    show(result, is_json, lambda: lines)
     if not is_passed:
         raise typer.Exit(1)

@@ -202,7 +202,8 @@ def waiting_for(trial: TrialView, *, names_failure: bool = True) -> str:
         return ""
     words = trial.reason.message
     if trial.reason.would_start_if:
-        words += f"; starts if {trial.reason.would_start_if}"
+        verb = "goes on" if trial.reason.code is ReasonCode.STORAGE_AWAY else "starts"
+        words += f"; {verb} if {trial.reason.would_start_if}"
     if names_failure and trial.reason.code is ReasonCode.BACKOFF_AFTER_FAILURE and trial.trial.last_failure is not None:
         words += f"; failed first: {_blame(trial.trial.last_failure)}"
     return words
@@ -293,7 +294,9 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
         lines.append(f"  metadata: {cut_text(trial.metadata_json, _MOST_METADATA)}")
     lines += [f"  {line}" for line in choice_lines(trial.strategy_choice_json)]
     if trial.latest_checkpoint_id:
-        lines.append(f"  checkpoint: {trial.latest_checkpoint_id} (after {trial.batches_completed} batches)")
+        lines.append(f"  checkpoint: {trial.latest_checkpoint_id}{_saved(view)}")
+    elif view.batches_at_risk:
+        lines.append(f"  no checkpoint yet: a failure now would cost {_count_batches(view.batches_at_risk)}")
     lines += size_lines(view)
     lines += [f"  not again on {agent_id}: {why}" for agent_id, why in sorted(trial.excluded_agents.items())]
     if trial.state is not State.TERMINAL:
@@ -307,6 +310,21 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
             lines.append(f"  failed first: {_blame(trial.last_failure)}")
         lines += [f"    {line}" for line in output_lines(trial.last_failure)]
     return lines
+
+
+def _saved(view: TrialView) -> str:
+    """Returns how far training was at the checkpoint, and what a failure now would cost. A gateway of an earlier
+    version does not say it."""
+    if view.checkpoint_batches is None:
+        return ""
+    words = f"after {_count_batches(view.checkpoint_batches)}"
+    if view.batches_at_risk:
+        words += f"; a failure now would cost the {_count_batches(view.batches_at_risk)} since"
+    return f" ({words})"
+
+
+def _count_batches(number: int) -> str:
+    return f"{number} batch{'' if number == 1 else 'es'}"
 
 
 def output_lines(failure: ExitReport) -> list[str]:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gangline.core.beat import CHECKPOINT
-from gangline.core.link import temporary_folder
+from gangline.core.temporary import temporary_folder
 from gangline.pytorch.checkpoint.capture import TRAINER_FILE, capture
 from gangline.pytorch.checkpoint.content import is_of_another_trial, metadata_of
 from gangline.pytorch.checkpoint.plain import to_bytes

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.distributed import BACKGROUND_GROUP, DistributedContext
 from gangline.core.draft import CheckpointDraft
+from gangline.core.together import RankError, together
 from gangline.core.transport import AloneTransport, TorchTransport, Transport
 from gangline.domain.manifest import StoredFile
 from gangline.errors import ErrorKind, GanglineError
@@ -31,7 +32,6 @@ from gangline.pytorch.checkpoint.capture import Captured, rank_file
 from gangline.pytorch.checkpoint.name import Path
 from gangline.pytorch.checkpoint.plain import to_bytes
 from gangline.pytorch.checkpoint.staging import Staging, copy_values
-from gangline.pytorch.checkpoint.together import RankError, together
 from gangline.pytorch.checkpoint.writer import write_tensors
 
 # Ranks wait for one another's uploads. The timeout can be long, because a rank that died breaks its connections at
@@ -133,7 +133,7 @@ class Saver:
         if self._running is None:
             return
         save, self._running = self._running, None
-        save.thread.join()
+        self._checkpoint.wait.join(save.thread)
         if save.error is not None:
             raise _describe(save, self._checkpoint.storage_url) from save.error
         self._newest = save.batches
@@ -162,7 +162,8 @@ class Saver:
 
     def _group(self) -> dist.ProcessGroup | None:
         if self._distributed.size > 1 and self._known_group is None:
-            self._known_group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT, group_desc=BACKGROUND_GROUP)
+            timeout = max(_GROUP_TIMEOUT, timedelta(seconds=2 * self._checkpoint.wait.limit_seconds))
+            self._known_group = dist.new_group(backend="gloo", timeout=timeout, group_desc=BACKGROUND_GROUP)
         return self._known_group
 
     def _run(self, save: Save, group: dist.ProcessGroup | None) -> None:
@@ -178,6 +179,14 @@ class Saver:
     def _write(self, save: Save, group: dist.ProcessGroup | None) -> None:
         transport: Transport = TorchTransport(group, range(self._distributed.size)) if group else AloneTransport()
         save.storage_id = transport.broadcast(str(uuid.uuid4()))
+        self._checkpoint.wait.keep_trying(
+            f"the checkpoint after batch {save.batches}",
+            transport,
+            lambda: self._try(save, transport),
+            is_first=self._distributed.is_chief,
+        )
+
+    def _try(self, save: Save, transport: Transport) -> None:
         draft = self._checkpoint.draft(save.storage_id)
         try:
             write_tensors(draft, save.tensors, transport, self._distributed.rank, self._distributed.size)

@@ -26,9 +26,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from gangline.core.draft import CheckpointDraft
 from gangline.core.encoding import let_travel
+from gangline.core.together import through_first
 from gangline.core.transport import Transport
 from gangline.pytorch.checkpoint.name import Path
-from gangline.pytorch.checkpoint.together import through_first
 
 TENSORS_FOLDER = "tensors"
 _TEMPORARY = ".tmp"

@@ -25,8 +25,6 @@ from gangline.config.strategy_choice import (
     way_out,
 )
 from gangline.core import Context, DistributedContext
-from gangline.core.checkpoint import location_of
-from gangline.core.storage import CheckpointStore
 from gangline.domain.foreign_checkpoint import TRIAL_ID
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError, invalid
@@ -167,8 +165,7 @@ def _earlier_choice(core: Context) -> StrategyChoice | None:
             return parse_choice(info.trial.strategy_choice_json)
         if info.latest_checkpoint is None:
             return None
-        storage_url, storage_id = location_of(info.latest_checkpoint.url, core.checkpoint.storage_url)
-        metadata = CheckpointStore(storage_url).load_metadata(storage_id)
+        metadata = core.checkpoint.get_metadata(info.latest_checkpoint)
         own = not is_of_another_trial(str(metadata.get(TRIAL_ID, "")), info.trial.trial_id)
         return choice_in(metadata) if own else None
     except (GanglineError, OSError) as error:

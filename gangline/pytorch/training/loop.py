@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gangline.core.beat import BETWEEN, DATA, EXCHANGE, FORWARD, TRACE
+from gangline.core.closing import ending
 from gangline.errors import invalid
 from gangline.pytorch.checkpoint import Keeper, Source
 from gangline.pytorch.data import seed
@@ -133,12 +134,12 @@ class TrainingLoop:
         self._context.strategy.begin_training(self._beat)
         self._fusion = open_fusion(self._context, self._steps_left(), self._loader.batch_size or 0, self._saved_fusion)
         self._link.takes_traces = True
-        try:
+        with ending(traces=self._refuse_traces, fusion=self._fusion.close):
             self._train()
-        finally:
-            self._link.takes_traces = False
-            self._fusion.close()
         self._end()
+
+    def _refuse_traces(self) -> None:
+        self._link.takes_traces = False
 
     def settle(self) -> None:
         """Waits for the save under way after training has failed, as it may still become a checkpoint."""

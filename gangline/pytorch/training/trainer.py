@@ -11,8 +11,8 @@ from torch.utils import data
 
 from gangline.cluster_info import CheckpointInfo
 from gangline.core.beat import BUILD
-from gangline.core.checkpoint import CheckpointContext, location_of
-from gangline.core.storage import CheckpointStore
+from gangline.core.checkpoint import location_of
+from gangline.core.closing import ending
 from gangline.domain.experiment import STEPS_COMPLETED
 from gangline.errors import invalid
 from gangline.pytorch.checkpoint import TRIAL_ID, Source, is_of_another_trial, is_plain_determined, open_source
@@ -86,11 +86,11 @@ class Trainer:
         context.initial_batch = self._batches_of(checkpoint)
         context.position.batches = context.initial_batch
         callbacks = self._trial.build_callbacks()
-        try:
-            with trial_open(callbacks, context.initial_batch, _id_of(checkpoint)):
-                is_preempted = self._run(callbacks, schedule, checkpoint, validate_first, test_mode)
-        finally:
-            context.flush_writer()
+        with (
+            ending(TensorBoard_files=context.flush_writer),
+            trial_open(callbacks, context.initial_batch, _id_of(checkpoint)),
+        ):
+            is_preempted = self._run(callbacks, schedule, checkpoint, validate_first, test_mode)
         if is_preempted:
             context.core.link.send_stopping()
         context.core.link.batches_completed = context.position.batches
@@ -130,17 +130,14 @@ class Trainer:
             evaluation=evaluation,
             profile=profile,
         )
-        try:
-            source = self._restore(loop, checkpoint)
-            context.trace.start(context.core.tensorboard)
-            loop.run(source, validate_first)
-        except BaseException:
-            loop.settle()
-            raise
-        finally:
-            context.core.beat.end()
-            profile.close()
-            context.trace.stop()
+        with ending(heartbeat=context.core.beat.end, profile=profile.close, trace=context.trace.stop):
+            try:
+                source = self._restore(loop, checkpoint)
+                context.trace.start(context.core.tensorboard)
+                loop.run(source, validate_first)
+            except BaseException:
+                loop.settle()
+                raise
         return loop.is_preempted
 
     def _batches_of(self, checkpoint: str | CheckpointInfo | None) -> int:
@@ -152,14 +149,10 @@ class Trainer:
         if is_plain_determined(Path(checkpoint)):
             return 0 if self._context.get_trial_id() else describe_folder(Path(checkpoint)).batches
         storage_url, storage_id = location_of(checkpoint, self._context.core.checkpoint.storage_url)
-        metadata = self._stored(storage_url).get_metadata(storage_id)
+        metadata = self._context.core.checkpoint.of_storage(storage_url).get_metadata(storage_id)
         if is_of_another_trial(metadata.get(TRIAL_ID, ""), self._context.get_trial_id()):
             return 0
         return int(metadata.get(STEPS_COMPLETED, 0))
-
-    def _stored(self, storage_url: str) -> CheckpointContext:
-        core = self._context.core
-        return CheckpointContext(core.distributed, core.link, CheckpointStore(storage_url), core.info)
 
     def _loader_of(self, loader: Any, method: str) -> DataLoader | ForeignLoader:
         if isinstance(loader, DataLoader):
@@ -182,9 +175,8 @@ class Trainer:
             return None
         if not isinstance(checkpoint, CheckpointInfo) and is_plain_determined(Path(checkpoint)):
             return self._load_source(loop, Path(checkpoint), checkpoint)
-        place = checkpoint.url if isinstance(checkpoint, CheckpointInfo) else checkpoint
-        storage_url, storage_id = location_of(place, self._context.core.checkpoint.storage_url)
-        with self._stored(storage_url).restore_path(storage_id) as directory:
+        storage_url, storage_id = location_of(checkpoint, self._context.core.checkpoint.storage_url)
+        with self._context.core.checkpoint.of_storage(storage_url).restore_path(storage_id) as directory:
             return self._load_source(loop, directory, storage_id)
 
     def _load_source(self, loop: TrainingLoop, directory: Path, name: str) -> Source:

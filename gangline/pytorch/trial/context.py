@@ -23,6 +23,7 @@ from gangline.config.batch import BatchSplit, split_batch
 from gangline.config.strategy_choice import StrategyChoice
 from gangline.core import Context, DistributedContext
 from gangline.core.beat import BACKWARD, OPTIMIZER, TRAIN_BATCH
+from gangline.core.closing import close_side_output
 from gangline.errors import invalid
 from gangline.lacking import Lacking
 from gangline.pytorch.data import batch_data as batches
@@ -69,6 +70,7 @@ class PyTorchExperimentalContext(Lacking):
         self._context.reset_reducers()
 
 
+_TENSORBOARD = "TensorBoard files"
 _log = logging.getLogger("gangline")
 
 
@@ -111,7 +113,8 @@ class PyTorchTrialContext(Lacking):
         self.writes_tensorboard = writes_tensorboard
         self.initial_batch = 0
         self._writer: Any = None
-        self._scalars = GatheredScalars(self.get_tensorboard_writer)
+        self._has_opened_writer = False
+        self._scalars = GatheredScalars(self._open_writer)
         self._stop_requested = False
         self._has_warned_of_batch_size = False
         self._set_precision(setting.optimizations.autocast_type)
@@ -407,17 +410,31 @@ class PyTorchTrialContext(Lacking):
             self._scalars.add({f"{group}/{name}": value for name, value in metrics.items()}, steps_completed)
 
     def flush_writer(self) -> None:
-        """Writes pending scalars and flushes the writer. The trainer calls it at the end of training."""
+        """Writes pending scalars and flushes the writer. The trainer calls it at the end of training. It raises
+        nothing, because a training is complete without its TensorBoard files."""
+        close_side_output(_TENSORBOARD, self._flush)
+
+    def close_writer(self) -> None:
+        """Does the same and closes the writer. gangline.pytorch.init calls it at the end of its block."""
+        close_side_output(_TENSORBOARD, self._close)
+
+    def _flush(self) -> None:
         self._scalars.write()
         if self._writer is not None:
             self._writer.flush()
 
-    def close_writer(self) -> None:
-        """Writes pending scalars and closes the writer. gangline.pytorch.init calls it at the end of its block."""
+    def _close(self) -> None:
         self._scalars.write()
-        if self._writer is not None:
-            self._writer.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _open_writer(self) -> Any:
+        """Opens the writer anew where the one before has failed, or returns the one that the trial uses too."""
+        if self._has_opened_writer:
             self._writer = None
+        self._has_opened_writer = True
+        return self.get_tensorboard_writer()
 
     def _on_gradient(self) -> None:
         # Not bound to the present update, because use_amp replaces it.

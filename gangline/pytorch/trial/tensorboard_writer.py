@@ -6,7 +6,10 @@ methods and needs nothing but protobuf. Both are loaded when the first writer is
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,9 @@ from gangline.core.tensorboard import current_folder
 
 # TensorBoard reloads files every 30 s, so a delay of 5 s does not show.
 _GATHER_SECONDS = 5.0
+# Scalars that wait for a storage that takes nothing; older ones are dropped.
+MOST_WAITING = 100_000
+_log = logging.getLogger("gangline")
 
 
 def make_writer(directory: Path) -> Any:
@@ -30,30 +36,62 @@ def make_writer(directory: Path) -> Any:
 
 
 class GatheredScalars:
-    """Collects the trainer's own scalars for several seconds before it passes them to a writer. Each transfer wakes the
-    writer's threads, which delays the next batch. open_writer: called at the first transfer."""
+    """Collects the trainer's own scalars for several seconds before a thread passes them to a writer. Each transfer
+    wakes the writer's threads, which delays the next batch. A storage that takes nothing or hangs stops the thread, and
+    not the training: the scalars wait, the newest MOST_WAITING of them.
+
+    open_writer: called at the first transfer, and again after a transfer that failed.
+    """
 
     def __init__(self, open_writer: Callable[[], Any]) -> None:
         self._open_writer = open_writer
-        self._waiting: list[tuple[str, float, int, float]] = []
-        self._written_at = 0.0
+        self._waiting: deque[tuple[str, float, int, float]] = deque(maxlen=MOST_WAITING)
+        self._began_at = 0.0
+        self._thread: threading.Thread | None = None
+        self._writer: Any = None
+        self._has_warned = False
 
     def add(self, scalars: Mapping[str, float], step: int) -> None:
         """Adds scalars by name. The first ones are written at once."""
         now = time.time()
-        self._waiting += [(name, value, step, now) for name, value in scalars.items()]
-        if not 0 <= now - self._written_at < _GATHER_SECONDS:
-            self.write()
+        self._waiting.extend((name, value, step, now) for name, value in scalars.items())
+        if not 0 <= now - self._began_at < _GATHER_SECONDS and not self._is_writing:
+            self._start()
 
     def write(self) -> None:
-        """Writes all collected scalars."""
-        if not self._waiting:
-            return
-        writer = self._open_writer()
-        for scalar in self._waiting:
-            writer.add_scalar(*scalar)
-        self._waiting.clear()
-        self._written_at = time.time()
+        """Writes all collected scalars. Waits until that is done."""
+        self.wait()
+        if self._waiting:
+            self._start()
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits for the transfer under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _start(self) -> None:
+        self._began_at = time.time()
+        self._thread = threading.Thread(target=self._write, name="gangline-scalars", daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        try:
+            if self._writer is None:
+                self._writer = self._open_writer()
+            while self._waiting:
+                self._writer.add_scalar(*self._waiting[0])
+                self._waiting.popleft()
+        except Exception as error:  # noqa: BLE001  storage of any kind may fail in any way, and training goes on
+            # A writer whose thread has failed takes nothing any more.
+            self._writer = None
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("metrics do not reach TensorBoard: %s: %s", type(error).__name__, error)
 
 
 class TorchWriter:

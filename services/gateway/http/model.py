@@ -14,16 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from gangline.domain import state as domain
 from gangline.domain.document import read_document
-from gangline.domain.state import (
-    AgentState,
-    CheckpointState,
-    ExitKind,
-    LogAction,
-    Outcome,
-    ReasonCode,
-    SlotKind,
-    State,
-)
+from gangline.domain.state import AgentState, CheckpointState, ExitKind, LogAction, Outcome, ReasonCode, SlotKind, State
 from gangline.errors import Effect
 
 INT64_MAX = 2**63 - 1
@@ -221,13 +212,17 @@ class Newest(Answer):
 
 
 class TrialView(Answer):
-    """Joins a trial with its newest history. reason: why it waits. warning: of missing logs and metrics; else empty."""
+    """Joins a trial with its newest progress and metrics. reason: why it waits. checkpoint_batches: those trained at
+    its latest checkpoint. batches_at_risk: those since then. warning: of missing logs and metrics; else
+    empty."""
 
     trial: Trial
     allocation: Allocation | None
     reason: Reason | None
     newest: Newest
     warning: str = ""
+    checkpoint_batches: int | None
+    batches_at_risk: int
 
 
 class Search(Answer):

@@ -18,6 +18,7 @@ from typing import IO, cast
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from gangline.domain.storage_fault import MARKER_FILE, storage_away
 from gangline.domain.storage_url import check_same_protocol
 from gangline.errors import Effect, GanglineError, conflict, invalid, unavailable
 from gangline.protocol.rpc import CHUNK_BYTES
@@ -27,18 +28,46 @@ from services.gateway.storage import local_tree
 # Of a path whose folders are compared with the root one by one.
 MOST_FOLDERS = 64
 
+# Folders of a storage that was used before gateways wrote marker files.
+_USED_FOLDERS = ("code", "checkpoints")
+
 
 class Storage:
     """Accesses one storage. root: without the protocol. Raises GanglineError `storage.*` for a URL that cannot be
-    opened."""
+    opened.
+
+    marker: the content of the file by which the storage's folder is known. Once `settle_marker` has read it, nothing is
+    written or deleted in a folder without it, because such a folder is a mount point whose mount is lost.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.marker = ""
         try:
             self._files, root = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as failure:
             raise invalid("storage.url", f"--storage-url {url} cannot be opened: {failure}") from failure
         self._root = str(root).rstrip("/")
+
+    def settle_marker(self, is_used: bool) -> None:
+        """Reads the marker file, and makes one in a new storage. is_used: the cluster has stored files in it before.
+        Raises GanglineError `storage.away` where those are not in it, and `storage.not_writable`."""
+        if not self._is_local:
+            return
+        path = Path(self._root) / MARKER_FILE
+        try:
+            if not path.exists():
+                if is_used and not any((Path(self._root) / name).is_dir() for name in _USED_FOLDERS):
+                    raise storage_away(self.url)
+                _make_marker(path)
+            self.marker = path.read_text().strip()
+        except OSError as failure:
+            raise _not_writable(self.url, failure) from failure
+
+    def check_present(self) -> None:
+        """Raises GanglineError `storage.away` where the storage's folder has lost its marker file."""
+        if self.marker and not (Path(self._root) / MARKER_FILE).exists():
+            raise storage_away(self.url)
 
     def probe(self) -> None:
         """Writes and removes a small file. Raises GanglineError `storage.not_writable`."""
@@ -48,11 +77,7 @@ class Storage:
             self._files.pipe_file(self._path(path), b"gangline")
             self._files.rm_file(self._path(path))
         except Exception as failure:
-            raise unavailable(
-                "storage.not_writable",
-                f"cannot write to the storage {self.url}: {failure}; give this service write access, or change "
-                "--storage-url",
-            ) from failure
+            raise _not_writable(self.url, failure) from failure
 
     def has(self, path: str) -> bool:
         return bool(self._files.exists(self._path(path)))
@@ -191,6 +216,7 @@ class Storage:
 
     def remove_file(self, path: str) -> None:
         """Removes a file. If there is none, nothing changes."""
+        self.check_present()
         with suppress(FileNotFoundError):
             self._files.rm_file(self._path(path))
 
@@ -201,6 +227,7 @@ class Storage:
         nothing; remains of an earlier try under that name are removed as well. first: on other storages, the file to
         remove first, because the rest counts for nothing without it.
         """
+        self.check_present()
         place = self._path(path)
         if self._is_local and aside:
             gone = Path(self._path(aside))
@@ -228,7 +255,31 @@ class Storage:
         return f"{self._root}/{path}"
 
     def _make_parent(self, path: str) -> None:
+        self.check_present()
         self._files.makedirs(posixpath.dirname(self._path(path)), exist_ok=True)
+
+
+def _make_marker(path: Path) -> None:
+    """Writes a marker file, unless another gateway does at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    own.write_text(f"{uuid.uuid4()}\n")
+    # Ranks of all users read it.
+    own.chmod(0o644)
+    try:
+        path.hardlink_to(own)
+    except FileExistsError:
+        pass
+    except OSError:
+        # Not every file system has hard links.
+        own.replace(path)
+    own.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def _not_writable(url: str, failure: Exception) -> GanglineError:
+    text = f"cannot write to the storage {url}: {failure}; give this service write access, or change --storage-url"
+    return unavailable("storage.not_writable", text)
 
 
 def code_path(code_sha256: str) -> str:

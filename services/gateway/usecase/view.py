@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gangline.domain.allocation import Reason
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.allocation import Reason, waiting_reason
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.explanation import describe_undelivered
 from gangline.domain.history import Newest
 from gangline.domain.id import absent
 from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, ReasonCode, State
-from gangline.domain.view import ExperimentProgress, ExperimentView, TrialView
+from gangline.domain.view import ExperimentProgress, ExperimentView, TrialView, count_at_risk
 from gangline.errors import conflict
 from services.common import keys
 from services.gateway.history.reader import Reader
@@ -114,17 +114,29 @@ class Views:
         checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(trial.latest_checkpoint_id))
         if checkpoint is None or checkpoint.state is CheckpointState.DELETING:
             # An ended trial's record is never changed, so it still has the name of a checkpoint that was deleted since.
-            trial = replace(trial, latest_checkpoint_id="")
+            trial, checkpoint = replace(trial, latest_checkpoint_id=""), None
         latest = newest.get(trial.id, NOTHING)
+        allocation = self._mirror.state.live_allocation(trial.id)
+        reason = waiting_reason(allocation) if allocation is not None else None
+        saved = _batches_of(trial, checkpoint)
         return TrialView(
             trial=trial,
-            allocation=self._mirror.state.live_allocation(trial.id),
-            reason=reasons.get(trial.id) if trial.state is State.QUEUED else None,
+            allocation=allocation,
+            reason=reasons.get(trial.id) if trial.state is State.QUEUED else reason,
+            checkpoint_batches=saved,
+            batches_at_risk=count_at_risk(trial, allocation, latest.progress, saved),
             progress=latest.progress,
             training=latest.training,
             validation=latest.validation,
             warning=undelivered.get(trial.id, ""),
         )
+
+
+def _batches_of(trial: Trial, checkpoint: Checkpoint | None) -> int | None:
+    """Returns how far the trial was at its checkpoint. From another trial's checkpoint it begins at batch 0."""
+    if checkpoint is None:
+        return None
+    return checkpoint.batches_completed if checkpoint.trial_id == trial.id else 0
 
 
 def measure_progress(experiment_id: int, search: Search | None, trials: Iterable[Trial]) -> ExperimentProgress:

@@ -24,6 +24,7 @@ from gangline.domain.metric_value import check_metadata
 from gangline.domain.resource import Agent
 from gangline.domain.state import CheckpointState
 from gangline.errors import ErrorKind, GanglineError
+from gangline.printable import to_line
 from gangline.protocol import wire
 from gangline.v1 import runner_pb2
 from services.common.metrics_address import runner_metrics_address
@@ -39,7 +40,7 @@ from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.fence import fenced, is_superseded, live, why_over
 from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
 from services.scheduler.transition.place import accepted, came_up
-from services.scheduler.transition.report import checkpointed, chosen, described, progressed, validated
+from services.scheduler.transition.report import checkpointed, chosen, described, progressed, validated, waiting
 
 _log = structlog.get_logger(__name__)
 
@@ -145,6 +146,13 @@ class Intake:
                 await self._validated(allocation_id, report.validation)
             case "checkpoint":
                 await self._checkpointed(allocation_id, node_rank, wire.from_proto(Checkpoint, report.checkpoint))
+            case "waiting":
+                text, now = to_line(report.waiting.text), time.time()
+                await self._store.commit(
+                    live(
+                        allocation_id, node_rank, lambda records: waiting(records, allocation_id, node_rank, text, now)
+                    )
+                )
             case "metadata":
                 check_metadata(report.metadata)
                 trial_id = parse_allocation_id(allocation_id)[0]

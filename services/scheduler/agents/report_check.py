@@ -35,8 +35,8 @@ _AMOUNTS = {
     "fusion": ("default_step_seconds", "tuned_step_seconds", "alpha_seconds", "bytes_per_second"),
 }
 _TIMES = {"fusion": ("created_at",)}
-# Reports that are one text.
-_TEXTS = ("forgotten_fusion", "metadata", "strategy_choice")
+# Reports that hold only a text.
+_TEXTS = ("forgotten_fusion", "metadata", "strategy_choice", "waiting")
 _PHASES = ("runner_up_at", "rendezvous_at", "ranks_up_at", "first_step_at")
 
 

@@ -29,6 +29,7 @@ class SpecSource:
     network_interface: str
     directory: Directory
     lease_seconds: float
+    storage_wait_seconds: float
 
     def build(self, records: Records, allocation: Allocation, member: Member) -> runner_pb2.RunnerSpec:
         experiment = get(records, Experiment, allocation.experiment_id)
@@ -58,6 +59,8 @@ class SpecSource:
             committee=witnesses_of(committee_of(records.all_of(Agent))),
             owner=experiment.owner,
             owner_id=owner.id if owner is not None else 0,
+            storage_wait_seconds=self.storage_wait_seconds,
+            storage_marker=self.directory.storage_marker,
         )
 
 

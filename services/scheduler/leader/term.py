@@ -63,6 +63,7 @@ class TermContext:
     cluster_token: str
     admin_token: str | None
     storage_url: str
+    storage_wait_seconds: float
     network_interface: str
     pools: tuple[PoolConfig, ...]
     rules: Rules
@@ -218,6 +219,7 @@ class Term:
             network_interface=self.context.network_interface,
             directory=self.context.directory,
             lease_seconds=self.context.agent_lease_seconds,
+            storage_wait_seconds=self.context.storage_wait_seconds,
         )
 
     def _on_committed(self, change: StateChange) -> None:

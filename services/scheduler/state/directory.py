@@ -22,7 +22,8 @@ _RETRY_SECONDS = 1.0
 
 
 class Directory:
-    """leader_epoch: the epoch of `leader`; 0 while there is no leader. changed: set at each change of the leader or of
+    """leader_epoch: the epoch of `leader`; 0 while there is no leader. storage_marker: of the newest gateway that has
+    named one; it stays while no gateway is registered. changed: set at each change of the leader or of
     the services, and then replaced by a new event; `LeaderStatus` sets it, too.
     """
 
@@ -30,6 +31,7 @@ class Directory:
         self.changed = asyncio.Event()
         self.leader: ServiceInstance | None = None
         self.leader_epoch = 0
+        self.storage_marker = ""
         self._client = client
         self._instances: dict[str, ServiceInstance] = {}
 
@@ -99,3 +101,4 @@ class Directory:
             self._instances.pop(key, None)
         else:
             self._instances[key] = instance
+            self.storage_marker = instance.storage_marker or self.storage_marker

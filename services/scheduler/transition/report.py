@@ -1,4 +1,4 @@
-"""PURE: a runner's reports on its running trial: progress, validation, checkpoints, metadata.
+"""PURE: a runner's reports on its running trial: progress, validation, checkpoints, waits, metadata.
 
 A terminal trial is never changed. A report of an attempt that has ended may still arrive; it counts until the next
 attempt begins (fence.py), because a checkpoint is durable training state.
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gangline.config.searcher import Searcher
+from gangline.domain.allocation import Allocation, Wait
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.search import Search, SearchEvent
 from gangline.domain.state import CheckpointState, SearchEventKind, State
@@ -28,6 +29,8 @@ from services.scheduler.transition.strategy_step import new_choice
 
 # Keeps the trial's record well below the limit of an etcd transaction.
 MAX_VALIDATION_BYTES = 16 << 10
+# Longest text of a wait, in characters.
+MAX_WAIT_CHARACTERS = 1000
 # Names of metrics in a message.
 _MOST_NAMES = 8
 
@@ -119,6 +122,23 @@ def chosen(records: Records, trial_id: str, text: str) -> StateChange:
     """Records what `parallelism: auto` has chosen in the newest attempt."""
     trial = records.find(Trial, trial_id)
     return StateChange() if trial is None else _noted(records, trial_id, strategy_choice_json=new_choice(trial, text))
+
+
+def waiting(records: Records, allocation_id: str, node_rank: int, text: str, now: float) -> StateChange:
+    """Records what the ranks of a member wait for; an empty text ends the wait. Another text in the course of a wait
+    does not change its beginning."""
+    allocation = records.find(Allocation, allocation_id)
+    if allocation is None:
+        return StateChange()
+    before = next((wait for wait in allocation.waits if wait.node_rank == node_rank), None)
+    waits = tuple(wait for wait in allocation.waits if wait.node_rank != node_rank)
+    if text:
+        wait = Wait(node_rank, text[:MAX_WAIT_CHARACTERS], before.since_at if before is not None else now)
+        waits = tuple(sorted((*waits, wait), key=lambda wait: wait.node_rank))
+    draft = Draft(records)
+    if waits != allocation.waits:
+        draft.put(replace(allocation, waits=waits))
+    return draft.change
 
 
 def _noted(records: Records, trial_id: str, **texts: str) -> StateChange:

@@ -20,6 +20,8 @@ CHIEF = 0
 # Pause between two progress reports to the scheduler. Ranks report their progress every second, for users who watch.
 # The scheduler only estimates ends by it, and each report costs time of the cores that train.
 PROGRESS_SECONDS = 5.0
+# Longest text of a wait, which is stored in etcd.
+MAX_WAIT_CHARACTERS = 1000
 # Names of metrics that are warned of.
 MAX_LEFT_OUT = 100
 
@@ -46,6 +48,9 @@ class Relay:
         self._held: runner_pb2.ProgressReport | None = None
         self._told_at = float("-inf")
         self._left_out: set[str] = set()
+        # What each rank waits for, in the order in which their waits began.
+        self._waits: dict[int, str] = {}
+        self._told_wait = ""
 
     def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
         match message.WhichOneof("message"):
@@ -56,6 +61,8 @@ class Relay:
                     self._on_progress(message.progress)
             case "checkpoint":
                 self._on_checkpoint(message.checkpoint)
+            case "waiting":
+                self._on_waiting(rank, message.waiting.text)
             case "first_step":
                 if not self._has_stepped:
                     self._has_stepped = True
@@ -103,6 +110,17 @@ class Relay:
         )
         if self._clock() - self._told_at >= PROGRESS_SECONDS:
             self.tell_rest()
+
+    def _on_waiting(self, rank: int, text: str) -> None:
+        """Reports what the ranks of this machine wait for: the wait that began first speaks for all."""
+        if text:
+            self._waits[rank] = text[:MAX_WAIT_CHARACTERS]
+        else:
+            self._waits.pop(rank, None)
+        first = next(iter(self._waits.values()), "")
+        if first != self._told_wait:
+            self._told_wait = first
+            self._reporter.add(runner_pb2.TrialReport(waiting=runner_pb2.WaitingReport(text=first)))
 
     def _on_checkpoint(self, checkpoint: types_pb2.Checkpoint) -> None:
         """Adds the ids of trial and experiment, which a rank need not know."""

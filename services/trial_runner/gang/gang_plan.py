@@ -18,6 +18,7 @@ from gangline.cluster_info import CHIEF_PORT_KEY, ENVIRONMENT_KEY, CheckpointInf
 from gangline.domain.container import has_image
 from gangline.domain.entrypoint import program_of, runs_in_every_slot
 from gangline.domain.id import number_of
+from gangline.domain.storage_fault import DEFAULT_WAIT_SECONDS
 from gangline.launch.beat_file import BEAT_KEY
 from gangline.v1 import runner_pb2, types_pb2
 
@@ -329,6 +330,8 @@ def _cluster_info(
         world_size=place.world_size,
         full_world_size=spec.allocation.full_slots,
         runs_once=place.runs_once,
+        storage_wait_seconds=spec.storage_wait_seconds or DEFAULT_WAIT_SECONDS,
+        storage_marker=spec.storage_marker,
         warnings=_warnings_of(spec),
     )
 

@@ -178,7 +178,8 @@ def judge(ends: Sequence[RankEnd], context: OutcomeContext) -> ExitReport:
     # An own error counts even if a kill was ordered meanwhile. The member that was ended by this very error may have
     # reported first; the scheduler then kills the rest of the gang.
     if cause is not None and not cause.is_consequence:
-        return _with_cause(report, cause, ends, context)
+        is_obeying = context.stop is not None and _is_unsaved_stop(cause)
+        return _judge_unsaved_stop(report, cause, context) if is_obeying else _with_cause(report, cause, ends, context)
     if context.cut is not None:
         return replace(report, kind=ExitKind.NETWORK, message=context.cut.message, failed_at=context.cut.failed_at)
     if context.stop is not None and context.stop.kind is ExitKind.KILLED:
@@ -186,11 +187,22 @@ def judge(ends: Sequence[RankEnd], context: OutcomeContext) -> ExitReport:
     return _judge_innocent(report, cause, ends, context)
 
 
+def _is_unsaved_stop(failure: FailureRecord | None) -> bool:
+    """Whether a rank obeys an order to stop, but its storage takes no checkpoint."""
+    return failure is not None and failure.kind is ExitKind.PREEMPTED
+
+
+def _judge_unsaved_stop(report: ExitReport, cause: FailureRecord, context: OutcomeContext) -> ExitReport:
+    assert context.stop is not None
+    message = f"{cause.message}; it goes on from its latest checkpoint; asked to stop: {context.stop.reason}"
+    return replace(report, kind=context.stop.kind, message=message[:MAX_MESSAGE_LENGTH])
+
+
 def _judge_innocent(
     report: ExitReport, cause: FailureRecord | None, ends: Sequence[RankEnd], context: OutcomeContext
 ) -> ExitReport:
     """Judges a member whose ranks have no error of their own. cause: the consequence that one of them noticed."""
-    if context.peer is not None:
+    if context.peer is not None and not (context.stop is not None and _is_unsaved_stop(context.peer)):
         return _judge_peer(report, context)
     if context.stop is not None:
         return _judge_overdue(report, context.stop)
@@ -325,6 +337,9 @@ def _with_cause(
     if not is_disk_fault:
         lines = (*end.last_lines, *cause.details.splitlines())
         found = cause.kind or ExitKind.USER_ERROR
+        if found is ExitKind.PREEMPTED:
+            # Nobody has asked this rank to stop.
+            found = ExitKind.UNAVAILABLE
         kind, message = name_limit(found, message, lines, context.limits, exceeded_memory=end.exceeded_memory)
     return replace(
         report,

@@ -19,8 +19,9 @@ from gangline.cli.output.text import (
     to_json,
 )
 from gangline.client import ExperimentView
-from gangline.domain.allocation import ExitReport, Reason
+from gangline.domain.allocation import ExitReport, Reason, Wait, waiting_reason
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, State
+from gangline.domain.view import count_at_risk
 from gangline.protocol.wire import from_proto
 from tests.support.view import make_lifecycle
 
@@ -66,6 +67,46 @@ def test_a_trial_that_runs_again_names_the_failure_before() -> None:
     assert not any("restart" in line for line in trial_lines(trial))
     lost = replace(again, trial=replace(again.trial, restarts=0))
     assert "  last failure, no restart used up: rank 3 on a2: ValueError: bad batch" in trial_lines(lost)
+
+
+def test_a_checkpoint_says_what_it_holds_and_what_a_failure_would_cost() -> None:
+    trial = RUNNING.trials[0]
+    running = replace(trial, batches_at_risk=846)
+    assert "  no checkpoint yet: a failure now would cost 846 batches" in trial_lines(running)
+    saved = replace(trial, trial=replace(trial.trial, latest_checkpoint_id="c0ffee", batches_completed=846))
+    counted = replace(saved, checkpoint_batches=611, batches_at_risk=235)
+    assert "  checkpoint: c0ffee (after 611 batches; a failure now would cost the 235 batches since)" in trial_lines(
+        counted
+    )
+    assert "  checkpoint: c0ffee (after 611 batches)" in trial_lines(replace(counted, batches_at_risk=0))
+    assert "  checkpoint: c0ffee" in trial_lines(saved), "of an earlier gateway"
+
+
+def test_only_a_trial_that_trains_has_something_to_lose() -> None:
+    trial = RUNNING.trials[0]
+    assert trial.allocation is not None
+    assert trial.progress is not None
+    progress = replace(trial.progress, batches_completed=846)
+    stepped = replace(trial.allocation, timeline=replace(trial.allocation.timeline, first_step_at=1.0))
+    assert count_at_risk(trial.trial, stepped, progress, 611) == 235
+    assert count_at_risk(trial.trial, stepped, progress, None) == 846
+    # The newest progress of an attempt that has not stepped is that of the attempt before.
+    unstepped = replace(stepped, timeline=replace(stepped.timeline, first_step_at=0.0))
+    assert count_at_risk(trial.trial, unstepped, progress, 611) == 0
+    assert count_at_risk(trial.trial, None, progress, 611) == 0
+
+
+def test_a_trial_that_waits_for_its_storage_says_so() -> None:
+    trial = RUNNING.trials[0]
+    assert trial.allocation is not None
+    wait = Wait(1, "the storage /s takes nothing now", 5.0)
+    reason = waiting_reason(replace(trial.allocation, waits=(wait, Wait(0, "later", 9.0))))
+    waiting = replace(RUNNING, trials=(replace(trial, reason=reason),))
+    assert status_line(waiting).endswith(
+        "50 of 200 batches (25%), the storage /s takes nothing now (node rank 1); goes on if the storage takes files "
+        "again"
+    )
+    assert waiting_reason(trial.allocation) is None
 
 
 def test_running_says_where_how_far_and_how_well() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -149,9 +151,10 @@ def test_damage_of_the_trials_latest_checkpoint_has_a_code_of_its_own(url: str, 
 
 
 def _latest_context(url: str, latest: str) -> CheckpointContext:
-    """Returns the context of an attempt that the cluster wants to resume from `latest`."""
+    """Returns the context of an attempt that the cluster wants to resume from `latest`, and that never waits."""
     info = CheckpointInfo(latest, f"{url}/checkpoints/{latest}", 4)
     cluster = ClusterInfo("c1", "7.1.2", 2, "a1", 0, 1, [], url, "", TrialInfo("7.1", 7, 1, {}, {}), info)
+    cluster = replace(cluster, storage_wait_seconds=0.0)
     return CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(url), cluster)
 
 
@@ -365,7 +368,7 @@ def test_storage_that_cannot_be_read_is_told_by_all_ranks(tmp_path: Path, monkey
     def refuse(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("gangline.core.checkpoint.verify", refuse)
+    monkeypatch.setattr("gangline.core.storage.verify", refuse)
 
     def work(distributed: DistributedContext) -> str:
         with pytest.raises(GanglineError) as caught, _context(str(tmp_path), distributed).restore_path(storage_id):
@@ -445,3 +448,44 @@ def test_one_rank_of_a_sharded_checkpoint_may_say_it_for_all(tmp_path: Path) -> 
     assert in_ranks(2, lambda distributed: save(distributed, [{}, {}])) == ["checkpoint.steps_completed"] * 2
     first, second = in_ranks(2, lambda distributed: save(distributed, [{}, {"steps_completed": 3.0}]))
     assert first == second != "checkpoint.steps_completed"
+
+
+def test_a_checkpoint_is_named_by_whatever_has_its_id(url: str, tmp_path: Path) -> None:
+    """Determined's own line is restore_path(info.latest_checkpoint)."""
+    storage_id = _save(_context(url))
+    context = _latest_context(url, storage_id)
+    assert context._cluster is not None
+    info = ClusterInfo.parse(context._cluster.to_json())
+    latest = info.latest_checkpoint
+    assert latest is not None
+    assert (latest, latest.id, latest.batches_completed) == (storage_id, storage_id, 4)
+    assert json.loads(json.dumps({"from": latest})) == {"from": storage_id}
+    sdk = SimpleNamespace(id=storage_id, trial_id="7.1")
+    determined = SimpleNamespace(uuid=storage_id, id=None)
+    for number, named in enumerate((storage_id, latest, latest.url, sdk, determined)):
+        with context.restore_path(named) as path:
+            assert (path / "note.txt").read_text() == "note"
+        context.download(named, tmp_path / str(number))
+        assert (tmp_path / str(number) / "note.txt").read_text() == "note"
+        assert context.get_metadata(named)["who"] == "me"
+
+
+@pytest.mark.parametrize("named", [None, 7, {"id": "x"}, SimpleNamespace(id=7)])
+def test_what_names_no_checkpoint_is_refused_in_one_line(tmp_path: Path, named: Any) -> None:
+    for read in (
+        lambda: _context(str(tmp_path)).get_metadata(named),
+        lambda: _context(str(tmp_path)).download(named, tmp_path / "copy"),
+        lambda: _context(str(tmp_path)).restore_path(named).__enter__(),
+    ):
+        with pytest.raises(GanglineError, match=rf"a checkpoint is named by its id.*{type(named).__name__}") as caught:
+            read()
+        assert caught.value.code == "checkpoint.location"
+
+
+def test_a_checkpoint_of_another_storage_is_read_from_there(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    storage_id = _save(_context(str(other)))
+    _save(_context(str(own)))
+    latest = CheckpointInfo(storage_id, f"{other}/checkpoints/{storage_id}", 4)
+    with _context(str(own)).restore_path(latest) as path:
+        assert path == other / "checkpoints" / storage_id

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import gangline
+from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo, TrialInfo
 from gangline.domain.failure import STAGE_NOTE
 from gangline.domain.state import ExitKind
 from gangline.errors import InvalidHP, invalid, unavailable
@@ -21,6 +22,7 @@ from gangline.launch.failure import describe, import_failure
         (invalid("x.y", "use less"), ExitKind.CONFIGURATION_ERROR, "use less"),
         (InvalidHP("too wide"), ExitKind.INVALID_HP, "too wide"),
         (unavailable("x.y", "disk full"), ExitKind.UNAVAILABLE, "disk full"),
+        (unavailable("checkpoint.not_saved", "no checkpoint"), ExitKind.PREEMPTED, "no checkpoint"),
         (invalid("training.nonfinite_loss", "loss is nan"), ExitKind.NONFINITE_METRIC, "loss is nan"),
         (invalid("checkpoint.latest_corrupt", "c differs"), ExitKind.CHECKPOINT_CORRUPT, "c differs"),
         (invalid("checkpoint.corrupt", "another differs"), ExitKind.CONFIGURATION_ERROR, "another differs"),
@@ -90,3 +92,46 @@ def test_the_traceback_of_another_error_has_all_frames_from_the_user_on() -> Non
     with pytest.raises(KeyError) as caught:
         _of_gangline(lambda: _of_gangline(lambda: dict[str, None]()["label"]))
     assert "called.py" in describe(caught.value).traceback
+
+
+def test_an_outside_condition_is_not_hidden_by_an_error_of_closing() -> None:
+    """As where the user's code closes a file on the same full storage in a `finally`."""
+
+    def close() -> None:
+        raise OSError(28, "No space left on device")
+
+    def train() -> None:
+        try:
+            raise unavailable("checkpoint.storage", "the storage is full")
+        finally:
+            close()
+
+    with pytest.raises(OSError, match="No space") as caught:
+        train()
+    failure = describe(caught.value)
+    assert (failure.kind, failure.error_code) == (ExitKind.UNAVAILABLE, "checkpoint.storage")
+    assert failure.message == "the storage is full; then OSError: [Errno 28] No space left on device"
+    assert "No space left on device" in failure.traceback
+
+
+def test_an_error_that_the_code_raises_from_another_is_its_own() -> None:
+    error = ValueError("bad batch")
+    error.__cause__ = unavailable("checkpoint.storage", "the storage is full")
+    assert describe(error).kind is ExitKind.USER_ERROR
+
+
+@pytest.mark.parametrize(
+    ("path", "number", "kind"),
+    [
+        ("storage/tensorboard/x", 28, ExitKind.UNAVAILABLE),
+        ("storage/tensorboard/x", 13, ExitKind.USER_ERROR),
+        ("own/x", 28, ExitKind.USER_ERROR),
+    ],
+)
+def test_the_cluster_s_storage_is_the_cluster_s_matter(
+    path: str, number: int, kind: ExitKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = TrialInfo("7.1", 7, 1, {}, {})
+    info = ClusterInfo("c1", "7.1.1", 1, "a1", 0, 1, [], f"file://{tmp_path}/storage", "", trial)
+    monkeypatch.setenv(ENVIRONMENT_KEY, info.to_json())
+    assert describe(OSError(number, "no", str(tmp_path / path))).kind is kind

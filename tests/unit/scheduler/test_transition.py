@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from gangline.config.strategy_choice import CandidateRow, StrategyChoice, parse_choice
-from gangline.domain.allocation import Allocation, ExitReport, LogHit, Request, Timeline
+from gangline.domain.allocation import Allocation, ExitReport, LogHit, Request, Timeline, Wait
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import AgentState, ExitKind, LogAction, Outcome, ReasonCode, State
@@ -30,6 +30,7 @@ from services.scheduler.transition.report import (
     described,
     progressed,
     validated,
+    waiting,
 )
 from services.scheduler.transition.stop import StopOrder, stop
 from services.scheduler.transition.submit_check import Submission, submit
@@ -390,3 +391,17 @@ def test_the_best_validation_is_that_of_all_trials() -> None:
     assert best_validation_of(world.records, 1) == 0.25
     world.apply(StateChange(puts=(replace(world.trial, id="1.2", number=2, best_validation=0.125),)))
     assert best_validation_of(world.records, 1) == 0.125
+
+
+def test_what_the_members_wait_for_is_on_record_from_its_beginning_to_its_end() -> None:
+    world = World()
+    world.place()
+    name = world.allocation.id
+    world.apply(waiting(world.records, name, 1, "the storage is full", 20.0))
+    world.apply(waiting(world.records, name, 0, "the storage is silent", 25.0))
+    world.apply(waiting(world.records, name, 1, "the storage is away", 30.0))
+    assert world.allocation.waits == (Wait(0, "the storage is silent", 25.0), Wait(1, "the storage is away", 20.0))
+    assert not waiting(world.records, name, 1, "the storage is away", 40.0)
+    world.apply(waiting(world.records, name, 1, "", 50.0))
+    assert [wait.node_rank for wait in world.allocation.waits] == [0]
+    assert not waiting(world.records, "1.1.7", 0, "an attempt that is gone", 60.0)

@@ -325,3 +325,23 @@ def test_the_code_of_an_error_is_that_of_the_cause() -> None:
     assert judge([passed_on], context()).error_code == "parallelism.x"
     on_disk = context(is_disk_fault=lambda message: True)
     assert judge([first], on_disk).error_code == ""
+
+
+def unsaved(rank: int = 0) -> RankEnd:
+    return raised(rank, "stopped without a checkpoint, because the storage is full", 10.0, kind=ExitKind.PREEMPTED)
+
+
+@pytest.mark.parametrize("kind", [ExitKind.PREEMPTED, ExitKind.KILLED])
+def test_a_stop_that_storage_takes_no_checkpoint_of_is_no_failure(kind: ExitKind) -> None:
+    stop = Stop(kind, "ann pauses it")
+    report = judge([unsaved()], context(stop=stop))
+    assert report.kind is kind
+    assert report.message.endswith("is full; it goes on from its latest checkpoint; asked to stop: ann pauses it")
+    # Another member, whose ranks were ended because of this one.
+    peer = FailureRecord(ExitKind.PREEMPTED, "stopped without a checkpoint", 0, "a2", 10.0)
+    ended = judge([RankEnd(1, signal=9, was_killed=True)], context(stop=Stop(ExitKind.PREEMPTED, "pause"), peer=peer))
+    assert ended.kind is ExitKind.PREEMPTED
+
+
+def test_a_rank_that_stops_unasked_has_failed() -> None:
+    assert judge([unsaved()], context()).kind is ExitKind.UNAVAILABLE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangline.v1 import rank_pb2, runner_pb2, types_pb2
 from services.trial_runner.delivery.metrics import loss as loss_gauge
-from services.trial_runner.delivery.relay import MAX_LEFT_OUT, PROGRESS_SECONDS, Relay
+from services.trial_runner.delivery.relay import MAX_LEFT_OUT, MAX_WAIT_CHARACTERS, PROGRESS_SECONDS, Relay
 
 
 class Told:
@@ -93,6 +93,17 @@ def test_a_loss_of_another_group_is_not_shown_as_that_of_the_training() -> None:
     shown = {sample.labels["group"]: sample.value for metric in loss_gauge.collect() for sample in metric.samples}
     assert shown["training"] == 0.5
     assert "mine" not in shown
+
+
+def test_a_wait_is_reported_once_and_the_rank_that_waits_first_speaks_for_all() -> None:
+    relay, told, _ = make_relay()
+
+    def say(rank: int, text: str) -> None:
+        relay.on_message(rank, rank_pb2.RankMessage(waiting=rank_pb2.RankWaiting(text=text)))
+
+    for rank, text in ((1, "full"), (0, "silent"), (1, "full"), (0, ""), (1, ""), (1, ""), (0, "x" * 5000)):
+        say(rank, text)
+    assert [report.waiting.text for report in told.reports] == ["full", "", "x" * MAX_WAIT_CHARACTERS]
 
 
 def test_only_the_chief_tells_progress() -> None:

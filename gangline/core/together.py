@@ -1,18 +1,25 @@
 """Runs a step on all ranks together: if it fails on one rank, all ranks raise that rank's error.
 
-Owns how an error is sent. Used by the saver and by the writer of tensors; both run in step on all ranks.
+Owns how an error is sent. The rank that failed also says whether its storage is waited for, because only it has the
+error itself. Used by gangline.core.checkpoint, the saver and the writer of tensors, which run in step on all ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 from gangline.core.transport import Transport
-from gangline.errors import ErrorKind, GanglineError
+from gangline.domain.storage_fault import JUDGED, waits
+from gangline.errors import GanglineError
 
-# Message of a rank: the result and None, or None and a failure.
+# Message of a rank: the result and None, or None and a failure. A failure is the judgement of its storage, followed by
+# the code, message and kind of a GanglineError or by the text of any other error.
 Told = tuple[Any, Any]
+
+
+class Gathering(Protocol):
+    def allgather(self, value: Any) -> list[Any]: ...
 
 
 class RankError(Exception):
@@ -24,7 +31,7 @@ class RankError(Exception):
         self.text = text
 
 
-def together(transport: Transport, work: Callable[[], Any]) -> list[Any]:
+def together(transport: Gathering, work: Callable[[], Any]) -> list[Any]:
     """Runs `work` and returns every rank's result, once all have one. Raises the first rank's GanglineError or
     RankError."""
     everyone = transport.allgather(attempt(work))
@@ -50,30 +57,39 @@ def through_first(
         answers = [(None, failure)] * size if failure else [(answer, None) for answer in combined]
     answer, failure = transport.scatter(answers)
     if failure is not None:
-        _raise(*failure)
+        raise_failure(*failure)
     return answer
 
 
 def attempt(work: Callable[[], Any]) -> Told:
     try:
         return work(), None
-    except GanglineError as error:
-        return None, (error.code, error.message, error.kind)
     except Exception as error:  # noqa: BLE001  the other ranks wait for this one and must get its error
-        return None, f"{type(error).__name__}: {error}"
+        return None, failure_of(error)
+
+
+def failure_of(error: Exception) -> tuple[Any, ...]:
+    """Returns the failure that describes an error to other ranks."""
+    if isinstance(error, GanglineError):
+        return waits(error), error.code, error.message, error.kind
+    return waits(error), f"{type(error).__name__}: {error}"
+
+
+def raise_failure(rank: int, failure: tuple[Any, ...]) -> NoReturn:
+    """Raises the error of a failure that a rank has sent."""
+    is_waited_for, *what = failure
+    error = GanglineError(*what) if len(what) > 1 else RankError(rank, *what)
+    setattr(error, JUDGED, is_waited_for)
+    raise error
 
 
 def raise_first(everyone: Iterable[Told]) -> None:
     first_failure = _first_failure(everyone)
     if first_failure is not None:
-        _raise(*first_failure)
+        raise_failure(*first_failure)
 
 
 def _first_failure(everyone: Iterable[Told]) -> tuple[int, Any] | None:
-    return next(((rank, failure) for rank, (_, failure) in enumerate(everyone) if failure is not None), None)
-
-
-def _raise(rank: int, failure: tuple[str, str, ErrorKind] | str) -> None:
-    if isinstance(failure, tuple):
-        raise GanglineError(*failure)
-    raise RankError(rank, failure)
+    """Returns the first rank's failure. One that waiting does not mend comes before those that it may mend."""
+    failures = [(rank, failure) for rank, (_, failure) in enumerate(everyone) if failure is not None]
+    return min(failures, key=lambda failure: (failure[1][0], failure[0]), default=None)

@@ -1,0 +1,74 @@
+"""A gateway knows its storage's folder by a marker file, and touches no folder that has lost it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gangline.domain.storage_fault import MARKER_FILE
+from gangline.errors import ErrorKind, GanglineError
+from services.gateway.storage.storage import Storage
+
+
+def open_storage(folder: Path, *, is_used: bool) -> Storage:
+    storage = Storage(f"file://{folder}")
+    storage.settle_marker(is_used)
+    return storage
+
+
+def test_a_new_storage_gets_one_marker_however_many_gateways_open_it(tmp_path: Path) -> None:
+    first = open_storage(tmp_path / "s", is_used=False)
+    assert first.marker
+    assert open_storage(tmp_path / "s", is_used=True).marker == first.marker
+    assert [path.name for path in (tmp_path / "s").iterdir()] == [MARKER_FILE]
+    # Ranks of all users read it.
+    assert (tmp_path / "s" / MARKER_FILE).stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("name", ["code", "checkpoints"])
+def test_the_storage_of_an_earlier_version_gets_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    assert open_storage(tmp_path, is_used=True).marker
+
+
+@pytest.mark.parametrize("remains", [True, False])
+def test_a_cluster_with_experiments_does_not_begin_a_storage_anew(tmp_path: Path, remains: bool) -> None:
+    folder = tmp_path / "s"
+    if remains:
+        folder.mkdir()
+    with pytest.raises(GanglineError, match=f"{MARKER_FILE} is not in it, so it is not mounted") as caught:
+        open_storage(folder, is_used=True)
+    assert (caught.value.code, caught.value.kind) == ("storage.away", ErrorKind.UNAVAILABLE)
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda storage: storage.mark("checkpoints/x"),
+        lambda storage: storage.remove_folder("checkpoints/x", "checkpoints/gone"),
+        lambda storage: storage.remove_file("checkpoints/x"),
+        lambda storage: storage.put(Path(__file__), "code/x"),
+        lambda storage: storage.writing("code/x").__enter__(),
+    ],
+)
+def test_nothing_is_written_or_counted_as_deleted_where_the_mount_is_lost(
+    tmp_path: Path, call: Callable[[Storage], object]
+) -> None:
+    """A deletion that finds nothing would let the record go, and the files stay for ever."""
+    storage = open_storage(tmp_path / "s", is_used=False)
+    (tmp_path / "s").rename(tmp_path / "aside")
+    (tmp_path / "s").mkdir()
+    with pytest.raises(GanglineError) as caught:
+        call(storage)
+    assert caught.value.code == "storage.away"
+    assert not list((tmp_path / "s").iterdir())
+
+
+def test_an_object_store_needs_no_marker() -> None:
+    storage = Storage("memory://marker-test")
+    storage.settle_marker(is_used=True)
+    assert not storage.marker
+    storage.check_present()
