@@ -124,6 +124,12 @@ class StandInGateway(StandInProjects, StandInUsers):
 
         return self._answer("UploadCode", context, handle)
 
+    def DownloadCode(self, request: pb.DownloadCodeRequest, context: Any) -> Iterator[pb.DownloadCodeResponse]:
+        def handle() -> Iterator[pb.DownloadCodeResponse]:
+            yield pb.DownloadCodeResponse(chunk=self.codes[self._experiment(request.experiment_id).code_sha256])
+
+        yield from self._stream("DownloadCode", context, handle)
+
     def CreateExperiment(self, request: pb.CreateExperimentRequest, context: Any) -> pb.CreateExperimentResponse:
         def handle() -> pb.CreateExperimentResponse:
             failure = self.create_failures.pop(0) if self.create_failures else None
