@@ -36,13 +36,15 @@ def best_checkpoints(
     checkpoints: Iterable[Checkpoint], metric: str, *, smaller_is_better: bool, limit: int
 ) -> list[Checkpoint]:
     """Returns the best checkpoints, the best one first; of equal ones the older one first. Checkpoints that are being
-    deleted, and those without a finite value of the metric, do not count. Raises GanglineError `checkpoint.limit`."""
+    deleted or were made past the trial's length, and those without a finite value of the metric, do not count. Raises GanglineError `checkpoint.limit`."""
     if limit < 0:
         raise invalid("checkpoint.limit", f"the number of checkpoints is {limit}; give 0 or more")
     values = (
         (value, checkpoint)
         for checkpoint in checkpoints
-        if checkpoint.state is CheckpointState.COMPLETED and (value := value_of(checkpoint, metric)) is not None
+        if checkpoint.state is CheckpointState.COMPLETED
+        and not checkpoint.is_past_length
+        and (value := value_of(checkpoint, metric)) is not None
     )
     sign = 1 if smaller_is_better else -1
     ordered = sorted(values, key=lambda pair: (sign * pair[0], pair[1].created_at, pair[1].id))

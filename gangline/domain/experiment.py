@@ -172,6 +172,8 @@ class Trial:
     validated_batches: int | None = None
     metadata_json: str = ""
     strategy_choice_json: str = ""
+    length_batches: int | None = None
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,7 @@ class Checkpoint:
     imported_as: str = ""
     # Of an imported one: its user, who may delete it beside administrators. Others belong to their experiment's owner.
     owner: str = ""
+    is_past_length: bool = False
 
 
 # The project of experiments that name none, and its workspace. Both exist in every cluster, and nothing changes them.

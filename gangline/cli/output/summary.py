@@ -284,6 +284,7 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
     if trial.latest_checkpoint_id:
         lines.append(f"  checkpoint: {trial.latest_checkpoint_id} (after {trial.batches_completed} batches)")
     lines += size_lines(view)
+    lines += [f"  warning: {trial.warning}"] if trial.warning else []
     lines += [f"  not again on {agent_id}: {why}" for agent_id, why in sorted(trial.excluded_agents.items())]
     if trial.state is not State.TERMINAL:
         lines += [f"  not on {exclusion.agent_id}: {describe_exclusion(exclusion)}" for exclusion in trial.exclusions]

@@ -150,6 +150,8 @@ class Trial(Answer):
     strategy_choice: Document = Field(validation_alias="strategy_choice_json")
     searcher_metric_value: float | None = Field(validation_alias="best_validation")
     searcher_metric_batches: int = Field(validation_alias="best_validation_batches")
+    length_batches: int | None
+    warning: str
     start_time: Instant = Field(validation_alias="created_at")
     end_time: Instant = Field(validation_alias="ended_at")
     timeline: Timeline

@@ -17,12 +17,13 @@ from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.search import Search, SearchEvent
 from gangline.domain.state import CheckpointState, SearchEventKind, State
 from services.scheduler.state.estimate import Progress
-from services.scheduler.state.facts import facts_of
+from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import age_of, mark_superfluous
 from services.scheduler.transition.end import fail_experiment
 from services.scheduler.transition.experiment import settle_experiment
+from services.scheduler.transition.length import Reach, end_if_far_past, is_comparable, is_far_past, warn, with_length
 from services.scheduler.transition.search import tell
 from services.scheduler.transition.strategy_step import new_choice
 
@@ -39,20 +40,33 @@ def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules
     trial = records.find(Trial, trial_id)
     if trial is None or trial.state is State.TERMINAL or trial.batches_completed == progress.batches_completed:
         return StateChange()
-    full_slots = facts_of(get(records, Experiment, trial.experiment_id).config_json).slots
-    rounds = full_slots / trial.attempt_slots if trial.attempt_slots else 1.0
-    draft = Draft(records)
-    draft.put(
-        replace(
-            trial,
-            batches_completed=progress.batches_completed,
-            batches_total=progress.batches_total or trial.batches_total,
-            seconds_per_batch=progress.seconds_per_batch / rounds or trial.seconds_per_batch,
-        )
+    facts = facts_of(get(records, Experiment, trial.experiment_id).config_json)
+    rounds = facts.slots / trial.attempt_slots if trial.attempt_slots else 1.0
+    trial = replace(
+        trial,
+        batches_completed=progress.batches_completed,
+        batches_total=progress.batches_total or trial.batches_total,
+        seconds_per_batch=progress.seconds_per_batch / rounds or trial.seconds_per_batch,
     )
+    reach = _reach_of(facts.searcher, progress.batches_completed)
+    if is_far_past(facts.searcher, reach):
+        trial = warn(trial, facts.searcher, reach)
+    draft = Draft(records)
+    draft.put(trial)
     event = SearchEvent(SearchEventKind.PROGRESSED, trial.number, progress.batches_completed)
     _tell(draft, trial, event, rules, now)
+    _end_if_far_past(draft, trial.id, facts, reach, rules, now)
     return draft.change
+
+
+def passes_length(section: Searcher, batches: int) -> bool:
+    """Returns whether a trial of so many batches is too far past its length."""
+    return is_far_past(section, _reach_of(section, batches))
+
+
+def _reach_of(section: Searcher, batches: int) -> Reach:
+    """Returns how far a trial is by its progress, which counts batches only."""
+    return Reach(batches, float(batches) if section.unit_name == "batches" else None)
 
 
 def validated(
@@ -81,7 +95,12 @@ def validated(
     metrics = json.loads(validation_json)
     metric = _number(metrics.get(facts.searcher.metric))
     trial = replace(trial, batches_completed=batches, validation_json=_bounded(metrics, facts.searcher.metric))
-    if metric is not None and _is_better(metric, trial.best_validation, facts.searcher.smaller_is_better):
+    has_operation = units is not None
+    units = _units_of(facts.searcher, metrics, batches_completed, units)
+    reach = Reach(batches_completed, units, has_operation)
+    counts = is_comparable(trial, facts.searcher, reach)
+    trial = with_length(trial, facts.searcher, reach) if counts else warn(trial, facts.searcher, reach)
+    if counts and metric is not None and _is_better(metric, trial.best_validation, facts.searcher.smaller_is_better):
         trial = replace(trial, best_validation=metric, best_validation_batches=batches_completed)
     is_new = facts.searcher.metric in metrics and batches_completed > _last_validated(trial)
     if is_new:
@@ -94,11 +113,11 @@ def validated(
         reason = _say_missing(trial.id, facts.searcher.metric, metrics)
         fail_experiment(draft, trial.experiment_id, reason, rules, now)
         return draft.change
-    units = _units_of(facts.searcher, metrics, batches_completed, units)
     if is_new and units is None and facts.searcher.is_halving:
         fail_experiment(draft, trial.experiment_id, _say_no_units(trial.id, facts.searcher, metrics), rules, now)
         return draft.change
-    if is_new:
+    # The process of a custom search may judge such a validation by itself.
+    if is_new and (counts or facts.searcher.name == "custom"):
         event = SearchEvent(
             SearchEventKind.VALIDATED,
             trial.number,
@@ -107,7 +126,12 @@ def validated(
             units=units,
         )
         _tell(draft, trial, event, rules, now)
+    _end_if_far_past(draft, trial.id, facts, reach, rules, now)
     return draft.change
+
+
+def _end_if_far_past(draft: Draft, trial_id: str, facts: Facts, reach: Reach, rules: Rules, now: float) -> None:
+    end_if_far_past(draft, get(draft, Trial, trial_id), facts, reach, rules=rules, now=now)
 
 
 def described(records: Records, trial_id: str, metadata_json: str) -> StateChange:
@@ -200,7 +224,8 @@ def checkpointed(records: Records, checkpoint: Checkpoint) -> StateChange:
         return StateChange()
     draft = Draft(records)
     if stored_checkpoint is None:
-        draft.put(checkpoint)
+        is_past_length = trial.length_batches is not None and checkpoint.batches_completed > trial.length_batches
+        draft.put(replace(checkpoint, is_past_length=is_past_length))
     latest = records.find(Checkpoint, trial.latest_checkpoint_id)
     # The latest one may be of another trial, from which this one began.
     is_newer = latest is None or latest.trial_id != trial.id or age_of(checkpoint) >= age_of(latest)
