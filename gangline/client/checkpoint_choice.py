@@ -35,8 +35,9 @@ def choose_order(config: dict[str, Any], sort_by: str | None, smaller_is_better:
 def best_checkpoints(
     checkpoints: Iterable[Checkpoint], metric: str, *, smaller_is_better: bool, limit: int
 ) -> list[Checkpoint]:
-    """Returns the best checkpoints, the best one first; of equal ones the older one first. Checkpoints that are being
-    deleted or were made past the trial's length, and those without a finite value of the metric, do not count. Raises GanglineError `checkpoint.limit`."""
+    """Returns the best checkpoints, the best one first; of equal ones the older one first. Those without a finite
+    value of the metric, those being deleted and those made past the trial's length do not count. Raises
+    GanglineError `checkpoint.limit`."""
     if limit < 0:
         raise invalid("checkpoint.limit", f"the number of checkpoints is {limit}; give 0 or more")
     values = (

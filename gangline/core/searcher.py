@@ -16,7 +16,6 @@ from gangline.core.distributed import DistributedContext
 from gangline.core.train import TrainContext
 from gangline.errors import invalid
 
-
 _log = logging.getLogger("gangline")
 
 

@@ -250,7 +250,8 @@ def test_a_script_that_ignores_its_length_is_warned_and_ended_and_becomes_no_bes
         # The last order passes the agent, which takes a moment.
         assert 116 < endless.batches_completed < 400
         for trial, error in ((endless, 2 / 16), (honest, 1 / 16)):
-            assert (trial.best_validation, trial.best_validation_batches) == (pytest.approx(error), 16)
+            assert trial.best_validation == pytest.approx(error)
+            assert trial.best_validation_batches == 16
         assert endless.warning == (
             "it trains past its length: 17 of 16 batches; validations from there on choose no best, and it ends past "
             "116 batches"

@@ -37,8 +37,8 @@ def name_limit(
 ) -> tuple[ExitKind, str]:
     """Returns kind and message of a failure, which name the limit if the rank has hit one.
 
-    lines: the rank's last lines and its traceback. remark: follows the message; only the limit of processes, which changes
-    no kind, is inferred from it. exceeded_memory: whether the kernel has counted a kill in the rank's
+    lines: the rank's last lines and its traceback. remark: follows the message. Only the limit of processes is
+    inferred from it, which changes no kind. exceeded_memory: whether the kernel has counted a kill in the rank's
     own control group.
     """
     whole = "; ".join(filter(None, (message, remark)))

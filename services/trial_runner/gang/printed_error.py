@@ -21,7 +21,9 @@ _HEADER = re.compile(r"^[\s|+]*(?:Original |Exception Group )?Traceback \(most r
 _EXCEPTION = re.compile(r"^(?:\s*\| )?((?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: .*|:?))$")
 # Lines of loggers and warnings that follow a traceback while a process or a launcher ends: glog's and torch's prefixes
 # with the level, and Python's warnings.
-_NOISE = re.compile(r"^\[?[IWEF]\d{4} \d\d:\d\d|^\[[IWEF]\d* ?\S*\.(?:cpp|h|hpp|cc):\d+\]|^\[W\S* |\S+:\d+: \w*Warning: ")
+_NOISE = re.compile(
+    r"^\[?[IWEF]\d{4} \d\d:\d\d|^\[[IWEF]\d* ?\S*\.(?:cpp|h|hpp|cc):\d+\]|^\[W\S* |\S+:\d+: \w*Warning: "
+)
 # Exceptions that pass on the end of another process; its own traceback is above them.
 _PASSED_ON = {"SystemExit", "ChildFailedError"}
 _CHAINED = "another exception occurred:"

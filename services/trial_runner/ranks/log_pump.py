@@ -20,8 +20,8 @@ MAX_LINE_BYTES = 64 << 10
 LAST_LINES = 20
 # Number of last lines in which a traceback is looked for. Deep stacks of torch have a few hundred lines.
 TRACE_LINES = 400
-# A process that has printed to standard output for this long after standard error went on, so what it printed on standard
-# error did not end it. A process that ends may flush its standard output a moment later.
+# A process that has printed to standard output for this long after standard error went on. So what it printed on
+# standard error did not end it. A process that ends may flush its standard output a moment later.
 _LATER_SECONDS = 1.0
 # In characters. The last lines travel in the report of an exit into etcd, and those of a whole gang must fit into half
 # a megabyte.
@@ -86,7 +86,9 @@ class LogPump:
     def is_stdout_later(self, rank: int) -> bool:
         """Whether the rank went on printing to standard output after its last line on standard error."""
         stdout, stderr = self._last.get((rank, "stdout")), self._last.get((rank, "stderr"))
-        return bool(stdout and stderr) and stdout[-1][0] > stderr[-1][0] + _LATER_SECONDS
+        if not stdout or not stderr:
+            return False
+        return stdout[-1][0] > stderr[-1][0] + _LATER_SECONDS
 
     def newest_lines(self, rank: int) -> tuple[str, ...]:
         """Returns the last lines of both streams, in the order in which they arrived."""

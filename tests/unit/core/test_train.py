@@ -318,9 +318,7 @@ def test_training_goes_on_without_a_decision(cluster: ClusterInfo, caplog: pytes
         train.report_validation_metrics(4, {"error": 0.5})
         train.report_validation_metrics(5, {"error": 0.5})
     assert link.num_questions == 1
-    assert caplog.messages == [
-        "training goes on without the searcher's decision: no scheduler has answered for 10 s"
-    ]
+    assert caplog.messages == ["training goes on without the searcher's decision: no scheduler has answered for 10 s"]
 
 
 def test_other_searches_and_units_that_are_not_known_wait_for_nothing(cluster: ClusterInfo) -> None:

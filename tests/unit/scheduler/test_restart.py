@@ -27,7 +27,8 @@ EXPERIMENT = Experiment(
 TRIAL = Trial(
     "1.1", 1, 1, state=State.TERMINAL, outcome=Outcome.COMPLETED, created_at=1.0, ended_at=3.0, attempts=2, restarts=5,
     infrastructure_failures=4, failures_in_a_row=3, batches_completed=100, latest_checkpoint_id="new",
-    length_batches=100, warning="it trains past its length", last_failure=ExitReport("a1", ExitKind.USER_ERROR, "boom", batches_completed=0, signature="boom"),
+    length_batches=100, warning="it trains past its length",
+    last_failure=ExitReport("a1", ExitKind.USER_ERROR, "boom", batches_completed=0, signature="boom"),
 )  # fmt: skip
 NEW = Checkpoint("new", "1.1", 1, 100, "file:///s/new", created_at=3.0)
 OLD = Checkpoint("old", "1.1", 1, 50, "file:///s/old", created_at=2.0)

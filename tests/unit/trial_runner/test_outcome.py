@@ -106,7 +106,9 @@ def test_a_line_of_output_is_quoted_and_decides_nothing(lines: tuple[str, ...]) 
 
 def test_lines_of_both_streams_are_quoted_because_their_order_is_not_certain() -> None:
     end = RankEnd(0, exit_code=7, ended_at=1.0, last_lines=("ValueError: odd, skipped",), stdout_line="step 2 fine")
-    said = 'its last line on standard error was "ValueError: odd, skipped" and its last line on standard output was "step'
+    said = (
+        'its last line on standard error was "ValueError: odd, skipped" and its last line on standard output was "step'
+    )
     assert judge([end], context()).message == f'exited with code 7; {said} 2 fine"'
 
 
@@ -123,8 +125,8 @@ def test_a_quoted_line_makes_no_consequence_of_a_failure_and_no_fault_of_the_dis
     own = RankEnd(0, exit_code=7, ended_at=10.0, last_lines=lines)
     report = judge([own], context(peer=PEER, is_disk_fault=lambda message: "/state" in message))
     assert (report.kind, report.rank) == (ExitKind.USER_ERROR, 0)
-    lines = ("OSError: [Errno 28] No space left on device: '/state/x', elsewhere",)
-    end = RankEnd(0, exit_code=7, ended_at=10.0, last_lines=lines)
+    full = "OSError: [Errno 28] No space left on device: '/state/x', elsewhere"
+    end = RankEnd(0, exit_code=7, ended_at=10.0, last_lines=(full,))
     assert judge([end], context(is_disk_fault=lambda message: "/state" in message)).kind is ExitKind.USER_ERROR
     checked = judge([end], context(is_disk_fault=lambda message: "No space left on device" in message))
     assert checked.kind is ExitKind.AGENT_DISK, "the disk itself was checked"

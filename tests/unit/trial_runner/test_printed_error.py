@@ -68,7 +68,11 @@ def test_a_module_and_a_message_of_several_lines() -> None:
     assert find_final_error(lines) == ("my.pkg.Odd: one", "Odd")
     assert find_final_error((*lines, "three")) is None
     assert find_last_error((*lines, "three")) == ("my.pkg.Odd: one", "Odd")
-    group = ("  + Exception Group Traceback (most recent call last):", '  |   File "x.py", line 1, in f', "  | Odd: (2)")
+    group = (
+        "  + Exception Group Traceback (most recent call last):",
+        '  |   File "x.py", line 1, in f',
+        "  | Odd: (2)",
+    )
     assert find_final_error((*group, "  +-+----", "    | ValueError: x", "    +----")) == ("Odd: (2)", "Odd")
 
 
