@@ -137,6 +137,15 @@ class QueueMove:
 
 
 @dataclass(frozen=True, slots=True)
+class BestValidation:
+    """A validation that was the best one of its trial when it was reported."""
+
+    batches_completed: int
+    value: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     id: str
     experiment_id: int
@@ -174,6 +183,7 @@ class Trial:
     strategy_choice_json: str = ""
     length_batches: int | None = None
     warning: str = ""
+    best_validations: tuple[BestValidation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

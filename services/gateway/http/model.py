@@ -89,8 +89,7 @@ class LogHit(Answer):
 
 
 class ExitReport(Answer):
-    """Describes how a member of an attempt ended. error_code: of the GanglineError that ended the rank; empty for other
-    failures."""
+    """Describes how a member of an attempt ended. error_code: of the GanglineError that ended the rank, or empty."""
 
     agent_id: str
     kind: ExitKind
@@ -436,8 +435,7 @@ class Cluster(Answer):
 
 
 class EtcdHealth(Answer):
-    """Describes etcd. problem: one sentence while etcd is not available. since: when that began, or when it last
-    ended."""
+    """Describes etcd. problem: one sentence while etcd is away. since: when that began, or when it last ended."""
 
     is_available: bool
     num_members: int

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gangline.config.searcher import Searcher
-from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.experiment import BestValidation, Checkpoint, Experiment, Trial
 from gangline.domain.search import Search, SearchEvent
 from gangline.domain.state import CheckpointState, SearchEventKind, State
 from services.scheduler.state.estimate import Progress
-from services.scheduler.state.facts import Facts, facts_of
+from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import age_of, mark_superfluous
@@ -29,6 +29,8 @@ from services.scheduler.transition.strategy_step import new_choice
 
 # Keeps the trial's record well below the limit of an etcd transaction.
 MAX_VALIDATION_BYTES = 16 << 10
+# Best values of a trial on record, so that an attempt that validates earlier batches again finds the best before them.
+MAX_BEST_VALIDATIONS = 32
 # Names of metrics in a message.
 _MOST_NAMES = 8
 
@@ -55,7 +57,7 @@ def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules
     draft.put(trial)
     event = SearchEvent(SearchEventKind.PROGRESSED, trial.number, progress.batches_completed)
     _tell(draft, trial, event, rules, now)
-    _end_if_far_past(draft, trial.id, facts, reach, rules, now)
+    end_if_far_past(draft, get(draft, Trial, trial.id), facts, reach, rules=rules, now=now)
     return draft.change
 
 
@@ -100,8 +102,10 @@ def validated(
     reach = Reach(batches_completed, units, has_operation)
     counts = is_comparable(trial, facts.searcher, reach)
     trial = with_length(trial, facts.searcher, reach) if counts else warn(trial, facts.searcher, reach)
+    trial = _without_replaced(trial, batches_completed)
     if counts and metric is not None and _is_better(metric, trial.best_validation, facts.searcher.smaller_is_better):
-        trial = replace(trial, best_validation=metric, best_validation_batches=batches_completed)
+        best = BestValidation(batches_completed, metric, trial.attempts)
+        trial = _with_bests(trial, (*trial.best_validations, best)[-MAX_BEST_VALIDATIONS:])
     is_new = facts.searcher.metric in metrics and batches_completed > _last_validated(trial)
     if is_new:
         trial = replace(trial, validated_batches=batches_completed)
@@ -126,12 +130,8 @@ def validated(
             units=units,
         )
         _tell(draft, trial, event, rules, now)
-    _end_if_far_past(draft, trial.id, facts, reach, rules, now)
+    end_if_far_past(draft, get(draft, Trial, trial.id), facts, reach, rules=rules, now=now)
     return draft.change
-
-
-def _end_if_far_past(draft: Draft, trial_id: str, facts: Facts, reach: Reach, rules: Rules, now: float) -> None:
-    end_if_far_past(draft, get(draft, Trial, trial_id), facts, reach, rules=rules, now=now)
 
 
 def described(records: Records, trial_id: str, metadata_json: str) -> StateChange:
@@ -162,6 +162,27 @@ def best_validation_of(records: Records, experiment_id: int) -> float | None:
     smaller_is_better = facts_of(get(records, Experiment, experiment_id).config_json).searcher.smaller_is_better
     values = [trial.best_validation for trial in records.trials_of(experiment_id) if trial.best_validation is not None]
     return (min if smaller_is_better else max)(values, default=None)
+
+
+def _without_replaced(trial: Trial, batches_completed: int) -> Trial:
+    """Returns the trial without the best values that this validation of the newest attempt replaces: those of older
+    attempts at the same or later batches. They are of a model that the trial no longer trains."""
+    bests = trial.best_validations
+    if not bests and trial.best_validation is not None:
+        # An earlier version has recorded the best value alone.
+        bests = (BestValidation(trial.best_validation_batches, trial.best_validation, 0),)
+    left = tuple(best for best in bests if best.attempt == trial.attempts or best.batches_completed < batches_completed)
+    return trial if left == trial.best_validations else _with_bests(trial, left)
+
+
+def _with_bests(trial: Trial, bests: tuple[BestValidation, ...]) -> Trial:
+    last = bests[-1] if bests else None
+    return replace(
+        trial,
+        best_validations=bests,
+        best_validation=last.value if last is not None else None,
+        best_validation_batches=last.batches_completed if last is not None else 0,
+    )
 
 
 def _last_validated(trial: Trial) -> int:
