@@ -35,7 +35,7 @@ from gangline.cli.shared import (
     trial_of,
     warn,
 )
-from gangline.errors import ErrorKind, GanglineError
+from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.text_file import read_text
 
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ _COLUMNS = (
     Column("TOOK", 3),
 )
 
+Attempt = Annotated[
+    int | None, typer.Option("--attempt", metavar="N", min=1, help="Only what this attempt of each trial reported.")
+]
+AllAttempts = Annotated[
+    bool, typer.Option("--all-attempts", help="Also what newer attempts have replaced by training it again.")
+]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the experiment has ended.")]
 
 
@@ -243,14 +249,40 @@ def metrics(
     follow: Follow = False,
     trial: TrialId = "",
     group: Annotated[str, typer.Option(help="training, validation or any other that was reported; default: all.")] = "",
+    *,
+    attempt: Attempt = None,
+    all_attempts: AllAttempts = False,
     is_json: Json = False,
 ) -> None:
-    """Print the metrics that were reported, oldest first."""
+    """Print the metrics that were reported, oldest first. Newer attempts of a trial replace what older ones reported
+    for the same batches."""
+    print_metrics(
+        experiment_id,
+        follow,
+        trial_of(experiment_id, trial),
+        group,
+        chosen_attempt(attempt, all_attempts),
+        is_json=is_json,
+    )
+
+
+def chosen_attempt(attempt: int | None, all_attempts: bool) -> int | None:
+    """Returns the choice of attempts as `stream_metrics` takes it."""
+    if attempt is not None and all_attempts:
+        raise invalid("metrics.attempt", "--attempt and --all-attempts exclude one another; give one of them")
+    return 0 if all_attempts else attempt
+
+
+def print_metrics(
+    experiment_id: int, follow: bool, trial: str, group: str, attempt: int | None, *, is_json: bool
+) -> None:
+    """Prints the metrics of an experiment or of one trial. attempt: as `stream_metrics` takes it."""
     is_empty = True
     with connect() as client:
-        for entry in client.stream_metrics(experiment_id, trial_of(experiment_id, trial), group, follow):
+        for entry in client.stream_metrics(experiment_id, trial, group, follow, attempt=attempt):
             is_empty, point = False, entry.point
-            text = f"{entry.trial_id}  {point.group:<10}  {point.batches_completed:>8} batches  "
+            number = f"attempt {entry.attempt}  " if attempt is not None else ""
+            text = f"{entry.trial_id}  {number}{point.group:<10}  {point.batches_completed:>8} batches  "
             if is_json:
                 say_json(entry, None, flush=follow)
             else:

@@ -77,21 +77,27 @@ def metrics(
         int,
         typer.Option(metavar="N", help="With --metric: at most so many; the extremes of a longer series are left."),
     ] = 1000,
+    attempt: experiment.Attempt = None,
+    all_attempts: experiment.AllAttempts = False,
     is_json: Json = False,
 ) -> None:
-    """Print the metrics that a trial reported, oldest first."""
+    """Print the metrics that a trial reported, oldest first. Newer attempts replace what older ones reported for the
+    same batches."""
+    chosen = experiment.chosen_attempt(attempt, all_attempts)
     if metric:
         if follow:
             raise invalid("series.follow", "--metric prints what there is by now; leave out --follow")
-        _print_series(trial_id, metric, group or "training", max_points, is_json=is_json)
+        _print_series(trial_id, metric, group or "training", max_points, chosen, is_json=is_json)
     else:
-        experiment.metrics(_experiment_of(trial_id), follow, trial_id, group, is_json)
+        experiment.print_metrics(_experiment_of(trial_id), follow, trial_id, group, chosen, is_json=is_json)
 
 
-def _print_series(trial_id: str, metric: str, group: str, max_points: int, *, is_json: bool) -> None:
+def _print_series(
+    trial_id: str, metric: str, group: str, max_points: int, attempt: int | None, *, is_json: bool
+) -> None:
     _experiment_of(trial_id)
     with connect() as client:
-        series = client.get_metric_series(trial_id, metric, group, max_points)
+        series = client.get_metric_series(trial_id, metric, group, max_points, attempt=attempt)
     show(
         series,
         is_json,

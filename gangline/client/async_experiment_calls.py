@@ -15,7 +15,7 @@ from gangline.client.call_message import log_entry, log_filter, new_request_id
 from gangline.client.record import LogEntry, OnView, ignore_view
 from gangline.domain.experiment import Experiment, ResourceChange, TextChange, Trial
 from gangline.domain.explanation import Explanation
-from gangline.domain.history import NO_FILTER, MetricSeries, StoredMetrics, check_series
+from gangline.domain.history import NO_FILTER, MetricSeries, StoredMetrics, check_attempt, check_series
 from gangline.domain.id import absent, parse_job_id, parse_trial_id
 from gangline.domain.search import SearchEvent, SearchOperation
 from gangline.domain.state import ExperimentAction, LogLevel, State
@@ -260,12 +260,24 @@ class AsyncExperimentCalls(AsyncCreationCalls):
             read_id = max(read_id, message.read_id)
 
     async def stream_metrics(
-        self, experiment_id: int, trial_id: str = "", group: str = "", follow: bool = False
+        self,
+        experiment_id: int,
+        trial_id: str = "",
+        group: str = "",
+        follow: bool = False,
+        *,
+        attempt: int | None = None,
     ) -> AsyncIterator[StoredMetrics]:
         """Yields metrics, oldest first. group: limits them to this name, such as "validation"; empty for all. follow:
-        goes on until the experiment has ended."""
+        goes on until the experiment has ended.
+
+        attempt: one attempt of each trial, or 0 for all of them. Without it, a report counts until a newer attempt has
+        reported the same batch or an earlier one. Raises GanglineError `metrics.attempt`."""
+        check_attempt(attempt)
         last_id = 0
-        request = pb.StreamMetricsRequest(experiment_id=experiment_id, trial_id=trial_id, group=group, follow=follow)
+        request = pb.StreamMetricsRequest(
+            experiment_id=experiment_id, trial_id=trial_id, group=group, follow=follow, attempt=attempt
+        )
         way_back = _way_back(experiment_id, "metrics -f") if follow else None
         async for message in self._connection.stream(self._stub.StreamMetrics, lambda: request, way_back=way_back):
             for stored in message.metrics:
@@ -274,17 +286,27 @@ class AsyncExperimentCalls(AsyncCreationCalls):
                     yield from_proto(StoredMetrics, stored)
 
     async def get_metric_series(
-        self, trial_id: str, metric: str, group: str = "training", max_points: int = 1000
+        self,
+        trial_id: str,
+        metric: str,
+        group: str = "training",
+        max_points: int = 1000,
+        *,
+        attempt: int | None = None,
     ) -> MetricSeries:
         """Returns one metric of a trial in at most max_points points (4 to 10,000), oldest first. A longer series
-        keeps its first and last value, and the least and the greatest one of equally long runs of reports.
+        keeps its first and last value, and the least and the greatest one of equally long runs of reports. attempt: as
+        in `stream_metrics`.
 
-        Raises GanglineError `trial.not_found`, `series.*`, `history.*`, and `series.old_gateway` for a gateway of an
-        earlier version.
+        Raises GanglineError `trial.not_found`, `series.*`, `metrics.attempt`, `history.*` and `series.old_gateway`
+        for a gateway of an earlier version.
         """
         parse_trial_id(trial_id)
         check_series(metric, max_points)
-        request = pb.GetMetricSeriesRequest(trial_id=trial_id, group=group, metric=metric, max_points=max_points)
+        check_attempt(attempt)
+        request = pb.GetMetricSeriesRequest(
+            trial_id=trial_id, group=group, metric=metric, max_points=max_points, attempt=attempt
+        )
         try:
             answer = await self._connection.call(self._stub.GetMetricSeries, request)
         except GanglineError as error:

@@ -35,14 +35,17 @@ def choose_order(config: dict[str, Any], sort_by: str | None, smaller_is_better:
 def best_checkpoints(
     checkpoints: Iterable[Checkpoint], metric: str, *, smaller_is_better: bool, limit: int
 ) -> list[Checkpoint]:
-    """Returns the best checkpoints, the best one first; of equal ones the older one first. Checkpoints that are being
-    deleted, and those without a finite value of the metric, do not count. Raises GanglineError `checkpoint.limit`."""
+    """Returns the best checkpoints, the best one first; of equal ones the older one first. Those without a finite
+    value of the metric, those being deleted and those made past the trial's length do not count. Raises
+    GanglineError `checkpoint.limit`."""
     if limit < 0:
         raise invalid("checkpoint.limit", f"the number of checkpoints is {limit}; give 0 or more")
     values = (
         (value, checkpoint)
         for checkpoint in checkpoints
-        if checkpoint.state is CheckpointState.COMPLETED and (value := value_of(checkpoint, metric)) is not None
+        if checkpoint.state is CheckpointState.COMPLETED
+        and not checkpoint.is_past_length
+        and (value := value_of(checkpoint, metric)) is not None
     )
     sign = 1 if smaller_is_better else -1
     ordered = sorted(values, key=lambda pair: (sign * pair[0], pair[1].created_at, pair[1].id))

@@ -44,8 +44,8 @@ class MetricsReader(Iterator[StoredMetrics]):
         return next(self._entries)
 
     def to_pandas(self) -> DataFrame:
-        """Reads all further reports and returns one row for each: trial_id, group, batches_completed, at (in UTC), and
-        a column for each metric. Raises GanglineError `client.no_pandas` where pandas is not installed."""
+        """Reads all further reports and returns one row for each: trial_id, group, batches_completed, attempt, at (in
+        UTC), and a column for each metric. Raises GanglineError `client.no_pandas` where pandas is not installed."""
         check_pandas()
         entries = []
         for entry in self:
@@ -128,10 +128,13 @@ class Experiment:
         ones, 0 for all. options: since, until, ranks, level, agents, pattern; see `LogOptions`."""
         return self._client.stream_logs(self.id, trial_id, tail, follow, **options)
 
-    def metrics(self, group: str = "", *, trial_id: str = "", follow: bool = False) -> MetricsReader:
+    def metrics(
+        self, group: str = "", *, trial_id: str = "", follow: bool = False, attempt: int | None = None
+    ) -> MetricsReader:
         """Returns what its trials have reported, oldest first, to be read one by one or with `to_pandas`. group: such
-        as "validation"; empty for all. follow: goes on until it has ended."""
-        return MetricsReader(self._client.stream_metrics(self.id, trial_id, group, follow))
+        as "validation"; empty for all. follow: goes on until it has ended. attempt: one attempt of each trial, or 0 for
+        all of them; without it, newer attempts replace what older ones reported for the same batches."""
+        return MetricsReader(self._client.stream_metrics(self.id, trial_id, group, follow, attempt=attempt))
 
     def trials(self) -> list[Trial]:
         view = self.view()
@@ -308,14 +311,17 @@ class Trial:
         """Yields its lines, oldest first. The arguments are those of `Experiment.logs`."""
         return self._client.stream_logs(self.experiment_id, self.id, tail, follow, **options)
 
-    def metrics(self, group: str = "", *, follow: bool = False) -> MetricsReader:
+    def metrics(self, group: str = "", *, follow: bool = False, attempt: int | None = None) -> MetricsReader:
         """Returns what it has reported. The arguments are those of `Experiment.metrics`."""
-        return MetricsReader(self._client.stream_metrics(self.experiment_id, self.id, group, follow))
+        return MetricsReader(self._client.stream_metrics(self.experiment_id, self.id, group, follow, attempt=attempt))
 
-    def series(self, metric: str, group: str = "training", *, max_points: int = 1000) -> MetricSeries:
+    def series(
+        self, metric: str, group: str = "training", *, max_points: int = 1000, attempt: int | None = None
+    ) -> MetricSeries:
         """Returns one of its metrics in at most max_points points, however long the series is. A longer series keeps
-        its first and last value, and the least and the greatest one of equally long runs of reports."""
-        return self._client.get_metric_series(self.id, metric, group, max_points)
+        its first and last value, and the least and the greatest one of equally long runs of reports. attempt: as in
+        `Experiment.metrics`."""
+        return self._client.get_metric_series(self.id, metric, group, max_points, attempt=attempt)
 
     def checkpoints(self) -> list[Checkpoint]:
         checkpoints = self._client.list_checkpoints(self.experiment_id)

@@ -25,8 +25,8 @@ def check_pandas() -> None:
 
 
 def make_frame(entries: Sequence[StoredMetrics]) -> DataFrame:
-    """Returns one row for each report, in their order, with the columns trial_id, group, batches_completed, at (in
-    UTC), and one column for each metric. A number that a report lacks is NaN, any other metric None."""
+    """Returns one row for each report, in their order, with the columns trial_id, group, batches_completed,
+    attempt, at (in UTC), and one column for each metric. A number that a report lacks is NaN, any other metric None."""
     import pandas  # noqa: PLC0415 - takes half a second to load, and is not always there
 
     names = dict.fromkeys(name for entry in entries for name in entry.point.metrics)
@@ -34,13 +34,14 @@ def make_frame(entries: Sequence[StoredMetrics]) -> DataFrame:
         "trial_id": [entry.trial_id for entry in entries],
         "group": [entry.point.group for entry in entries],
         "batches_completed": [entry.point.batches_completed for entry in entries],
+        "attempt": [entry.attempt for entry in entries],
         "at": pandas.to_datetime([entry.at for entry in entries], unit="s", utc=True),
     }
     # A trial may name a metric like one of these columns.
     for name in names:
         column = f"metric_{name}" if name in columns else name
         columns[column] = [entry.point.metrics.get(name) for entry in entries]
-    numbers = list(columns)[4:]
+    numbers = list(columns)[5:]
     values = [entry.point.values for entry in entries]
     for name in dict.fromkeys(name for each in values for name in each):
         column = f"value_{name}" if name in columns else name

@@ -324,6 +324,9 @@ class RunnerLink:
         with self._lock:
             self._lock.wait_for(lambda: self._trial_answers[number] is not None, _ANSWER_SECONDS)
             answer = self._trial_answers.pop(number)
+        if answer is not None and answer.stop_reason:
+            # The runner's own order arrives a moment later, through the agent.
+            self._preemption = self._preemption or answer.stop_reason
         problem = answer.problem if answer is not None else "the trial runner gave no answer"
         if problem or answer is None:
             raise unavailable(

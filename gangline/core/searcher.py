@@ -7,6 +7,7 @@ rank may report on it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from gangline.core.distributed import DistributedContext
 from gangline.core.train import TrainContext
 from gangline.errors import invalid
+
+_log = logging.getLogger("gangline")
 
 
 class SearcherMode(Enum):
@@ -40,12 +43,21 @@ class SearcherOperation:
         self._is_chief = is_chief
         self.length = length
         self.is_completed = False
+        self._has_warned = False
 
     def report_progress(self, length: float) -> None:
         """Reports how far training is. Chief only. length: in the unit of the operation's length. The validations that
         follow count as made at this length."""
         self._check("report_progress")
         self._train.note_units(length)
+        if length > self.length and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "the operation's length is %g, and %g is reported: validations past the length choose no best, and the "
+                "cluster ends a trial far beyond it; stop training at operation.length",
+                self.length,
+                length,
+            )
         self._train.report_progress(min(1.0, max(0.0, length / self.length)))
 
     def report_completed(self, searcher_metric: Any = None) -> None:
@@ -85,7 +97,11 @@ class SearcherContext:
                 f"rank {self._distributed.rank} iterates searcher.operations(), but SearcherMode.ChiefOnly lets only "
                 "rank 0",
             )
-        operation = SearcherOperation(self._train, is_chief, self._length()[1])
+        unit, length = self._length()
+        operation = SearcherOperation(self._train, is_chief, length)
+        if is_chief and unit is Unit.BATCHES:
+            # Every validation then says that the script has taken its length from here.
+            self._train.note_units(0.0)
         yield operation
         if is_chief and not operation.is_completed:
             raise invalid(

@@ -20,7 +20,7 @@ from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link
 from gangline.core.tensorboard import TensorboardFolder, keep_name, take_all
 from gangline.domain.metric_value import encode_metadata, encode_values
-from gangline.errors import InvalidHP, invalid
+from gangline.errors import GanglineError, InvalidHP, invalid
 from gangline.lacking import Lacking
 
 TRAINING = "training"
@@ -63,6 +63,10 @@ class TrainContext(Lacking):
         self._has_warned_of_batch_metrics = False
         self._validations: tuple[tuple[int, dict[str, float]], ...] = ()
         self._units: float | None = None
+        self._searcher: Mapping[str, Any] = (cluster.trial.config.get("searcher") or {}) if cluster else {}
+        # Lengths, ascending, at which the searcher has not decided yet; None before the first validation.
+        self._rungs: list[int] | None = None
+        self._unit = "batches"
 
     def note_units(self, units: float | None) -> None:
         """Keeps the length trained so far, in the searcher's unit. The next validations carry it, so the searcher knows
@@ -87,8 +91,12 @@ class TrainContext(Lacking):
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Reports the metrics that the searcher and the checkpoint policy read. Raises GanglineError
         `training.nonfinite_metric` when the searcher's own metric is no finite number, unless
-        optimizations.nonfinite_loss is "ignore"."""
+        optimizations.nonfinite_loss is "ignore".
+
+        At a length at which the searcher decides about the trial, it waits for the decision, seconds at most. So
+        `preempt.should_preempt` knows of an order to stop before the next batch."""
         self.report_metrics(VALIDATION, steps_completed, metrics)
+        self._await_decision(steps_completed, metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Reports metrics. group: any name; "training" and "validation" are drawn by default.
@@ -114,6 +122,23 @@ class TrainContext(Lacking):
         if group == VALIDATION:
             self._check_searched(steps_completed, others)
         self._check_finite(group, steps_completed, numbers)
+
+    def report_trainers_validation(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """Does the same without a wait: a trainer asks for orders by its own pace. For gangline.pytorch."""
+        self.report_metrics(VALIDATION, steps_completed, metrics)
+
+    def _await_decision(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """Waits until the searcher has decided at the rungs that this validation has reached."""
+        if self._rungs is None:
+            self._unit, self._rungs = _rungs_of(self._searcher)
+        units = metrics.get(self._unit, steps_completed if self._unit == "batches" else self._units)
+        if not self._rungs or not isinstance(units, int | float) or units < self._rungs[0]:
+            return
+        self._rungs = [rung for rung in self._rungs if rung > units]
+        try:
+            self._find_trial()
+        except GanglineError as error:
+            _log.warning("training goes on without the searcher's decision: %s", error.message)
 
     def find_validation(self, steps_completed: int) -> Mapping[str, float]:
         """Returns the newest validation metrics that this process has reported up to these steps; empty before the
@@ -238,6 +263,17 @@ def _split(metrics: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]
             # torch raises a RuntimeError for a tensor of several entries.
             others[str(name)] = value
     return numbers, others
+
+
+def _rungs_of(section: Mapping[str, Any]) -> tuple[str, list[int]]:
+    """Returns the unit and the lengths at which a search by successive halving decides. They are those of all brackets,
+    because a trial does not know its own."""
+    from gangline.config.searcher import HALVING_NAMES, Searcher  # noqa: PLC0415  other searches need no validator
+
+    if section.get("name") not in HALVING_NAMES:
+        return "batches", []
+    searcher = Searcher.model_validate(dict(section))
+    return searcher.unit_name, sorted({rung.length for bracket in searcher.brackets for rung in bracket.rungs})
 
 
 def _searched_metric(cluster: ClusterInfo | None) -> str | None:

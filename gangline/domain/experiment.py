@@ -137,6 +137,15 @@ class QueueMove:
 
 
 @dataclass(frozen=True, slots=True)
+class BestValidation:
+    """A validation that was the best one of its trial when it was reported."""
+
+    batches_completed: int
+    value: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     id: str
     experiment_id: int
@@ -172,6 +181,9 @@ class Trial:
     validated_batches: int | None = None
     metadata_json: str = ""
     strategy_choice_json: str = ""
+    length_batches: int | None = None
+    warning: str = ""
+    best_validations: tuple[BestValidation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +202,7 @@ class Checkpoint:
     imported_as: str = ""
     # Of an imported one: its user, who may delete it beside administrators. Others belong to their experiment's owner.
     owner: str = ""
+    is_past_length: bool = False
 
 
 # The project of experiments that name none, and its workspace. Both exist in every cluster, and nothing changes them.

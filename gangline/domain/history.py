@@ -72,12 +72,24 @@ class StoredLog:
 
 @dataclass(frozen=True, slots=True)
 class StoredMetrics:
-    """Holds stored metrics. id: as for `StoredLog`."""
+    """Holds stored metrics. id: as for `StoredLog`. attempt: of the trial, from 1; 0 where an earlier version stored
+    the row."""
 
     id: int
     trial_id: str
     at: float
     point: MetricsPoint
+    attempt: int = 0
+
+
+# A reader's choice of all attempts, in place of the rows that count or of one attempt.
+ALL_ATTEMPTS = 0
+
+
+def check_attempt(attempt: int | None) -> None:
+    """Raises GanglineError `metrics.attempt`."""
+    if attempt is not None and not ALL_ATTEMPTS <= attempt <= _MOST_RANK:
+        raise invalid("metrics.attempt", f"there is no attempt {attempt}; attempts are numbers from 1, and 0 means all")
 
 
 # The fewest and the most points of a series in one answer.

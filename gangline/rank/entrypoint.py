@@ -153,7 +153,8 @@ def _on_system_exit(error: SystemExit, link: Link) -> int:
         # The code may pass on the exit of a worker of the script's own launcher. The runner has more evidence, so it
         # classifies the failure.
         return _fail(Failure(None, f"the code called sys.exit({error.code})", failure.traceback), link, error.code)
-    return _fail(Failure(failure.kind, str(error.code).splitlines()[0], failure.traceback), link)
+    lines = str(error.code).splitlines() or [f"the code called sys.exit({error.code!r})"]
+    return _fail(Failure(failure.kind, lines[0], failure.traceback), link)
 
 
 def _fail(failure: Failure, link: Link, code: int = EXIT_FAILED) -> int:

@@ -1063,11 +1063,16 @@ class StreamMetricsRequest(google.protobuf.message.Message):
     TRIAL_ID_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
     FOLLOW_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
     experiment_id: builtins.int
     trial_id: builtins.str
     group: builtins.str
     """What the points were reported under: "training", "validation" or any other name; empty for all."""
     follow: builtins.bool
+    attempt: builtins.int
+    """One attempt of each trial, or 0 for all attempts. Without it a row counts until a newer attempt has reported the same
+    batch or an earlier one.
+    """
     def __init__(
         self,
         *,
@@ -1075,8 +1080,11 @@ class StreamMetricsRequest(google.protobuf.message.Message):
         trial_id: builtins.str = ...,
         group: builtins.str = ...,
         follow: builtins.bool = ...,
+        attempt: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experiment_id", b"experiment_id", "follow", b"follow", "group", b"group", "trial_id", b"trial_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_attempt", b"_attempt", "attempt", b"attempt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_attempt", b"_attempt", "attempt", b"attempt", "experiment_id", b"experiment_id", "follow", b"follow", "group", b"group", "trial_id", b"trial_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_attempt", b"_attempt"]) -> typing.Literal["attempt"] | None: ...
 
 Global___StreamMetricsRequest: typing_extensions.TypeAlias = StreamMetricsRequest
 
@@ -1104,12 +1112,15 @@ class GetMetricSeriesRequest(google.protobuf.message.Message):
     GROUP_FIELD_NUMBER: builtins.int
     METRIC_FIELD_NUMBER: builtins.int
     MAX_POINTS_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
     trial_id: builtins.str
     group: builtins.str
     """What the metric was reported under, such as "training"."""
     metric: builtins.str
     max_points: builtins.int
     """From 4 to 10000."""
+    attempt: builtins.int
+    """As in StreamMetricsRequest."""
     def __init__(
         self,
         *,
@@ -1117,8 +1128,11 @@ class GetMetricSeriesRequest(google.protobuf.message.Message):
         group: builtins.str = ...,
         metric: builtins.str = ...,
         max_points: builtins.int = ...,
+        attempt: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "max_points", b"max_points", "metric", b"metric", "trial_id", b"trial_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_attempt", b"_attempt", "attempt", b"attempt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_attempt", b"_attempt", "attempt", b"attempt", "group", b"group", "max_points", b"max_points", "metric", b"metric", "trial_id", b"trial_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_attempt", b"_attempt"]) -> typing.Literal["attempt"] | None: ...
 
 Global___GetMetricSeriesRequest: typing_extensions.TypeAlias = GetMetricSeriesRequest
 
@@ -1205,9 +1219,12 @@ class StoredMetrics(google.protobuf.message.Message):
     TRIAL_ID_FIELD_NUMBER: builtins.int
     AT_FIELD_NUMBER: builtins.int
     POINT_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
     id: builtins.int
     trial_id: builtins.str
     at: builtins.float
+    attempt: builtins.int
+    """The attempt of the trial that reported it, from 1; 0 when unknown."""
     @property
     def point(self) -> gangline.v1.ingest_pb2.MetricsPoint: ...
     def __init__(
@@ -1217,9 +1234,10 @@ class StoredMetrics(google.protobuf.message.Message):
         trial_id: builtins.str = ...,
         at: builtins.float = ...,
         point: gangline.v1.ingest_pb2.MetricsPoint | None = ...,
+        attempt: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["point", b"point"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "id", b"id", "point", b"point", "trial_id", b"trial_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "attempt", b"attempt", "id", b"id", "point", b"point", "trial_id", b"trial_id"]) -> None: ...
 
 Global___StoredMetrics: typing_extensions.TypeAlias = StoredMetrics
 

@@ -412,6 +412,7 @@ class TrialAnswer(google.protobuf.message.Message):
     METADATA_JSON_FIELD_NUMBER: builtins.int
     BEST_VALIDATION_FIELD_NUMBER: builtins.int
     PROBLEM_FIELD_NUMBER: builtins.int
+    STOP_REASON_FIELD_NUMBER: builtins.int
     number: builtins.int
     metadata_json: builtins.str
     """Empty where none is set."""
@@ -419,6 +420,8 @@ class TrialAnswer(google.protobuf.message.Message):
     """The best value of the searcher's metric in the experiment; absent before the first validation."""
     problem: builtins.str
     """Why the rest is not known, as a clause; empty otherwise."""
+    stop_reason: builtins.str
+    """See FindTrialFactsResponse."""
     def __init__(
         self,
         *,
@@ -426,9 +429,10 @@ class TrialAnswer(google.protobuf.message.Message):
         metadata_json: builtins.str = ...,
         best_validation: builtins.float | None = ...,
         problem: builtins.str = ...,
+        stop_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "metadata_json", b"metadata_json", "number", b"number", "problem", b"problem"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "metadata_json", b"metadata_json", "number", b"number", "problem", b"problem", "stop_reason", b"stop_reason"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
 
 Global___TrialAnswer: typing_extensions.TypeAlias = TrialAnswer

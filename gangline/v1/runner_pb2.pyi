@@ -772,17 +772,21 @@ class FindTrialFactsResponse(google.protobuf.message.Message):
 
     METADATA_JSON_FIELD_NUMBER: builtins.int
     BEST_VALIDATION_FIELD_NUMBER: builtins.int
+    STOP_REASON_FIELD_NUMBER: builtins.int
     metadata_json: builtins.str
     best_validation: builtins.float
     """Of all trials of the experiment; absent before the first validation."""
+    stop_reason: builtins.str
+    """Why the searcher has the trial stop in order; empty while it trains on."""
     def __init__(
         self,
         *,
         metadata_json: builtins.str = ...,
         best_validation: builtins.float | None = ...,
+        stop_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "metadata_json", b"metadata_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "best_validation", b"best_validation", "metadata_json", b"metadata_json", "stop_reason", b"stop_reason"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
 
 Global___FindTrialFactsResponse: typing_extensions.TypeAlias = FindTrialFactsResponse

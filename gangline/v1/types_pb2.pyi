@@ -1446,6 +1446,9 @@ class Trial(google.protobuf.message.Message):
     VALIDATED_BATCHES_FIELD_NUMBER: builtins.int
     METADATA_JSON_FIELD_NUMBER: builtins.int
     STRATEGY_CHOICE_JSON_FIELD_NUMBER: builtins.int
+    LENGTH_BATCHES_FIELD_NUMBER: builtins.int
+    WARNING_FIELD_NUMBER: builtins.int
+    BEST_VALIDATIONS_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<experiment id>.<number>", as in "7.1"."""
     experiment_id: builtins.int
@@ -1495,6 +1498,12 @@ class Trial(google.protobuf.message.Message):
     """What `parallelism: auto` has chosen in the newest attempt, as gangline.config.strategy_choice writes it; empty where
     the configuration names a strategy.
     """
+    length_batches: builtins.int
+    """Batches after which its first validation at or past searcher.max_length came; absent before. Later validations and
+    checkpoints choose no best.
+    """
+    warning: builtins.str
+    """What its user should know of it while it goes on; empty for nothing."""
     @property
     def timeline(self) -> Global___Timeline:
         """Of the newest attempt."""
@@ -1518,6 +1527,12 @@ class Trial(google.protobuf.message.Message):
     @property
     def attempt_usages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AttemptUsage]:
         """The newest ended attempts, oldest first. Gateways add them to the history, which keeps all of them."""
+
+    @property
+    def best_validations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BestValidation]:
+        """The newest validations that were the best ones when they were reported, oldest first. Where a newer attempt validates
+        earlier batches again, those of older attempts from there on are dropped, and the best is the last one that is left.
+        """
 
     def __init__(
         self,
@@ -1556,15 +1571,41 @@ class Trial(google.protobuf.message.Message):
         validated_batches: builtins.int | None = ...,
         metadata_json: builtins.str = ...,
         strategy_choice_json: builtins.str = ...,
+        length_batches: builtins.int | None = ...,
+        warning: builtins.str = ...,
+        best_validations: collections.abc.Iterable[Global___BestValidation] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_validated_batches", b"_validated_batches", "best_validation", b"best_validation", "last_failure", b"last_failure", "timeline", b"timeline", "validated_batches", b"validated_batches"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_validated_batches", b"_validated_batches", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "metadata_json", b"metadata_json", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "strategy_choice_json", b"strategy_choice_json", "timeline", b"timeline", "validated_batches", b"validated_batches", "validation_json", b"validation_json"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_length_batches", b"_length_batches", "_validated_batches", b"_validated_batches", "best_validation", b"best_validation", "last_failure", b"last_failure", "length_batches", b"length_batches", "timeline", b"timeline", "validated_batches", b"validated_batches"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_length_batches", b"_length_batches", "_validated_batches", b"_validated_batches", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "best_validations", b"best_validations", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "length_batches", b"length_batches", "metadata_json", b"metadata_json", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "strategy_choice_json", b"strategy_choice_json", "timeline", b"timeline", "validated_batches", b"validated_batches", "validation_json", b"validation_json", "warning", b"warning"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_length_batches", b"_length_batches"]) -> typing.Literal["length_batches"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_validated_batches", b"_validated_batches"]) -> typing.Literal["validated_batches"] | None: ...
 
 Global___Trial: typing_extensions.TypeAlias = Trial
+
+@typing.final
+class BestValidation(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    batches_completed: builtins.int
+    value: builtins.float
+    attempt: builtins.int
+    def __init__(
+        self,
+        *,
+        batches_completed: builtins.int = ...,
+        value: builtins.float = ...,
+        attempt: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "batches_completed", b"batches_completed", "value", b"value"]) -> None: ...
+
+Global___BestValidation: typing_extensions.TypeAlias = BestValidation
 
 @typing.final
 class AttemptUsage(google.protobuf.message.Message):
@@ -1939,6 +1980,7 @@ class Checkpoint(google.protobuf.message.Message):
     DELETE_REQUEST_ID_FIELD_NUMBER: builtins.int
     IMPORTED_AS_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
+    IS_PAST_LENGTH_FIELD_NUMBER: builtins.int
     id: builtins.str
     trial_id: builtins.str
     experiment_id: builtins.int
@@ -1957,6 +1999,8 @@ class Checkpoint(google.protobuf.message.Message):
     """Of one that was imported: the name that its user gave it. It has no trial and no experiment."""
     owner: builtins.str
     """Of one that was imported: the user who imported it, who may delete it beside administrators."""
+    is_past_length: builtins.bool
+    """The scheduler's: it was made past the length of its trial, so it is never among the best."""
     @property
     def file_bytes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """File path in the folder -> its size."""
@@ -1976,8 +2020,9 @@ class Checkpoint(google.protobuf.message.Message):
         delete_request_id: builtins.str = ...,
         imported_as: builtins.str = ...,
         owner: builtins.str = ...,
+        is_past_length: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "created_at", b"created_at", "delete_request_id", b"delete_request_id", "experiment_id", b"experiment_id", "file_bytes", b"file_bytes", "id", b"id", "imported_as", b"imported_as", "metadata_json", b"metadata_json", "owner", b"owner", "state", b"state", "trial_id", b"trial_id", "url", b"url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "created_at", b"created_at", "delete_request_id", b"delete_request_id", "experiment_id", b"experiment_id", "file_bytes", b"file_bytes", "id", b"id", "imported_as", b"imported_as", "is_past_length", b"is_past_length", "metadata_json", b"metadata_json", "owner", b"owner", "state", b"state", "trial_id", b"trial_id", "url", b"url"]) -> None: ...
 
 Global___Checkpoint: typing_extensions.TypeAlias = Checkpoint
 

@@ -103,7 +103,7 @@ class TrialFacts:
         except grpc.aio.AioRpcError as error:
             answer.problem = f"the scheduler refuses to answer: {error.details()}"
         else:
-            answer.metadata_json = facts.metadata_json
+            answer.metadata_json, answer.stop_reason = facts.metadata_json, facts.stop_reason
             if facts.HasField("best_validation"):
                 answer.best_validation = facts.best_validation
         if answer.problem:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import yaml
 
 from gangline.client import Client
 from gangline.domain.state import ExitKind, Outcome
@@ -18,6 +20,26 @@ from tests.support.failing_trial import failing_config, failing_source, write_co
 pytestmark = pytest.mark.timeout(180)
 
 FIRST = "__import__('gangline').get_cluster_info().attempt == 1"
+# The first attempt saves after batch 4 and fails after batch 8. Its loss is the better one.
+RESTARTING = """
+from gangline import core, get_cluster_info
+
+info = get_cluster_info()
+with core.init() as context:
+    start = 0
+    if info.latest_checkpoint:
+        with context.checkpoint.restore_path(getattr(info.latest_checkpoint, "id", info.latest_checkpoint)) as path:
+            start = int((path / "batch").read_text())
+    for batch in range(start + 1, 11):
+        metrics = {"loss": info.attempt - batch / 100}
+        context.train.report_training_metrics(batch, metrics)
+        context.train.report_validation_metrics(batch, metrics)
+        if (batch, info.attempt) == (4, 1):
+            with context.checkpoint.store_path({"steps_completed": batch}) as (path, _):
+                (path / "batch").write_text(str(batch))
+        if (batch, info.attempt) == (8, 1):
+            raise RuntimeError("the first attempt fails")
+"""
 SAY_AND_FAIL = "(print('uncorrectable ECC error', flush=True), [][0])"
 
 
@@ -169,3 +191,48 @@ def test_a_log_policy_ends_a_trial_at_its_first_failure(client: Client, tmp_path
     assert trial.reason.endswith(
         "not tried again, because log policy 'uncorrectable ECC' matched on rank 0: uncorrectable ECC error"
     )
+
+
+def test_every_view_of_a_restarted_trial_has_one_report_for_each_batch(
+    cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
+    """The newest attempt's; those of other attempts are there for readers who ask for them."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(RESTARTING)
+    config = {
+        "entrypoint": "python3 train.py",
+        "max_restarts": 1,
+        "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 10}},
+    }
+    number = client.create_experiment(yaml.safe_dump(config), code).experiment.id
+    trial = client.wait_experiment(number, 60).trials[0].trial
+    assert (trial.outcome, trial.attempts) == (Outcome.COMPLETED, 2), trial.reason
+    now = [(batch, 1) for batch in range(1, 5)] + [(batch, 2) for batch in range(5, 11)]
+    first, second = [(batch, 1) for batch in range(1, 9)], [(batch, 2) for batch in range(5, 11)]
+
+    def rows(attempt: int | None) -> list[tuple[int, int]]:
+        entries = client.stream_metrics(number, group="validation", attempt=attempt)
+        return [(entry.point.batches_completed, entry.attempt) for entry in entries]
+
+    for attempt, expected in ((None, now), (0, [*first, *second]), (1, first), (2, second)):
+        assert rows(attempt) == expected
+        series = client.get_metric_series(trial.id, "loss", attempt=attempt)
+        assert [point.batches_completed for point in series.points] == [batch for batch, _ in expected]
+        assert [point.value for point in series.points] == pytest.approx([of - batch / 100 for batch, of in expected])
+    # The best value of the first attempt was 1 - 8 / 100, of a model that is no longer trained.
+    assert trial.best_validation == pytest.approx(1 - 4 / 100)
+    assert trial.best_validation_batches == 4
+    headers = {"Authorization": f"Bearer {cluster.login.token}"}
+    answers = {
+        path: httpx.get(f"{cluster.http_url}/api/v1/trials/{path}", headers=headers, timeout=30).json()
+        for path in (f"{trial.id}/metrics?group=validation", f"{trial.id}/metrics?group=validation&attempt=0")
+    }
+    told = [
+        [(row["point"]["batchesCompleted"], row["attempt"]) for row in each["metrics"]] for each in answers.values()
+    ]
+    assert told == [now, [*first, *second]]
+    lines = cluster.run("trial", "metrics", trial.id, "--group", "validation").stdout.splitlines()
+    assert len(lines) == len(now)
+    lines = cluster.run("trial", "metrics", trial.id, "--group", "validation", "--all-attempts").stdout.splitlines()
+    assert [line.split()[1:3] for line in lines] == [["attempt", str(of)] for _, of in (*first, *second)]

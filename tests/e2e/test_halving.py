@@ -78,6 +78,29 @@ with core.init() as context:
                 raise SystemExit(0)
         operation.report_completed(x)
 """
+# Trial 1 of the grid ignores its length and gets better all the time. Trial 2 is better at the length and stops there.
+ENDLESS = """
+import itertools
+import time
+
+from gangline import core, get_cluster_info
+
+x = get_cluster_info().trial.hparams["x"]
+with core.init() as context:
+    for operation in context.searcher.operations():
+        for batch in itertools.count(1):
+            time.sleep(0.01)
+            context.train.report_validation_metrics(batch, {"error": x / batch})
+            operation.report_progress(batch)
+            if batch % 16 == 0:
+                with context.checkpoint.store_path({"steps_completed": batch}) as (path, _):
+                    (path / "batch").write_text(str(batch))
+            if x == 1 and batch == operation.length:
+                break
+            if context.preempt.should_preempt():
+                raise SystemExit(0)
+        operation.report_completed(x)
+"""
 NUM_BATCHES = 208
 
 
@@ -118,6 +141,7 @@ def _code(folder: Path) -> Path:
     code.mkdir()
     (code / "model_def.py").write_text(SOURCE)
     (code / "train.py").write_text(SCRIPT)
+    (code / "endless.py").write_text(ENDLESS)
     return code
 
 
@@ -205,6 +229,37 @@ def test_a_script_with_the_core_api_is_stopped_by_its_epochs(cluster: Cluster, t
         stopped = [trial.trial for trial in view.trials if trial.trial.id in _stopped(view)]
         assert stopped
         for trial in stopped:
-            assert 40 <= trial.batches_completed < 160
+            assert trial.batches_completed == 40, "the order arrives before the next epoch"
             assert "rung 1 of 2 (4 epochs)" in trial.reason
             assert trial.latest_checkpoint_id
+
+
+def test_a_script_that_ignores_its_length_is_warned_and_ended_and_becomes_no_best(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    config = yaml.safe_load(_config(entrypoint="python3 endless.py"))
+    config["hyperparameters"] = {"x": {"type": "categorical", "vals": [2, 1]}}
+    config["searcher"] = {"name": "grid", "metric": "error", "max_length": {"batches": 16}}
+    config["checkpoint_storage"] = {"save_trial_best": 1, "save_trial_latest": 1}
+    with cluster.connect() as client:
+        number = client.create_experiment(yaml.safe_dump(config), _code(tmp_path)).experiment.id
+        view = client.wait_experiment(number, 60)
+        assert view.experiment.outcome is Outcome.COMPLETED, view.experiment.reason
+        endless, honest = (trial.trial for trial in view.trials)
+        assert (honest.batches_completed, honest.warning) == (16, "")
+        # The last order passes the agent, which takes a moment.
+        assert 116 < endless.batches_completed < 400
+        for trial, error in ((endless, 2 / 16), (honest, 1 / 16)):
+            assert trial.best_validation == pytest.approx(error)
+            assert trial.best_validation_batches == 16
+        assert endless.warning == (
+            "it trains past its length: 17 of 16 batches; validations from there on choose no best, and it ends past "
+            "116 batches"
+        )
+        assert "batches of 16; a trial ends past 116, so let the script stop at the length" in endless.reason
+        kept = [checkpoint for checkpoint in client.list_checkpoints(number) if checkpoint.trial_id == endless.id]
+        assert {checkpoint.batches_completed for checkpoint in kept if not checkpoint.is_past_length} == {16}
+        best = client.experiment(number).top_checkpoint()
+        assert (best.batches_completed, best.trial_id) == (16, honest.id)
+    described = " ".join(cluster.run("trial", "describe", endless.id).stdout.split())
+    assert "warning: it trains past its length: 17 of 16 batches" in described

@@ -5,6 +5,8 @@ Only the gateway's address and the intervals are changed. Needs Debian's package
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 import subprocess
 import tempfile
@@ -30,6 +32,22 @@ LONG_CONFIG = {**yaml.safe_load((DIGITS / "distributed.yaml").read_text()), "nam
 LONG_CONFIG["searcher"] = {**LONG_CONFIG["searcher"], "max_length": {"epochs": 5000}}
 
 
+# A second one waits until the first has ended.
+WAITING_CONFIG = {**LONG_CONFIG, "name": "waiting"}
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "gangline.json").read_text())
+# What the test's machine lacks.
+GPU_PANELS = {"GPU utilisation", "GPU memory in use"}
+
+
+def panel_queries() -> dict[str, list[str]]:
+    """Returns the queries of each panel by its title, with a short interval in place of Grafana's."""
+    return {
+        panel["title"]: [target["expr"].replace("$__rate_interval", "5m") for target in panel["targets"]]
+        for panel in DASHBOARD["panels"]
+        if panel["type"] != "row"
+    }
+
+
 class Prometheus:
     """Its HTTP API."""
 
@@ -46,6 +64,15 @@ class Prometheus:
             return {}
         series: list[dict[str, Any]] = answer.json()["data"]["result"]
         return {entry["metric"].get("instance_id", ""): float(entry["value"][1]) for entry in series}
+
+    async def find_filled(self, titles: set[str]) -> set[str]:
+        """Returns those of the panels of which every query has a number now."""
+        filled = set()
+        for title in titles:
+            answers = [await self.query(expression) for expression in panel_queries()[title]]
+            if all(any(map(math.isfinite, values.values())) for values in answers):
+                filled.add(title)
+        return filled
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -83,6 +110,12 @@ def _running_prometheus(cluster: Cluster, folder: Path) -> Iterator[str]:
 async def test_prometheus_scrapes_a_running_trial(folder: Path) -> None:
     with running_cluster(folder) as cluster, cluster.connect() as client, _running_prometheus(cluster, folder) as url:
         prometheus = Prometheus(url)
+
+        async def scheduler_up() -> bool:
+            return (await prometheus.query("sum(gangline_scheduler_is_leader)")).get("") == 1
+
+        # A rate has to see the counters before the first start.
+        await until_async(scheduler_up, "a scrape of the scheduler", seconds=60)
         experiment = client.create_experiment(yaml.safe_dump(LONG_CONFIG), DIGITS).experiment
 
         async def steps() -> dict[str, float]:
@@ -108,6 +141,31 @@ async def test_prometheus_scrapes_a_running_trial(folder: Path) -> None:
         assert losses.keys() >= by_runner.keys()
         seconds = await prometheus.query("gangline_trial_runner_step_seconds_sum")
         assert all(seconds[runner] > 0 for runner in by_runner), "only the chief's runner counts steps"
+
+        waiting = client.create_experiment(yaml.safe_dump(WAITING_CONFIG), DIGITS).experiment
+        empty = set(panel_queries()) - GPU_PANELS
+
+        async def are_filled() -> bool:
+            empty.difference_update(await prometheus.find_filled(empty))
+            return not empty
+
+        async def queue_length() -> dict[str, float]:
+            lengths = await prometheus.query("max by (pool) (gangline_scheduler_queue_length)")
+            return lengths if lengths == {"": 1.0} else {}
+
+        await until_async(queue_length, "the second experiment in the queue", seconds=30)
+        client.kill_experiment(waiting.id)
+        try:
+            await until_async(are_filled, "a number in every panel", seconds=60)
+        except AssertionError as error:
+            raise AssertionError(f"no number in {sorted(empty)}") from error
+        for title in ("Waiting", "Queue length"):
+            [expression] = panel_queries()[title]
+
+            async def is_zero(expression: str = expression) -> bool:
+                return await prometheus.query(expression) == {"": 0.0}
+
+            await until_async(is_zero, f"0 in the panel {title}", seconds=30)
 
         client.kill_experiment(experiment.id)
 

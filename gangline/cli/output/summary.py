@@ -298,6 +298,7 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
     elif view.batches_at_risk:
         lines.append(f"  no checkpoint yet: a failure now would cost {_count_batches(view.batches_at_risk)}")
     lines += size_lines(view)
+    lines += [f"  warning: {trial.warning}"] if trial.warning else []
     lines += [f"  not again on {agent_id}: {why}" for agent_id, why in sorted(trial.excluded_agents.items())]
     if trial.state is not State.TERMINAL:
         lines += [f"  not on {exclusion.agent_id}: {describe_exclusion(exclusion)}" for exclusion in trial.exclusions]
@@ -308,7 +309,7 @@ def trial_lines(view: TrialView, reason: str = "") -> list[str]:
     if trial.outcome is Outcome.FAILED and trial.last_failure is not None:
         if trial.last_failure.message not in reason:
             lines.append(f"  failed first: {_blame(trial.last_failure)}")
-        lines += [f"    {line}" for line in output_lines(trial.last_failure)]
+        lines += [f"    {line}" for line in (*output_lines(trial.last_failure), *_exit_lines(trial.last_failure))]
     return lines
 
 
@@ -339,7 +340,15 @@ def output_lines(failure: ExitReport) -> list[str]:
 def _repeats(line: str, message: str) -> bool:
     # Gangline begins some messages with its own words, as in: cannot import model_def: ValueError: x.
     is_exit = line.startswith("SystemExit: ") and message.startswith("the code called sys.exit")
-    return is_exit or line in (message, f"gangline.errors.GanglineError: {message}") or message.endswith(f": {line}")
+    is_said = message.endswith((f": {line}", f'"{line}"')) or message.startswith(f"{line}; ")
+    return is_exit or is_said or line in (message, f"gangline.errors.GanglineError: {message}")
+
+
+def _exit_lines(failure: ExitReport) -> list[str]:
+    """Returns the exit code of a rank whose failure is an exception. Other messages begin with the code or the
+    signal."""
+    is_said = "exited with code " in failure.message or "sys.exit(" in failure.message
+    return [] if failure.exit_code is None or is_said else [f"exit code {failure.exit_code}"]
 
 
 def restart_line(view: TrialView) -> str:

@@ -378,7 +378,7 @@ class TrainingLoop:
         self._newest_validation, self._newest_metrics = self._position.batches, metrics
         if self._distributed.is_chief:
             self._context.core.train.note_units(self._position.count_by(self._context.setting.searcher_unit))
-            self._context.core.train.report_validation_metrics(self._position.batches, metrics)
+            self._context.core.train.report_trainers_validation(self._position.batches, metrics)
             self._context.log_to_tensorboard("validation", self._position.batches, metrics)
         self._warn_of_metric(metrics)
         is_best = self._best.beats(metrics)

@@ -123,7 +123,7 @@ class EtcdClient:
         """Commits with a single try. Raises Unsure when it is open whether etcd applied the transaction."""
         request = transaction_request(operations, guards)
         try:
-            message = await self._session.try_once(Operation.TXN, request, try_seconds or self.settings.try_seconds)
+            message = await self._session.call_once(Operation.TXN, request, try_seconds or self.settings.try_seconds)
         except TryFailed as failure:
             raise Unsure(failure.reason) from failure
         return transaction_answer(message)

@@ -63,6 +63,11 @@ class Session:
                         raise self._unreachable(seconds, failure) from failure
                 await asyncio.sleep(pause)
 
+    async def call_once(self, operation: Operation, request: Any, try_seconds: float) -> Any:
+        """Makes a call of a single try. Raises as `try_once`."""
+        with CALL_SECONDS.labels(operation.name.lower()).time():
+            return await self.try_once(operation, request, try_seconds)
+
     async def try_once(self, operation: Operation, request: Any, try_seconds: float) -> Any:
         """Makes one try at the endpoint in use. Raises TryFailed after it has prepared the next try."""
         connection = self.rotation.current

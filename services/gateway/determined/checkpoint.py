@@ -139,6 +139,9 @@ def _training(checkpoint: Checkpoint, origin: ExperimentView | None, metrics: di
         return {"validationMetrics": {"avgMetrics": {}}}
     config = load(origin.experiment.config_json)
     searcher_metric = metrics.get(config.get("searcher", {}).get("metric", ""), math.nan)
+    if checkpoint.is_past_length:
+        # Trials are compared at equal length.
+        searcher_metric = math.nan
     folder = checkpoint.url.removeprefix("file://").rpartition("/")[0] if checkpoint.url.startswith("file://") else ""
     return {
         "trialId": number_of(checkpoint.trial_id),

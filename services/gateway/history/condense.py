@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
 import structlog
 
 from services.gateway.history import table
+from services.gateway.history.attempt import extent_of
 from services.gateway.history.database import upsert, writing
 from services.gateway.history.metric_block import BLOCK_REPORTS, Block, Report, build_blocks, pack
 from services.gateway.mirror import metrics
@@ -88,18 +90,21 @@ def read_reports(connection: sa.Connection, trial_id: str, group: str, after_id:
     """Returns the next reports of a trial's group after a row, oldest first."""
     rows = table.metrics
     selected = connection.execute(
-        sa.select(rows.c.id, rows.c.at, rows.c.batches_completed, rows.c.metrics_json)
+        sa.select(rows.c.id, rows.c.at, rows.c.batches_completed, rows.c.metrics_json, rows.c.attempt)
         .where(rows.c.trial_id == trial_id, rows.c.metric_group == group, rows.c.id > after_id)
         .order_by(rows.c.id)
         .limit(limit)
     )
-    return [Report(row_id, at, batches, json.loads(text)) for row_id, at, batches, text in selected]
+    return [
+        Report(row_id, at, batches, json.loads(text), attempt or 0) for row_id, at, batches, text, attempt in selected
+    ]
 
 
 def _insert(
     connection: sa.Connection, trial_id: str, group: str, reports: Sequence[Report], blocks: dict[str, Block]
 ) -> None:
     place: dict[str, Any] = {"trial_id": trial_id, "metric_group": group, "last_id": reports[-1].row_id}
+    extent = extent_of([(report.attempt, report.batches_completed) for report in reports])
     if blocks:
         connection.execute(
             sa.insert(table.metric_blocks),
@@ -110,6 +115,7 @@ def _insert(
                     "first_id": reports[0].row_id,
                     "summary": pack([block.summary]),
                     "spans": pack(block.spans),
+                    **asdict(extent),
                 }
                 for metric, block in blocks.items()
             ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,15 +82,22 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield raw.execution_options(isolation_level="REPEATABLE READ") if is_postgresql else raw
 
 
-def upsert(connection: sa.Connection, target: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Inserts rows, or replaces those with the same primary key."""
+def upsert(
+    connection: sa.Connection,
+    target: sa.Table,
+    rows: Sequence[Mapping[str, Any]],
+    where: Callable[[Any, Any], sa.ColumnElement[bool]] | None = None,
+) -> None:
+    """Inserts rows, or replaces those with the same primary key. where: returns whether to replace, from the columns of
+    the new and of the old row."""
     if not rows:
         return
     is_sqlite = connection.dialect.name == "sqlite"
     insert = sqlite.insert(target) if is_sqlite else postgresql.insert(target)
     keys = [column.name for column in target.primary_key]
     values = {name: insert.excluded[name] for name in rows[0] if name not in keys}
-    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=values), rows)
+    condition = where(insert.excluded, target.c) if where is not None else None
+    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=values, where=condition), rows)
 
 
 def measure_database(engine: sa.Engine) -> int:

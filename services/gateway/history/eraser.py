@@ -18,6 +18,13 @@ from services.gateway.history.database import writing
 # Rows of one transaction, and ids in one statement.
 MAX_ROWS = 2000
 MAX_IDS = 900
+_OF_TRIALS = (
+    table.newest_metrics,
+    table.progress,
+    table.metric_attempts,
+    table.metric_blocks,
+    table.metric_block_cursors,
+)
 
 
 class Eraser:
@@ -52,7 +59,7 @@ def _erase_newest(engine: sa.Engine, experiment_id: int, trial_ids: Sequence[str
     with writing(engine) as connection:
         for start in range(0, len(trial_ids), MAX_IDS):
             part = trial_ids[start : start + MAX_IDS]
-            for rows in (table.newest_metrics, table.progress, table.metric_blocks, table.metric_block_cursors):
+            for rows in _OF_TRIALS:
                 connection.execute(sa.delete(rows).where(rows.c.trial_id.in_(part)))
         # The id of a spool begins with the id of its allocation, such as 7.1.1.
         connection.execute(sa.delete(cursors).where(cursors.c.spool_id.like(f"{experiment_id}.%")))

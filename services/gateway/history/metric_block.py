@@ -55,6 +55,7 @@ class Report:
     at: float
     batches_completed: int
     metrics: Mapping[str, float]
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from gangline.domain.state import UsageGroup
 from gangline.domain.usage import AllocationUsage, UsageEntry
 from gangline.errors import unavailable
 from services.gateway.history import log_scan, table
+from services.gateway.history.attempt import of_attempt
 from services.gateway.history.condense import condense_next
 from services.gateway.history.database import reading
 from services.gateway.history.log_scan import ALL_LINES, LogPage, LogQuery, TailStep, in_scope
@@ -78,8 +79,12 @@ class Reader:
         metrics that are no numbers are read too."""
         return await self._read(lambda connection: _metrics_after(connection, scope, after_id, limit, has_values))
 
-    async def series(self, trial_id: str, group: str, metric: str, max_points: int) -> MetricSeries:
-        """Returns a metric of a trial in at most max_points points. Reports of an earlier version are summarised first;
+    async def series(
+        self, trial_id: str, group: str, metric: str, max_points: int, attempt: int | None = None
+    ) -> MetricSeries:
+        """Returns a metric of a trial in at most max_points points. attempt: as in `Scope`.
+
+        Reports of an earlier version are summarised first;
         other callers are served between the steps. Raises GanglineError `history.summarising`."""
         group, metric = table.storable(group), table.storable(metric)
         deadline = time.monotonic() + SUMMARISE_SECONDS
@@ -91,7 +96,9 @@ class Reader:
                     "seconds",
                 )
             await self._run(lambda: condense_next(self._engine, trial_id, group))
-        return await self._read(lambda connection: read_series(connection, trial_id, group, metric, max_points))
+        return await self._read(
+            lambda connection: read_series(connection, trial_id, group, metric, max_points, attempt=attempt)
+        )
 
     async def newest(self, trial_ids: Sequence[str]) -> Mapping[str, Newest]:
         """Returns the newest history of each trial that has any."""
@@ -130,7 +137,7 @@ class Reader:
 
 def _metrics_after(connection: sa.Connection, scope: Scope, after_id: int, limit: int, has_values: bool) -> MetricsPage:
     metrics = table.metrics
-    conditions = [metrics.c.id > after_id, *in_scope(metrics, scope)]
+    conditions = [metrics.c.id > after_id, *in_scope(metrics, scope), *of_attempt(scope.attempt)]
     if scope.group:
         conditions.append(metrics.c.metric_group == table.storable(scope.group))
     columns = [column for column in metrics.c if has_values or column is not metrics.c.values_json]
@@ -140,7 +147,7 @@ def _metrics_after(connection: sa.Connection, scope: Scope, after_id: int, limit
     # Rows are fetched in steps, because the values of a whole page may not fit into memory.
     for row in connection.execute(selected, execution_options={"yield_per": _FETCH_ROWS}):
         values_json = (row.values_json or "") if has_values else ""
-        rows.append(StoredMetrics(row.id, row.trial_id, row.at, _point(row, values_json)))
+        rows.append(StoredMetrics(row.id, row.trial_id, row.at, _point(row, values_json), row.attempt or 0))
         num_bytes += len(values_json)
         if num_bytes >= MAX_PAGE_VALUE_BYTES:
             return MetricsPage(rows, is_last=False)

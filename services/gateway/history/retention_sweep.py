@@ -108,7 +108,7 @@ def _delete(engine: sa.Engine, expiry: Expiry, now: float) -> int:
 def _finish(connection: sa.Connection, expiry: Expiry, now: float) -> None:
     """Deletes the summaries of deleted metrics, and leaves a line in the log unless it is there."""
     if expiry.kind is Kind.METRICS:
-        for rows in (table.metric_blocks, table.metric_block_cursors):
+        for rows in (table.metric_attempts, table.metric_blocks, table.metric_block_cursors):
             connection.execute(sa.delete(rows).where(rows.c.trial_id == expiry.trial_id))
     logs = table.logs
     is_there = sa.select(logs.c.id).where(

@@ -1,18 +1,23 @@
 """Reads one metric of a trial with a bounded number of points.
 
 The cost depends on the number of points, not on that of the reports: from the blocks of the series, and, where they are
-too coarse, from their spans or from the reports. Reports that no block has yet are read one by one. Everything here
-blocks; reader.py calls it in its threads.
+too coarse, from their spans or from the reports. So are blocks in which reports of an older attempt are replaced
+(`attempt.py`). Reports that no block has yet are read one by one. Everything here blocks; reader.py calls it in its
+threads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
 
 from gangline.domain.history import MetricSeries, SeriesPoint
 from services.gateway.history import table
+from services.gateway.history.attempt import Extent, Selection, read_selection
 from services.gateway.history.condense import find_cursor, read_reports
 from services.gateway.history.metric_block import (
     BLOCK_REPORTS,
@@ -45,13 +50,16 @@ def has_long_tail(connection: sa.Connection, trial_id: str, group: str) -> bool:
     return (connection.scalar(sa.select(sa.func.count()).select_from(tail)) or 0) > MAX_TAIL
 
 
-def read_series(connection: sa.Connection, trial_id: str, group: str, metric: str, max_points: int) -> MetricSeries:
+def read_series(
+    connection: sa.Connection, trial_id: str, group: str, metric: str, max_points: int, *, attempt: int | None = None
+) -> MetricSeries:
     """Returns the series of a metric: from its blocks if they are enough, from its reports if these are few, and from
-    the spans of its blocks otherwise. All reports count, also those of batches that a later attempt trained again."""
+    the spans of its blocks otherwise. attempt: as in `read_selection`."""
     after_id = find_cursor(connection, trial_id, group)
-    blocks = _Blocks(connection, trial_id, group, metric)
+    selection = read_selection(connection, trial_id, group, attempt)
+    blocks = _Blocks(connection, trial_id, group, metric, selection)
     summaries = blocks.summaries()
-    tail = read_reports(connection, trial_id, group, after_id, MAX_TAIL + BLOCK_REPORTS)
+    tail = _selected(read_reports(connection, trial_id, group, after_id, MAX_TAIL + BLOCK_REPORTS), selection)
     num_values = merge([*summaries, *spans_of(tail, metric, BLOCK_REPORTS)]).num_values
     num_reports = len(summaries) * BLOCK_REPORTS + len(tail)
     if 2 * len(summaries) >= max_points:
@@ -65,39 +73,71 @@ def read_series(connection: sa.Connection, trial_id: str, group: str, metric: st
     return MetricSeries(trial_id, group, metric, tuple(points), whole.num_values, whole.num_nonfinite)
 
 
-class _Blocks:
-    """Reads the blocks of one metric."""
+def _selected(reports: Sequence[Report], selection: Selection) -> list[Report]:
+    return [report for report in reports if selection.has(report.attempt, report.batches_completed)]
 
-    def __init__(self, connection: sa.Connection, trial_id: str, group: str, metric: str) -> None:
+
+class _Blocks:
+    """Reads the blocks of one metric. Blocks of which only some reports are selected are read by their reports: an
+    attempt has one of them at most, unless it reports batches out of order."""
+
+    def __init__(self, connection: sa.Connection, trial_id: str, group: str, metric: str, selection: Selection) -> None:
         self._connection = connection
         self._trial_id = trial_id
         self._group = group
         self._metric = metric
+        self._selection = selection
+        # The reports of blocks of which not all are selected, by the first id.
+        self._read: dict[int, list[Report]] = {}
 
     def summaries(self) -> list[Span]:
-        return unpack(b"".join(row.summary for row in self._rows(table.metric_blocks.c.summary)))
+        return self._spans_of(table.metric_blocks.c.summary, BLOCK_REPORTS)
 
     def spans(self) -> list[Span]:
-        return unpack(b"".join(row.spans for row in self._rows(table.metric_blocks.c.spans)))
+        return self._spans_of(table.metric_blocks.c.spans, SPAN_REPORTS)
 
     def reports(self) -> list[Report]:
-        """Returns the reports of the blocks that have the metric."""
-        return [
-            report
-            for row in self._rows(table.metric_blocks.c.first_id)
-            for report in read_reports(self._connection, self._trial_id, self._group, row.first_id - 1, BLOCK_REPORTS)
-        ]
+        """Returns the selected reports of the blocks that have the metric."""
+        return [report for row, _ in self._rows(table.metric_blocks.c.first_id) for report in self._reports_of(row)]
 
-    def _rows(self, column: sa.Column[Any]) -> list[sa.Row[Any]]:
+    def _spans_of(self, column: sa.Column[Any], num_reports: int) -> list[Span]:
+        spans: list[Span] = []
+        for is_whole, group in groupby(self._rows(column), key=itemgetter(1)):
+            rows = [row for row, _ in group]
+            if is_whole:
+                spans += unpack(b"".join(row[0] for row in rows))
+            else:
+                spans += (span for row in rows for span in spans_of(self._reports_of(row), self._metric, num_reports))
+        return spans
+
+    def _reports_of(self, row: sa.Row[Any]) -> list[Report]:
+        if row.first_id not in self._read:
+            reports = read_reports(self._connection, self._trial_id, self._group, row.first_id - 1, BLOCK_REPORTS)
+            self._read[row.first_id] = _selected(reports, self._selection)
+        return self._read[row.first_id]
+
+    def _rows(self, column: sa.Column[Any]) -> list[tuple[sa.Row[Any], bool]]:
+        """Returns the blocks that have selected reports, the column first, and whether all reports of each are
+        selected."""
         blocks = table.metric_blocks
-        return list(
-            self._connection.execute(
-                sa.select(column)
-                .where(
-                    blocks.c.trial_id == self._trial_id,
-                    blocks.c.metric_group == self._group,
-                    blocks.c.metric == self._metric,
-                )
-                .order_by(blocks.c.last_id)
+        extent = [] if self._selection.is_whole else [blocks.c[name] for name in _EXTENT]
+        rows = self._connection.execute(
+            sa.select(column, blocks.c.first_id, *extent)
+            .where(
+                blocks.c.trial_id == self._trial_id,
+                blocks.c.metric_group == self._group,
+                blocks.c.metric == self._metric,
             )
+            .order_by(blocks.c.last_id)
         )
+        if not extent:
+            return [(row, True) for row in rows]
+        judged = ((row, self._selection.has_all(_extent_of(row))) for row in rows)
+        return [(row, has_all or False) for row, has_all in judged if has_all is not False]
+
+
+_EXTENT = ("least_attempt", "greatest_attempt", "least_batches", "greatest_batches")
+
+
+def _extent_of(row: sa.Row[Any]) -> Extent:
+    return Extent(row.least_attempt or 0, row.greatest_attempt or 0, row.least_batches, row.greatest_batches)

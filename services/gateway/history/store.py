@@ -10,16 +10,18 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
 from services.gateway.history import table
+from services.gateway.history.attempt import Key, note_attempts
 from services.gateway.history.database import upsert, writing
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass
@@ -41,6 +43,7 @@ class _Rows:
     logs: list[Row] = field(default_factory=list)
     metrics: list[Row] = field(default_factory=list)
     newest_by_key: dict[tuple[str, str], Row] = field(default_factory=dict)
+    first_batches: dict[Key, int] = field(default_factory=dict)
     progress_by_trial_id: dict[str, Row] = field(default_factory=dict)
     stored_by_spool_id: dict[str, int] = field(default_factory=dict)
     count: StoredCount = field(default_factory=StoredCount)
@@ -58,20 +61,35 @@ class _Rows:
 
     def _take_record(self, batch: IngestBatch, record: IngestRecord) -> None:
         content = record.content
-        place = {"experiment_id": batch.experiment_id, "trial_id": batch.trial_id, "at": record.at}
+        trial_id, attempt = batch.trial_id, batch.attempt
+        place = {"experiment_id": batch.experiment_id, "trial_id": trial_id, "at": record.at}
         if isinstance(content, LogLine):
             self.logs.append({**place, **_log_row(content)})
             self.count.logs += 1
         elif isinstance(content, MetricsPoint):
-            row = _metrics_row(content)
+            row = {**_metrics_row(content), "attempt": attempt}
             self.metrics.append({**place, **row, "values_json": table.storable(content.values_json) or None})
-            self.newest_by_key[batch.trial_id, row["metric_group"]] = {"trial_id": batch.trial_id, **row}
+            group, batches = row["metric_group"], content.batches_completed
+            _keep_newest(self.newest_by_key, (trial_id, group), {"trial_id": trial_id, **row})
+            key = trial_id, group, attempt
+            self.first_batches[key] = min(batches, self.first_batches.get(key, batches))
             self.count.metrics += 1
-            self.count.reports[batch.trial_id, row["metric_group"]] += 1
+            self.count.reports[trial_id, group] += 1
         else:
-            row = _progress_row(content)
-            self.progress_by_trial_id[batch.trial_id] = {"trial_id": batch.trial_id, "at": record.at, **row}
+            row = {**_progress_row(content), "attempt": attempt}
+            _keep_newest(self.progress_by_trial_id, trial_id, {"trial_id": trial_id, "at": record.at, **row})
             self.count.progress += 1
+
+
+def _keep_newest(rows: dict[T, Row], key: T, row: Row) -> None:
+    """Replaces a row, unless it is of a newer attempt. A spool may be delivered late."""
+    before = rows.get(key)
+    if before is None or before["attempt"] <= row["attempt"]:
+        rows[key] = row
+
+
+def _is_as_new(new: Any, old: Any) -> sa.ColumnElement[bool]:
+    return sa.func.coalesce(new.attempt, 0) >= sa.func.coalesce(old.attempt, 0)
 
 
 def store_batches(engine: sa.Engine, batches: Sequence[IngestBatch], now: float) -> tuple[list[int], StoredCount]:
@@ -97,8 +115,9 @@ def _insert(connection: sa.Connection, rows: _Rows, now: float) -> None:
         connection.execute(sa.insert(table.logs), rows.logs)
     if rows.metrics:
         connection.execute(sa.insert(table.metrics), rows.metrics)
-    upsert(connection, table.newest_metrics, list(rows.newest_by_key.values()))
-    upsert(connection, table.progress, list(rows.progress_by_trial_id.values()))
+    upsert(connection, table.newest_metrics, list(rows.newest_by_key.values()), _is_as_new)
+    upsert(connection, table.progress, list(rows.progress_by_trial_id.values()), _is_as_new)
+    note_attempts(connection, rows.first_batches)
     upsert(
         connection,
         table.ingest_cursors,

@@ -54,6 +54,8 @@ metrics = sa.Table(
     sa.Column("metrics_json", sa.Text, nullable=False),
     # Metrics that are no numbers. NULL without any, which is most rows.
     sa.Column("values_json", sa.Text),
+    # NULL counts as 0, an attempt before all others: the row is from an earlier version.
+    sa.Column("attempt", sa.Integer),
     sa.Index("metrics_by_experiment", "experiment_id", "id"),
     sa.Index("metrics_by_trial", "trial_id", "id"),
     sqlite_autoincrement=True,
@@ -66,6 +68,17 @@ newest_metrics = sa.Table(
     sa.Column("metric_group", sa.Text, primary_key=True),
     sa.Column("batches_completed", sa.BigInteger, nullable=False),
     sa.Column("metrics_json", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer),
+)
+
+# The least batch that each attempt has reported: see attempt.py.
+metric_attempts = sa.Table(
+    "metric_attempts",
+    metadata,
+    sa.Column("trial_id", sa.Text, primary_key=True),
+    sa.Column("metric_group", sa.Text, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("first_batches", sa.BigInteger, nullable=False),
 )
 
 # Summaries of consecutive reports: see metric_block.py. The ids are those of the first and of the last report.
@@ -79,6 +92,11 @@ metric_blocks = sa.Table(
     sa.Column("first_id", sa.BigInteger, nullable=False),
     sa.Column("summary", sa.LargeBinary, nullable=False),
     sa.Column("spans", sa.LargeBinary, nullable=False),
+    # Of all its reports. NULL in blocks of an earlier version.
+    sa.Column("least_attempt", sa.BigInteger),
+    sa.Column("greatest_attempt", sa.BigInteger),
+    sa.Column("least_batches", sa.BigInteger),
+    sa.Column("greatest_batches", sa.BigInteger),
 )
 
 metric_block_cursors = sa.Table(
@@ -97,6 +115,7 @@ progress = sa.Table(
     sa.Column("batches_completed", sa.BigInteger, nullable=False),
     sa.Column("batches_total", sa.BigInteger, nullable=False),
     sa.Column("samples_per_second", sa.Double, nullable=False),
+    sa.Column("attempt", sa.Integer),
 )
 
 ingest_cursors = sa.Table(

@@ -14,7 +14,7 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from gangline.domain.history import MAX_SERIES_POINTS, MIN_SERIES_POINTS, StoredMetrics
+from gangline.domain.history import ALL_ATTEMPTS, MAX_SERIES_POINTS, MIN_SERIES_POINTS, StoredMetrics
 from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError
 from services.common.server import Principal
@@ -50,6 +50,16 @@ class Window:
         return max(self.after_id, self.resume_id)
 
 
+Attempt = Annotated[
+    int | None,
+    Query(
+        ge=ALL_ATTEMPTS,
+        le=2**31 - 1,
+        description="One attempt of each trial, or 0 for all; when absent, newer attempts replace older ones",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class SeriesQuery:
     """Selects a metric, and the number of points."""
@@ -65,6 +75,7 @@ class SeriesQuery:
             description="A longer series keeps its first and last value, and the extremes of equal parts",
         ),
     ] = 1000
+    attempt: Attempt = None
 
 
 Wanted = Annotated[Window, Depends()]
@@ -95,16 +106,22 @@ async def trial_logs(
 
 @router.get("/experiments/{experiment_id}/metrics", response_model=MetricsPage)
 async def experiment_metrics(
-    experiment_id: model.Int64, caller: Caller, cases: Cases, window: Wanted, group: Group = ""
+    experiment_id: model.Int64,
+    caller: Caller,
+    cases: Cases,
+    window: Wanted,
+    group: Group = "",
+    *,
+    attempt: Attempt = None,
 ) -> MetricsPage | EventSourceResponse:
-    return await _metrics(cases, caller, Scope(experiment_id, group=group), window)
+    return await _metrics(cases, caller, Scope(experiment_id, group=group, attempt=attempt), window)
 
 
 @router.get("/trials/{trial_id}/metrics", response_model=MetricsPage)
 async def trial_metrics(
-    trial_id: str, caller: Caller, cases: Cases, window: Wanted, group: Group = ""
+    trial_id: str, caller: Caller, cases: Cases, window: Wanted, group: Group = "", *, attempt: Attempt = None
 ) -> MetricsPage | EventSourceResponse:
-    return await _metrics(cases, caller, Scope(experiment_id_of(trial_id), trial_id, group), window)
+    return await _metrics(cases, caller, Scope(experiment_id_of(trial_id), trial_id, group, attempt), window)
 
 
 @router.get("/trials/{trial_id}/metrics/series", response_model=MetricSeries)
@@ -112,7 +129,9 @@ async def trial_series(
     trial_id: str, caller: Caller, cases: Cases, wanted: Annotated[SeriesQuery, Depends()]
 ) -> MetricSeries:
     """Returns one metric of a trial, in at most so many points."""
-    series = await cases.records.series(caller, trial_id, wanted.group, wanted.metric, wanted.max_points)
+    series = await cases.records.series(
+        caller, trial_id, wanted.group, wanted.metric, wanted.max_points, attempt=wanted.attempt
+    )
     return MetricSeries.model_validate(series)
 
 

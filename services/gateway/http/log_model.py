@@ -124,6 +124,7 @@ class StoredMetrics(Answer):
     trial_id: str
     time: Instant = Field(validation_alias="at")
     point: Report
+    attempt: int
 
 
 class MetricsPage(Answer):

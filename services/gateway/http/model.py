@@ -80,8 +80,7 @@ class LogHit(Answer):
 
 
 class ExitReport(Answer):
-    """Describes how a member of an attempt ended. error_code: of the GanglineError that ended the rank; empty for other
-    failures."""
+    """Describes how a member of an attempt ended. error_code: of the GanglineError that ended the rank, or empty."""
 
     agent_id: str
     kind: ExitKind
@@ -141,6 +140,8 @@ class Trial(Answer):
     strategy_choice: Document = Field(validation_alias="strategy_choice_json")
     searcher_metric_value: float | None = Field(validation_alias="best_validation")
     searcher_metric_batches: int = Field(validation_alias="best_validation_batches")
+    length_batches: int | None
+    warning: str
     start_time: Instant = Field(validation_alias="created_at")
     end_time: Instant = Field(validation_alias="ended_at")
     timeline: Timeline
@@ -429,8 +430,7 @@ class Cluster(Answer):
 
 
 class EtcdHealth(Answer):
-    """Describes etcd. problem: one sentence while etcd is not available. since: when that began, or when it last
-    ended."""
+    """Describes etcd. problem: one sentence while etcd is away. since: when that began, or when it last ended."""
 
     is_available: bool
     num_members: int

@@ -36,14 +36,23 @@ class IngestBatch:
     records: tuple[IngestRecord, ...]
     last_sequence: int = 0
 
+    @property
+    def attempt(self) -> int:
+        """Returns the attempt of the trial that fills this spool, by the allocation's id with which the spool's begins;
+        0 for another id."""
+        number = self.spool_id.partition("/")[0].removeprefix(f"{self.trial_id}.")
+        return int(number) if number.isdecimal() else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Names the history that a caller asks for. trial_id: empty for all trials. group: empty for all metrics."""
+    """Names the history that a caller asks for. trial_id: empty for all trials. group: empty for all metrics. attempt:
+    of metrics, one attempt of each trial, or ALL_ATTEMPTS; None for the reports that count."""
 
     experiment_id: int
     trial_id: str = ""
     group: str = ""
+    attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,13 +160,18 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
     async def StreamMetrics(
         self, request: pb.StreamMetricsRequest, context: Context
     ) -> AsyncIterator[pb.StreamMetricsResponse]:
-        scope = Scope(request.experiment_id, request.trial_id, request.group)
+        scope = Scope(request.experiment_id, request.trial_id, request.group, _attempt_of(request))
         async for page in self._usecases.records.metrics(current_principal(), scope, follow=request.follow):
             yield pb.StreamMetricsResponse(metrics=[wire.to_proto(row) for row in page])
 
     async def GetMetricSeries(self, request: pb.GetMetricSeriesRequest, context: Context) -> pb.GetMetricSeriesResponse:
         series = await self._usecases.records.series(
-            current_principal(), request.trial_id, request.group, request.metric, request.max_points
+            current_principal(),
+            request.trial_id,
+            request.group,
+            request.metric,
+            request.max_points,
+            attempt=_attempt_of(request),
         )
         return pb.GetMetricSeriesResponse(series=wire.to_proto(series))
 
@@ -281,3 +286,7 @@ async def _chunks(first: pb.UploadCodeRequest, following: AsyncIterator[pb.Uploa
     yield first.chunk
     async for request in following:
         yield request.chunk
+
+
+def _attempt_of(request: pb.StreamMetricsRequest | pb.GetMetricSeriesRequest) -> int | None:
+    return request.attempt if request.HasField("attempt") else None

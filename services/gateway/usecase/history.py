@@ -14,6 +14,7 @@ from gangline.domain.history import (
     LogFilter,
     MetricSeries,
     StoredMetrics,
+    check_attempt,
     check_filter,
     check_ranks_exist,
     check_series,
@@ -96,6 +97,7 @@ class Records:
     ) -> AsyncIterator[Sequence[StoredMetrics]]:
         await self.confirm(principal, scope)
         self.check(principal, scope)
+        check_attempt(scope.attempt)
         async for page in self._pages(scope, lambda last_id: self._metrics_page(scope, last_id), after_id, follow):
             if page.rows:
                 yield page.rows
@@ -133,18 +135,28 @@ class Records:
         """Returns one page, for callers that page by themselves; `Reader.metrics_after` has the arguments."""
         await self.confirm(principal, scope)
         self.check(principal, scope)
+        check_attempt(scope.attempt)
         return await self._reader.metrics_after(scope, after_id, limit, has_values=has_values)
 
     async def series(
-        self, principal: Principal, trial_id: str, group: str, metric: str, max_points: int
+        self,
+        principal: Principal,
+        trial_id: str,
+        group: str,
+        metric: str,
+        max_points: int,
+        *,
+        attempt: int | None = None,
     ) -> MetricSeries:
-        """Returns one metric of a trial. Raises GanglineError `series.*`, `history.*` and as `check` does."""
+        """Returns one metric of a trial. attempt: as in `Scope`. Raises GanglineError `series.*`, `metrics.attempt`,
+        `history.*` and as `check` does."""
         check_user(principal)
+        check_attempt(attempt)
         scope = Scope(experiment_id_of(trial_id), trial_id, group)
         await self.confirm(principal, scope)
         self.check(principal, scope)
         check_series(metric, max_points)
-        return await self._reader.series(trial_id, group, metric, max_points)
+        return await self._reader.series(trial_id, group, metric, max_points, attempt)
 
     async def confirm(self, principal: Principal, scope: Scope) -> None:
         """Returns when it is certain whether the scope exists. Called before `check`. Raises GanglineError

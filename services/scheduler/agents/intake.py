@@ -17,7 +17,7 @@ import structlog
 
 from gangline.config.strategy_choice import parse_choice
 from gangline.domain.allocation import Allocation, ExitReport, Timeline
-from gangline.domain.experiment import Checkpoint, Trial
+from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import parse_allocation_id
 from gangline.domain.metric_value import check_metadata
@@ -32,6 +32,7 @@ from services.scheduler.agents.agent_session import AgentClock, Session, Session
 from services.scheduler.agents.report_check import Screening
 from services.scheduler.state import metrics
 from services.scheduler.state.estimate import Progress
+from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import StateChange
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import Store, Transition
@@ -40,7 +41,15 @@ from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.fence import fenced, is_superseded, live, why_over
 from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
 from services.scheduler.transition.place import accepted, came_up
-from services.scheduler.transition.report import checkpointed, chosen, described, progressed, validated, waiting
+from services.scheduler.transition.report import (
+    checkpointed,
+    chosen,
+    described,
+    passes_length,
+    progressed,
+    validated,
+    waiting,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -212,9 +221,18 @@ class Intake:
         self.progress_by_trial[allocation.trial_id] = Progress(
             report.batches_completed, report.batches_total, report.seconds_per_batch, now
         )
-        if now - self._written_at.get(allocation.trial_id, 0.0) >= PROGRESS_SECONDS:
+        is_due = now - self._written_at.get(allocation.trial_id, 0.0) >= PROGRESS_SECONDS
+        if is_due or self._passes_length(allocation.trial_id, report.batches_completed):
             self._written_at[allocation.trial_id] = now
             await self._write_progress(allocation.trial_id)
+
+    def _passes_length(self, trial_id: str, batches: int) -> bool:
+        """Whether the trial is too far past its length, which is not on its record yet."""
+        trial = self._store.state.find(Trial, trial_id)
+        experiment = self._store.state.find(Experiment, trial.experiment_id) if trial is not None else None
+        if trial is None or experiment is None or trial.warning or trial.closing is not None:
+            return False
+        return passes_length(facts_of(experiment.config_json).searcher, batches)
 
     async def _write_progress(self, trial_id: str) -> None:
         progress = self.progress_by_trial.get(trial_id)

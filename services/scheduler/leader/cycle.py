@@ -218,6 +218,12 @@ class SchedulingCycle:
         if self._counting is None:
             self._counting = asyncio.get_running_loop().call_later(self._count_pause_seconds, self._count_now)
 
+    def close(self) -> None:
+        """Ends the updates of the gauges at the end of the term."""
+        if self._counting is not None:
+            self._counting.cancel()
+        metrics.forget_state()
+
     def _count_now(self) -> None:
         started = time.perf_counter()
         self._counting = None

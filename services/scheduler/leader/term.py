@@ -311,6 +311,7 @@ class Term:
     def _close(self) -> None:
         metrics.IS_LEADER.set(0)
         metrics.EPOCH.set(0)
+        self.loop.close()
         error = unavailable("scheduler.deposed", "this scheduler has stopped leading; connect to the next leader")
         self.sessions.close_all(error)
         self.coordinator.close_all(error)

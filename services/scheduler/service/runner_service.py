@@ -15,7 +15,7 @@ from gangline.domain.experiment import Trial
 from gangline.domain.fusion import FusionRecord, family_of
 from gangline.domain.id import describe_allocation
 from gangline.domain.resource import Agent
-from gangline.domain.state import ExitKind, State
+from gangline.domain.state import ExitKind, Outcome, State
 from gangline.errors import GanglineError, conflict, invalid
 from gangline.protocol import wire
 from gangline.v1 import runner_pb2, runner_pb2_grpc
@@ -117,7 +117,10 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         state = (await self._leader_status.reach()).state
         trial = get(state, Trial, get(state, Allocation, request.allocation_id).trial_id)
         return runner_pb2.FindTrialFactsResponse(
-            metadata_json=trial.metadata_json, best_validation=best_validation_of(state, trial.experiment_id)
+            metadata_json=trial.metadata_json,
+            best_validation=best_validation_of(state, trial.experiment_id),
+            # Another order to stop goes on with the trial later, so the runner has to know of it before the ranks end.
+            stop_reason=trial.reason if trial.closing is Outcome.COMPLETED else "",
         )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter as CountOf
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from enum import StrEnum
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from gangline.domain.allocation import Allocation, Request
+from gangline.domain.allocation import Allocation, Request, Timeline
 from gangline.domain.resource import Agent, Slot
-from gangline.domain.state import AgentState, Availability, ReasonCode
+from gangline.domain.state import AgentState, Availability, ExitKind, ReasonCode, State
+from services.scheduler.state.facts import DEFAULT_POOL
 from services.scheduler.state.records import SchedulerState
 
 IS_LEADER = Gauge("gangline_scheduler_is_leader", "1 while this scheduler leads")
@@ -40,6 +43,11 @@ IMPLAUSIBLE_VALUES = Counter(
     "gangline_scheduler_implausible_values_total", "Reported times and counts that were replaced", ["kind"]
 )
 EXITS = Counter("gangline_scheduler_member_exits_total", "Members of allocations that ended", ["kind"])
+# A rate shows the first event of a label only if its counter was 0 before.
+for _kind in ExitKind:
+    EXITS.labels(_kind.lower())
+for _field in fields(Timeline)[1:]:
+    START_SECONDS.labels(_field.name.removesuffix("_at"))
 FENCED_REPORTS = Counter("gangline_scheduler_fenced_reports_total", "Reports and renewals of attempts that are over")
 HELD_MEMBERS = Gauge(
     "gangline_scheduler_held_members",
@@ -53,15 +61,33 @@ COMMITTED_OPERATIONS = Histogram(
 
 
 def count_state(state: SchedulerState) -> None:
-    """Sets the gauges that follow from the records alone."""
-    _set(QUEUE_LENGTH, CountOf(request.pool for request in state.all_of(Request)))
-    _set(ALLOCATIONS, CountOf(allocation.state.value.lower() for allocation in state.all_of(Allocation)))
-    _set(AGENTS, CountOf(agent.state.value.lower() for agent in state.all_of(Agent)))
+    """Sets the gauges that follow from the records alone. A label that may have a value has 0 without one, so a panel
+    shows an empty queue as 0 and not as a lack of data."""
+    pools = {agent.pool for agent in state.all_of(Agent)} or {DEFAULT_POOL}
+    _set(QUEUE_LENGTH, CountOf(request.pool for request in state.all_of(Request)), pools)
+    states = CountOf(allocation.state.value.lower() for allocation in state.all_of(Allocation))
+    _set(ALLOCATIONS, states, _names(LIVE_STATES))
+    _set(AGENTS, CountOf(agent.state.value.lower() for agent in state.all_of(Agent)), _names(AgentState))
     _set(SLOTS, _count_slots(state))
 
 
 def count_reasons(count_by_code: Mapping[ReasonCode, int]) -> None:
-    _set(PENDING_BY_REASON, {code.value.lower(): count for code, count in count_by_code.items()})
+    _set(PENDING_BY_REASON, {code.value.lower(): count for code, count in count_by_code.items()}, _names(_PENDING))
+
+
+def forget_state() -> None:
+    """Removes the values of a term that is over. The next leader reports its own."""
+    for gauge in (QUEUE_LENGTH, PENDING_BY_REASON, ALLOCATIONS, AGENTS, SLOTS):
+        gauge.clear()
+
+
+# The state of a live allocation, and the reasons for which a request waits.
+LIVE_STATES = (State.STARTING, State.RUNNING, State.STOPPING)
+_PENDING = [code for code in ReasonCode if code is not ReasonCode.RUNS_SHRUNK]
+
+
+def _names(members: Iterable[StrEnum]) -> list[str]:
+    return [member.value.lower() for member in members]
 
 
 def _count_slots(state: SchedulerState) -> dict[str, int]:
@@ -90,8 +116,9 @@ def _spare(agent: Agent, slot: Slot) -> str:
     return "free" if slot.is_open and agent.availability is Availability.ENABLED else "disabled"
 
 
-def _set(gauge: Gauge, value_by_label: Mapping[str, int]) -> None:
-    """Replaces all values of a gauge, so that labels without a value are no longer reported."""
+def _set(gauge: Gauge, value_by_label: Mapping[str, int], zeros: Iterable[str] = ()) -> None:
+    """Replaces all values of a gauge, so that labels without a value are no longer reported. zeros: labels that are
+    always reported."""
     gauge.clear()
-    for label, value in value_by_label.items():
+    for label, value in {**dict.fromkeys(zeros, 0), **value_by_label}.items():
         gauge.labels(label).set(value)

@@ -55,7 +55,8 @@ def _best(checkpoints: Sequence[Checkpoint], retention: Retention, count: int) -
     ranked = sorted(
         (sign * value, checkpoint.batches_completed, checkpoint.id)
         for checkpoint in checkpoints
-        if (value := _value_of(checkpoint.metadata_json, retention.metric)) is not None
+        if not checkpoint.is_past_length
+        and (value := _value_of(checkpoint.metadata_json, retention.metric)) is not None
     )
     return [storage_id for _, _, storage_id in ranked[:count]]
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from gangline.config.searcher import Searcher
 from gangline.domain.allocation import Allocation, Wait
-from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.experiment import BestValidation, Checkpoint, Experiment, Trial
 from gangline.domain.search import Search, SearchEvent
 from gangline.domain.state import CheckpointState, SearchEventKind, State
 from services.scheduler.state.estimate import Progress
@@ -24,6 +24,7 @@ from services.scheduler.state.rules import Rules
 from services.scheduler.transition.checkpoint import age_of, mark_superfluous
 from services.scheduler.transition.end import fail_experiment
 from services.scheduler.transition.experiment import settle_experiment
+from services.scheduler.transition.length import Reach, end_if_far_past, is_comparable, is_far_past, warn, with_length
 from services.scheduler.transition.search import tell
 from services.scheduler.transition.strategy_step import new_choice
 
@@ -31,6 +32,8 @@ from services.scheduler.transition.strategy_step import new_choice
 MAX_VALIDATION_BYTES = 16 << 10
 # Longest text of a wait, in characters.
 MAX_WAIT_CHARACTERS = 1000
+# Best values of a trial on record, so that an attempt that validates earlier batches again finds the best before them.
+MAX_BEST_VALIDATIONS = 32
 # Names of metrics in a message.
 _MOST_NAMES = 8
 
@@ -42,20 +45,33 @@ def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules
     trial = records.find(Trial, trial_id)
     if trial is None or trial.state is State.TERMINAL or trial.batches_completed == progress.batches_completed:
         return StateChange()
-    full_slots = facts_of(get(records, Experiment, trial.experiment_id).config_json).slots
-    rounds = full_slots / trial.attempt_slots if trial.attempt_slots else 1.0
-    draft = Draft(records)
-    draft.put(
-        replace(
-            trial,
-            batches_completed=progress.batches_completed,
-            batches_total=progress.batches_total or trial.batches_total,
-            seconds_per_batch=progress.seconds_per_batch / rounds or trial.seconds_per_batch,
-        )
+    facts = facts_of(get(records, Experiment, trial.experiment_id).config_json)
+    rounds = facts.slots / trial.attempt_slots if trial.attempt_slots else 1.0
+    trial = replace(
+        trial,
+        batches_completed=progress.batches_completed,
+        batches_total=progress.batches_total or trial.batches_total,
+        seconds_per_batch=progress.seconds_per_batch / rounds or trial.seconds_per_batch,
     )
+    reach = _reach_of(facts.searcher, progress.batches_completed)
+    if is_far_past(facts.searcher, reach):
+        trial = warn(trial, facts.searcher, reach)
+    draft = Draft(records)
+    draft.put(trial)
     event = SearchEvent(SearchEventKind.PROGRESSED, trial.number, progress.batches_completed)
     _tell(draft, trial, event, rules, now)
+    end_if_far_past(draft, get(draft, Trial, trial.id), facts, reach, rules=rules, now=now)
     return draft.change
+
+
+def passes_length(section: Searcher, batches: int) -> bool:
+    """Returns whether a trial of so many batches is too far past its length."""
+    return is_far_past(section, _reach_of(section, batches))
+
+
+def _reach_of(section: Searcher, batches: int) -> Reach:
+    """Returns how far a trial is by its progress, which counts batches only."""
+    return Reach(batches, float(batches) if section.unit_name == "batches" else None)
 
 
 def validated(
@@ -84,8 +100,15 @@ def validated(
     metrics = json.loads(validation_json)
     metric = _number(metrics.get(facts.searcher.metric))
     trial = replace(trial, batches_completed=batches, validation_json=_bounded(metrics, facts.searcher.metric))
-    if metric is not None and _is_better(metric, trial.best_validation, facts.searcher.smaller_is_better):
-        trial = replace(trial, best_validation=metric, best_validation_batches=batches_completed)
+    has_operation = units is not None
+    units = _units_of(facts.searcher, metrics, batches_completed, units)
+    reach = Reach(batches_completed, units, has_operation)
+    counts = is_comparable(trial, facts.searcher, reach)
+    trial = with_length(trial, facts.searcher, reach) if counts else warn(trial, facts.searcher, reach)
+    trial = _without_replaced(trial, batches_completed)
+    if counts and metric is not None and _is_better(metric, trial.best_validation, facts.searcher.smaller_is_better):
+        best = BestValidation(batches_completed, metric, trial.attempts)
+        trial = _with_bests(trial, (*trial.best_validations, best)[-MAX_BEST_VALIDATIONS:])
     is_new = facts.searcher.metric in metrics and batches_completed > _last_validated(trial)
     if is_new:
         trial = replace(trial, validated_batches=batches_completed)
@@ -97,11 +120,11 @@ def validated(
         reason = _say_missing(trial.id, facts.searcher.metric, metrics)
         fail_experiment(draft, trial.experiment_id, reason, rules, now)
         return draft.change
-    units = _units_of(facts.searcher, metrics, batches_completed, units)
     if is_new and units is None and facts.searcher.is_halving:
         fail_experiment(draft, trial.experiment_id, _say_no_units(trial.id, facts.searcher, metrics), rules, now)
         return draft.change
-    if is_new:
+    # The process of a custom search may judge such a validation by itself.
+    if is_new and (counts or facts.searcher.name == "custom"):
         event = SearchEvent(
             SearchEventKind.VALIDATED,
             trial.number,
@@ -110,6 +133,7 @@ def validated(
             units=units,
         )
         _tell(draft, trial, event, rules, now)
+    end_if_far_past(draft, get(draft, Trial, trial.id), facts, reach, rules=rules, now=now)
     return draft.change
 
 
@@ -158,6 +182,27 @@ def best_validation_of(records: Records, experiment_id: int) -> float | None:
     smaller_is_better = facts_of(get(records, Experiment, experiment_id).config_json).searcher.smaller_is_better
     values = [trial.best_validation for trial in records.trials_of(experiment_id) if trial.best_validation is not None]
     return (min if smaller_is_better else max)(values, default=None)
+
+
+def _without_replaced(trial: Trial, batches_completed: int) -> Trial:
+    """Returns the trial without the best values that this validation of the newest attempt replaces: those of older
+    attempts at the same or later batches. They are of a model that the trial no longer trains."""
+    bests = trial.best_validations
+    if not bests and trial.best_validation is not None:
+        # An earlier version has recorded the best value alone.
+        bests = (BestValidation(trial.best_validation_batches, trial.best_validation, 0),)
+    left = tuple(best for best in bests if best.attempt == trial.attempts or best.batches_completed < batches_completed)
+    return trial if left == trial.best_validations else _with_bests(trial, left)
+
+
+def _with_bests(trial: Trial, bests: tuple[BestValidation, ...]) -> Trial:
+    last = bests[-1] if bests else None
+    return replace(
+        trial,
+        best_validations=bests,
+        best_validation=last.value if last is not None else None,
+        best_validation_batches=last.batches_completed if last is not None else 0,
+    )
 
 
 def _last_validated(trial: Trial) -> int:
@@ -220,7 +265,8 @@ def checkpointed(records: Records, checkpoint: Checkpoint) -> StateChange:
         return StateChange()
     draft = Draft(records)
     if stored_checkpoint is None:
-        draft.put(checkpoint)
+        is_past_length = trial.length_batches is not None and checkpoint.batches_completed > trial.length_batches
+        draft.put(replace(checkpoint, is_past_length=is_past_length))
     latest = records.find(Checkpoint, trial.latest_checkpoint_id)
     # The latest one may be of another trial, from which this one began.
     is_newer = latest is None or latest.trial_id != trial.id or age_of(checkpoint) >= age_of(latest)

@@ -94,6 +94,9 @@ def continue_experiment(
         infrastructure_failures=0,
         failures_in_a_row=0,
         last_failure=None,
+        # Its length may be another one now.
+        length_batches=None,
+        warning="",
         latest_checkpoint_id=_find_checkpoint(records, trial),
         timeline=Timeline(queued_at=now),
     )

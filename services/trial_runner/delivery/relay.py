@@ -47,6 +47,7 @@ class Relay:
         self._clock = clock
         self._held: runner_pb2.ProgressReport | None = None
         self._told_at = float("-inf")
+        self._newest = runner_pb2.ProgressReport(batches_completed=trial.batches_completed)
         self._left_out: set[str] = set()
         # What each rank waits for, in the order in which their waits began.
         self._waits: dict[int, str] = {}
@@ -83,6 +84,12 @@ class Relay:
         for name in ("loss", "validation_loss"):
             if name in values and point.group in ("training", "validation"):
                 metrics.loss.labels(group=point.group).set(values[name])
+        if rank == CHIEF and point.batches_completed > self._newest.batches_completed:
+            # A script need not report its progress, or reports it before its metrics.
+            self._newest.batches_completed = point.batches_completed
+            if self._newest.batches_total:
+                self._newest.batches_total = max(self._newest.batches_total, point.batches_completed)
+            self._hold()
         if point.group == "validation" and rank == CHIEF:
             self.tell_rest()
             units = point.units if point.HasField("units") else None
@@ -102,12 +109,17 @@ class Relay:
         self._recorder.record_progress(completed, total, progress.samples_per_second)
         metrics.observe_progress(completed, self._batches, progress.seconds_per_batch, progress.samples_per_second)
         self._batches = completed
-        self._held = runner_pb2.ProgressReport(
+        self._newest = runner_pb2.ProgressReport(
             batches_completed=completed,
             batches_total=total,
             seconds_per_batch=progress.seconds_per_batch,
             takes_traces=progress.takes_traces,
         )
+        self._hold()
+
+    def _hold(self) -> None:
+        self._held = runner_pb2.ProgressReport()
+        self._held.CopyFrom(self._newest)
         if self._clock() - self._told_at >= PROGRESS_SECONDS:
             self.tell_rest()
 

@@ -203,6 +203,7 @@ def _to_message(failure: FailureRecord) -> dict[str, Any]:
         "failure": {
             "kind": failure.kind.value if failure.kind else None,
             "message": failure.message,
+            "remark": failure.remark,
             "rank": failure.rank,
             "agent_id": failure.agent_id,
             "failed_at": failure.failed_at,
@@ -215,6 +216,7 @@ def _to_failure(values: dict[str, Any]) -> FailureRecord:
     return FailureRecord(
         kind=ExitKind(kind) if kind in set(ExitKind) else None,
         message=str(values.get("message", "")),
+        remark=str(values.get("remark", "")),
         rank=values.get("rank"),
         agent_id=str(values.get("agent_id", "")),
         failed_at=float(values.get("failed_at", 0.0)),

@@ -33,20 +33,22 @@ class Limits:
 
 
 def name_limit(
-    kind: ExitKind, message: str, lines: Sequence[str], limits: Limits, *, exceeded_memory: bool
+    kind: ExitKind, message: str, lines: Sequence[str], limits: Limits, *, exceeded_memory: bool, remark: str = ""
 ) -> tuple[ExitKind, str]:
     """Returns kind and message of a failure, which name the limit if the rank has hit one.
 
-    lines: the rank's last lines and its traceback. exceeded_memory: whether the kernel has counted a kill in the rank's
+    lines: the rank's last lines and its traceback. remark: follows the message. Only the limit of processes is
+    inferred from it, which changes no kind. exceeded_memory: whether the kernel has counted a kill in the rank's
     own control group.
     """
+    whole = "; ".join(filter(None, (message, remark)))
     if limits.memory_mb and (exceeded_memory or _lacked_memory(kind, message)):
         text = f"the rank exceeded {limits.memory_mb} MiB of memory, its limit on {limits.agent_id} (rank_memory_mb)"
-        return ExitKind.OUT_OF_MEMORY, f"{text}: {message}"
-    if limits.processes and _lacked_processes(message, lines):
+        return ExitKind.OUT_OF_MEMORY, f"{text}: {whole}"
+    if limits.processes and _lacked_processes(whole, lines):
         text = f"the limit of a rank on {limits.agent_id} is {limits.processes} processes and threads (rank_processes)"
-        return kind, f"{message}; {text}"
-    return kind, message
+        return kind, f"{whole}; {text}"
+    return kind, whole
 
 
 def _lacked_memory(kind: ExitKind, message: str) -> bool:

@@ -19,6 +19,7 @@ from gangline.domain.allocation import ExitReport
 from gangline.domain.failure import CHILD, describe_signal, signal_passed_on
 from gangline.domain.state import ExitKind
 from services.trial_runner.gang.limit import Limits, name_limit
+from services.trial_runner.gang.printed_error import PrintedError, find_final_error, find_last_error, quote_last_line
 
 # Longest message of an exit, in characters. Exits are stored in etcd.
 MAX_MESSAGE_LENGTH = 2000
@@ -36,12 +37,6 @@ _CONSEQUENCE = re.compile(
 # Those that come only after the other process has gone. Every other consequence is nearer to the cause.
 _PEER_HAS_GONE = re.compile(
     r"connection closed by peer|connection reset by peer|broken pipe|remote process exited", re.IGNORECASE
-)
-# The last line of an exception, or of a tool's error. SystemExit only passes on a number, and torchrun's
-# ChildFailedError the end of a worker, so they do not count.
-_ERROR_LINE = re.compile(
-    r"^(?!SystemExit|\S*ChildFailedError)"
-    r"(?:(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?::|$)|error: )"
 )
 # The output of the C++ runtime for an uncaught exception, before it aborts.
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']+)'")
@@ -67,7 +62,8 @@ _MAY_BE_DISK = {None, ExitKind.USER_ERROR, ExitKind.UNAVAILABLE, ExitKind.CONFIG
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
     """A failure that a rank reported, or that a member of the gang reported of one of its ranks. kind None: not
-    classified yet. error_code: of a rank's GanglineError."""
+    classified yet. error_code: of a rank's GanglineError. remark: a fact beside the message, such as the exit code or a
+    quoted line of output. Nothing is inferred from a remark."""
 
     kind: ExitKind | None
     message: str
@@ -76,6 +72,12 @@ class FailureRecord:
     failed_at: float = 0.0
     details: str = ""
     error_code: str = ""
+    remark: str = ""
+
+    @property
+    def text(self) -> str:
+        """Returns message and remark, for users."""
+        return "; ".join(filter(None, (self.message, self.remark)))
 
     @property
     def is_consequence(self) -> bool:
@@ -110,6 +112,9 @@ class RankEnd:
     exceeded_memory: the kernel counted a kill in the rank's own control group.
     worker_failure: the newest failure reported by a process that the rank had started, with the rank of that worker.
     last_lines: of its output, as they were printed. report_lines: the same for a user, with tracebacks folded.
+    trace_lines: as many of the same stream as a traceback may have. stdout_line: the last line of standard output where
+    the last lines are those of standard error. is_stdout_later: it came so much later that the process was not about to
+    end when it wrote to standard error.
     uncaught_lines: the output of the C++ runtime for an uncaught exception.
     """
 
@@ -126,6 +131,9 @@ class RankEnd:
     worker_failure: FailureRecord | None = None
     last_lines: tuple[str, ...] = ()
     report_lines: tuple[str, ...] = ()
+    trace_lines: tuple[str, ...] = ()
+    stdout_line: str = ""
+    is_stdout_later: bool = False
     uncaught_lines: tuple[str, ...] = ()
 
     @property
@@ -235,47 +243,33 @@ def failure_of(end: RankEnd) -> FailureRecord | None:
         return None
     if end.signal is not None:
         return _signal_failure(end, end.signal)
-    line = find_error_line(end.last_lines)
-    message = line or f"exited with code {end.exit_code} and said nothing"
-    return _find_reason(end, FailureRecord(None, message, end.rank, "", end.ended_at, "\n".join(end.last_lines)))
+    return _find_reason(end, FailureRecord(None, f"exited with code {end.exit_code}", end.rank, "", end.ended_at))
 
 
 def _find_reason(end: RankEnd, failure: FailureRecord) -> FailureRecord:
-    """Returns the failure with its kind and message.
+    """Returns the failure with its kind, message and remark.
 
     A rank that ends with an exit code may pass on the failure of a process that it had started. Such a process was
-    killed, reported its failure over a link of its own, or printed it.
+    killed, reported its failure over a link of its own, or printed a traceback as the last of the output.
     """
     number = signal_passed_on(end.exit_code or 0)
     if number is not None and failure.kind in (None, ExitKind.SIGNAL):
-        return replace(failure, **_killed(number, end.was_out_of_memory, CHILD))
+        remark = f"exited with code {end.exit_code}"
+        return replace(failure, **_killed(number, end.was_out_of_memory, CHILD), remark=remark)
     if failure.kind is not None:
         return failure
     if end.worker_failure is not None:
         return replace(end.worker_failure, failed_at=failure.failed_at)
-    message = (end.failure is not None and find_last_word(end.last_lines)) or failure.message
-    return replace(failure, kind=_kind_of(message), message=message)
-
-
-def find_error_line(lines: Sequence[str]) -> str:
-    """Returns the last line that names an error; without one, the last line with a word: torchrun ends its report with
-    a line of equals signs."""
-    named = [line.strip() for line in lines if _ERROR_LINE.match(line.strip())]
-    worded = [line.strip() for line in lines if any(char.isalnum() for char in line)]
-    return (named or worded or [""])[-1]
-
-
-def find_last_word(lines: Sequence[str]) -> str:
-    """Returns the error that was printed last before a script ended itself by SystemExit, whose traceback may follow.
-
-    The result is empty if the last line was not an error: errors before it were handled.
-    """
-    filled = [line.strip() for line in lines if line.strip()]
-    if filled and filled[-1].startswith("SystemExit"):
-        starts = [number for number, line in enumerate(filled) if line.startswith("Traceback (most recent call last)")]
-        filled = filled[: starts[-1]] if starts else []
-    match = _ERROR_LINE.match(filled[-1]) if filled else None
-    return "" if match is None or (match[1] or "").endswith("Warning") else filled[-1]
+    lines = end.trace_lines or end.last_lines
+    error = None if end.is_stdout_later else find_final_error(lines)
+    if error is None and (last := find_last_error(lines)) is not None and is_consequence(last.text):
+        # Messages of NCCL and gloo have several lines.
+        error = last
+    if error is not None:
+        return replace(failure, kind=_kind_of(error), message=error.text, remark=failure.message)
+    quote = quote_last_line(lines, end.stdout_line)
+    silence = "" if quote or end.failure is not None else " and said nothing"
+    return replace(failure, kind=ExitKind.USER_ERROR, message=f"{failure.message}{silence}", remark=quote)
 
 
 def is_consequence(text: str) -> bool:
@@ -309,14 +303,11 @@ def _killed(number: int, was_out_of_memory: bool, whom: str = "") -> dict[str, A
     return {"kind": ExitKind.SIGNAL, "message": describe_signal(number, whom)}
 
 
-def _kind_of(message: str) -> ExitKind:
-    match = _ERROR_LINE.match(message)
-    if match is None:
-        return ExitKind.USER_ERROR
+def _kind_of(error: PrintedError) -> ExitKind:
     # Torch reports lack of memory in the text of a plain RuntimeError too.
-    if "CUDA out of memory" in message or "DefaultCPUAllocator: can't allocate memory" in message:
+    if "CUDA out of memory" in error.text or "DefaultCPUAllocator: can't allocate memory" in error.text:
         return ExitKind.OUT_OF_MEMORY
-    return _KIND_BY_EXCEPTION.get(match[1], ExitKind.USER_ERROR)
+    return _KIND_BY_EXCEPTION.get(error.name, ExitKind.USER_ERROR)
 
 
 def _judge_success(report: ExitReport, ends: Sequence[RankEnd], context: OutcomeContext) -> ExitReport:
@@ -332,15 +323,20 @@ def _with_cause(
 ) -> ExitReport:
     # A worker of a script that runs once on its machine has no process of its own among the ends.
     end = next((end for end in ends if end.rank == cause.rank), ends[0])
-    is_disk_fault = cause.kind in _MAY_BE_DISK and context.is_disk_fault(cause.message)
-    kind, message = ExitKind.AGENT_DISK, cause.message
+    # A quoted line may name a full disk; without a path, the check of the disk itself decides.
+    is_disk_fault = cause.kind in _MAY_BE_DISK and any(
+        map(context.is_disk_fault, (cause.message, cause.remark.partition("'")[0]))
+    )
+    kind, message = ExitKind.AGENT_DISK, cause.text
     if not is_disk_fault:
         lines = (*end.last_lines, *cause.details.splitlines())
         found = cause.kind or ExitKind.USER_ERROR
         if found is ExitKind.PREEMPTED:
             # Nobody has asked this rank to stop.
             found = ExitKind.UNAVAILABLE
-        kind, message = name_limit(found, message, lines, context.limits, exceeded_memory=end.exceeded_memory)
+        kind, message = name_limit(
+            found, cause.message, lines, context.limits, exceeded_memory=end.exceeded_memory, remark=cause.remark
+        )
     return replace(
         report,
         kind=kind,
@@ -376,8 +372,8 @@ def _judge_peer(report: ExitReport, context: OutcomeContext) -> ExitReport:
 def describe_failure(failure: FailureRecord) -> str:
     """Returns one clause that names rank and agent if they are known."""
     if failure.rank is None:
-        return failure.message
-    return f"rank {failure.rank} on {failure.agent_id} failed first: {failure.message}"
+        return failure.text
+    return f"rank {failure.rank} on {failure.agent_id} failed first: {failure.text}"
 
 
 def _judge_overdue(report: ExitReport, stop: Stop) -> ExitReport:
@@ -419,4 +415,6 @@ def signature_of(report: ExitReport) -> str:
     is_own = report.kind is ExitKind.USER_ERROR and not is_consequence(report.message)
     if not is_own and not is_own_signal:
         return ""
-    return f"{report.kind.value} {_CHANGING.sub('#', report.message)}"[:MAX_SIGNATURE_LENGTH]
+    # The exit code is the only certain difference between failures that are known by their last line.
+    code = f" {report.exit_code}" if report.exit_code is not None else ""
+    return f"{report.kind.value}{code} {_CHANGING.sub('#', report.message)}"[:MAX_SIGNATURE_LENGTH]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from heapq import merge
+from operator import itemgetter
 
 # A longer line is split here, so a rank that prints no newline needs bounded memory.
 MAX_LINE_BYTES = 64 << 10
@@ -18,6 +20,9 @@ MAX_LINE_BYTES = 64 << 10
 LAST_LINES = 20
 # Number of last lines in which a traceback is looked for. Deep stacks of torch have a few hundred lines.
 TRACE_LINES = 400
+# A process that has printed to standard output for this long after standard error went on. So what it printed on
+# standard error did not end it. A process that ends may flush its standard output a moment later.
+_LATER_SECONDS = 1.0
 # In characters. The last lines travel in the report of an exit into etcd, and those of a whole gang must fit into half
 # a megabyte.
 MAX_LAST_LINE_LENGTH = 500
@@ -34,24 +39,32 @@ class LogPump:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._last: dict[tuple[int, str], deque[str]] = {}
-        self._uncaught: dict[int, deque[str]] = {}
+        # The last lines of each stream, each with the time of its arrival.
+        self._last: dict[tuple[int, str], deque[tuple[float, str]]] = {}
+        # Lines about uncaught exceptions, each with the number of lines of its stream up to it.
+        self._uncaught: dict[tuple[int, str], deque[tuple[int, str]]] = {}
+        self._num_lines: dict[tuple[int, str], int] = {}
         self._pipes: list[_LinePipe] = []
 
     async def open_pipe(self, rank: int, stream: str) -> int:
         """Opens a pipe and starts reading it. Returns its writing end, which the caller closes."""
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-        last = self._last.setdefault((rank, stream), deque(maxlen=TRACE_LINES))
-        uncaught = self._uncaught.setdefault(rank, deque(maxlen=2))
+        key = rank, stream
+        last = self._last.setdefault(key, deque(maxlen=TRACE_LINES))
+        uncaught = self._uncaught.setdefault(key, deque(maxlen=2))
+        loop = asyncio.get_running_loop()
 
         def take(lines: Sequence[str]) -> None:
-            last.extend(line[:MAX_LAST_LINE_LENGTH] for line in lines[-TRACE_LINES:])
+            now, before = loop.time(), self._num_lines.get(key, 0)
+            last.extend((now, line[:MAX_LAST_LINE_LENGTH]) for line in lines[-TRACE_LINES:])
             uncaught.extend(
-                line[:MAX_LAST_LINE_LENGTH] for line in lines if _WHAT in line[:10] or _TERMINATE in line[:200]
+                (number, line[:MAX_LAST_LINE_LENGTH])
+                for number, line in enumerate(lines, before + 1)
+                if _WHAT in line[:10] or _TERMINATE in line[:200]
             )
+            self._num_lines[key] = before + len(lines)
             self._sink(rank, stream, lines)
 
-        loop = asyncio.get_running_loop()
         _, pipe = await loop.connect_read_pipe(lambda: _LinePipe(take), os.fdopen(read_fd, "rb", 0))
         self._pipes.append(pipe)
         return write_fd
@@ -63,11 +76,34 @@ class LogPump:
 
     def trace_lines(self, rank: int) -> tuple[str, ...]:
         """Returns as many lines as a traceback may have, of the same stream as `last_lines`."""
-        return tuple(self._last.get((rank, "stderr")) or self._last.get((rank, "stdout")) or ())
+        return _texts(self._last.get((rank, "stderr")) or self._last.get((rank, "stdout")) or ())
+
+    def stdout_line(self, rank: int) -> str:
+        """Returns the last line of standard output where `last_lines` are those of standard error."""
+        stdout = self._last.get((rank, "stdout"))
+        return stdout[-1][1] if stdout and self._last.get((rank, "stderr")) else ""
+
+    def is_stdout_later(self, rank: int) -> bool:
+        """Whether the rank went on printing to standard output after its last line on standard error."""
+        stdout, stderr = self._last.get((rank, "stdout")), self._last.get((rank, "stderr"))
+        if not stdout or not stderr:
+            return False
+        return stdout[-1][0] > stderr[-1][0] + _LATER_SECONDS
+
+    def newest_lines(self, rank: int) -> tuple[str, ...]:
+        """Returns the last lines of both streams, in the order in which they arrived."""
+        streams = [self._last.get((rank, stream), ()) for stream in ("stderr", "stdout")]
+        return _texts(merge(*streams, key=itemgetter(0)))[-LAST_LINES:]
 
     def uncaught_lines(self, rank: int) -> tuple[str, ...]:
-        """Returns the newest two lines about uncaught C++ exceptions."""
-        return tuple(self._uncaught.get(rank, ()))
+        """Returns the newest two lines about uncaught C++ exceptions; none if more lines follow than a stack has,
+        because the process then went on."""
+        return tuple(
+            line
+            for stream in ("stdout", "stderr")
+            for number, line in self._uncaught.get((rank, stream), ())
+            if self._num_lines[rank, stream] - number <= TRACE_LINES
+        )
 
     async def drain(self, deadline_seconds: float) -> None:
         """Waits for the end of every pipe. A pipe ends when the last process that holds it has gone."""
@@ -106,6 +142,10 @@ class _LinePipe(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+
+def _texts(lines: Iterable[tuple[float, str]]) -> tuple[str, ...]:
+    return tuple(line for _, line in lines)
 
 
 def _decode(line: bytes) -> str:

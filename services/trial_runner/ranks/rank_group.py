@@ -147,6 +147,9 @@ class RankGroup:
                 rank.end,
                 last_lines=self.pump.last_lines(rank.end.rank),
                 report_lines=self._report_lines(rank.end.rank),
+                trace_lines=self.pump.trace_lines(rank.end.rank),
+                stdout_line=self.pump.stdout_line(rank.end.rank),
+                is_stdout_later=self.pump.is_stdout_later(rank.end.rank),
                 uncaught_lines=self.pump.uncaught_lines(rank.end.rank),
             )
             for rank in sorted(self._ranks.values(), key=lambda rank: rank.end.rank)
@@ -154,6 +157,8 @@ class RankGroup:
 
     def _report_lines(self, rank: int) -> tuple[str, ...]:
         """Returns the last lines for a user to read, in which tracebacks show the user's code."""
+        if self.pump.is_stdout_later(rank):
+            return self.pump.newest_lines(rank)
         folders = (self._directory, os.path.realpath(self._directory))
         return tuple(fold_tracebacks(self.pump.trace_lines(rank), folders)[-LAST_LINES:])
 

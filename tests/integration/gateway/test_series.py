@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
 
 from gangline.domain.history import MetricSeries, MetricsPoint, SeriesPoint
 from gangline.errors import GanglineError
@@ -18,14 +20,14 @@ from services.gateway.history import reader as reader_module
 from services.gateway.history import series as series_module
 from services.gateway.history import table
 from services.gateway.history.condense import condense_next, find_cursor
-from services.gateway.history.database import reading
+from services.gateway.history.database import MIGRATIONS, open_database, reading, writing
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.metric_block import BLOCK_REPORTS
 from services.gateway.history.reader import Reader
 from services.gateway.history.series import MAX_TAIL, read_series
 from services.gateway.history.store import store_batches
 from services.gateway.history.writer import Writer
-from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
+from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, Scope
 from tests.support.wait import within
 
 
@@ -176,3 +178,100 @@ async def test_reports_are_stored_though_they_cannot_be_summarised(
         await within(20, writer.store(batch))
     await writer.close()
     assert count(engine, table.metrics) == BLOCK_REPORTS + 1
+
+
+def counted(points_by_attempt: dict[int, list[MetricsPoint]]) -> list[MetricsPoint]:
+    """Returns the reports that count by the rule, in the order of the attempts."""
+    kept = []
+    for attempt, points in points_by_attempt.items():
+        newer = [
+            point.batches_completed
+            for number, others in points_by_attempt.items()
+            if number > attempt
+            for point in others
+        ]
+        kept += [point for point in points if point.batches_completed < min(newer, default=10**9)]
+    return kept
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_newer_attempt_replaces_the_reports_of_older_ones(
+    engine: sa.Engine, reader: Reader, is_late: bool
+) -> None:
+    """Also where the spool of the first attempt is delivered last, and where an attempt ends within a block."""
+    by_attempt = {
+        1: reports(2500),
+        2: reports(40, first=1801, seed=2),
+        3: reports(3000, first=1701, seed=3),
+    }
+    order = [2, 3, 1] if is_late else [1, 2, 3]
+    for attempt in order:
+        store_batches(engine, batches_of(by_attempt[attempt], f"1.1.{attempt}/0"), 0.0)
+    while condense_next(engine, "1.1", "training") == BLOCK_REPORTS:
+        pass
+    stored = [point for attempt in order for point in by_attempt[attempt]]
+    kept = {id(point) for point in counted(by_attempt)}
+    now = [point for point in stored if id(point) in kept]
+    assert len(now) == 1700 + 3000
+    for metric, max_points in (("loss", 4), ("loss", 40), ("loss", 1000), ("loss", 10_000), ("accuracy", 300)):
+        for choice, points in ((None, now), (0, stored), (1, by_attempt[1]), (2, by_attempt[2]), (3, by_attempt[3])):
+            series = await reader.series("1.1", "training", metric, max_points, choice)
+            check(series, points, metric, max_points)
+    assert (await reader.series("1.1", "training", "loss", 40, 9)).num_values == 0
+    for choice, points in ((None, now), (0, stored), (2, by_attempt[2])):
+        page = await reader.metrics_after(Scope(1, "1.1", "training", choice), 0, 10_000)
+        assert [row.point.batches_completed for row in page.rows] == [point.batches_completed for point in points]
+    newest = await reader.newest(["1.1"])
+    assert newest["1.1"].training is not None
+    assert newest["1.1"].training.batches_completed == 4700
+
+
+async def test_groups_that_count_the_same_batches_are_replaced_together(engine: sa.Engine, reader: Reader) -> None:
+    def report(spool_id: str, group: str, *batches: int) -> None:
+        points = [MetricsPoint(group, number, {"x": 1.0}) for number in batches]
+        store_batches(engine, batches_of(points, spool_id), 0.0)
+
+    async def rows(trial_id: str = "") -> list[tuple[int, str, int]]:
+        page = await reader.metrics_after(Scope(1, trial_id), 0, 100)
+        return [(row.attempt, row.point.group, row.point.batches_completed) for row in page.rows]
+
+    report("1.1.1/0", "training", 10, 20, 30)
+    report("1.1.1/1", "validation", 10, 20, 30)
+    report("1.1.1/2", "epochs", 1, 2)
+    report("1.1.2/0", "training", 20)
+    expected = [
+        (1, "training", 10),
+        (1, "validation", 10),
+        # The training at batch 20 says nothing of a validation after it.
+        (1, "validation", 20),
+        (1, "epochs", 1),
+        (1, "epochs", 2),
+        (2, "training", 20),
+    ]
+    assert await rows("1.1") == expected
+    assert await rows() == expected
+    report("1.1.2/1", "validation", 20)
+    report("1.1.2/2", "epochs", 2)
+    expected = [row for row in expected if row not in [(1, "validation", 20), (1, "epochs", 2)]]
+    assert await rows("1.1") == [*expected, (2, "validation", 20), (2, "epochs", 2)]
+    series = await reader.series("1.1", "validation", "x", 10)
+    assert [point.batches_completed for point in series.points] == [10, 20]
+
+
+async def test_reports_of_an_earlier_version_are_replaced_by_later_attempts(
+    engine: sa.Engine, url: str, reader: Reader
+) -> None:
+    points = reports(BLOCK_REPORTS + 100)
+    store_batches(engine, batches_of(points), 0.0)
+    assert condense_next(engine, "1.1", "training") == BLOCK_REPORTS
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with writing(engine) as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0005")
+    open_database(url).dispose()
+    check(await reader.series("1.1", "training", "loss", 10_000), points, "loss", 10_000)
+    again = reports(300, first=901, seed=2)
+    store_batches(engine, batches_of(again, "1.1.2/0"), 0.0)
+    check(await reader.series("1.1", "training", "loss", 10_000), [*points[:900], *again], "loss", 10_000)
+    check(await reader.series("1.1", "training", "loss", 10_000, 0), [*points, *again], "loss", 10_000)

@@ -7,6 +7,8 @@ import re
 import signal
 import time
 
+import pytest
+
 from gangline.domain.state import ExitKind
 from gangline.launch.child import descendants
 from tests.integration.trial_runner.conftest import World
@@ -109,6 +111,38 @@ async def test_a_rank_that_is_killed_is_named_with_its_signal(world: World) -> N
     assert "rank 3 on a2 failed first" in first.message
     assert max(end_seconds(world, "a1", "a2")) < 1.0
     assert living(world.rank_pids()) == []
+
+
+HANDLED = """
+import os, sys, time, traceback
+
+try:
+    raise MemoryError("shard 3 is too large")
+except MemoryError as error:
+    {report}
+for step in range(3):
+    print("step", step, "fine", flush=True)
+os._exit(7)
+"""
+PRINTED = 'print(f"MemoryError: {error}, skipped", flush=True)'
+TRACED = "traceback.print_exc(); time.sleep(1.2)"
+
+
+@pytest.mark.parametrize("report", [PRINTED, TRACED])
+async def test_an_error_that_the_code_went_on_from_is_not_the_cause_of_its_exit_code(world: World, report: str) -> None:
+    await world.start(HANDLED.replace("{report}", report), (1,), entrypoint="python3 train.py")
+    (ended,) = await world.wait()
+    assert (ended.kind, ended.exit_code, ended.rank) == (ExitKind.USER_ERROR, 7, 0)
+    assert ended.message.startswith("exited with code 7; its last line")
+    assert ended.message.endswith('was "step 2 fine"')
+    assert ended.last_lines[-1] == "step 2 fine"
+
+
+async def test_the_traceback_of_a_program_below_a_shell_is_the_cause_of_its_exit_code(world: World) -> None:
+    await world.start("print('begun')\nimport no_such", (1,), entrypoint="bash -c 'python3 train.py || exit 5'")
+    (ended,) = await world.wait()
+    assert (ended.kind, ended.exit_code) == (ExitKind.IMPORT_ERROR, 5)
+    assert ended.message == "ModuleNotFoundError: No module named 'no_such'; exited with code 5"
 
 
 async def test_a_rank_that_hangs_after_its_training_does_not_change_the_outcome(world: World) -> None:

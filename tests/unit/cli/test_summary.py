@@ -176,7 +176,9 @@ def test_an_error_is_told_once() -> None:
     assert shown("cannot import m: ValueError: x", *frames, "ValueError: x") == indented
     assert shown("the code called sys.exit(3)", *frames, "SystemExit: 3") == indented
     assert shown("no hyperparameter 'a'", *frames, "gangline.errors.GanglineError: no hyperparameter 'a'") == indented
-    assert shown("/bin/sh: 1: x: not found", "/bin/sh: 1: x: not found") == []
+    missing = "/bin/sh: 1: x: not found"
+    assert shown(f'exited with code 127; its last line was "{missing}"', missing) == []
+    assert shown("ValueError: bad batch; exited with code 1", *frames, "ValueError: bad batch") == indented
     assert shown("ended by signal 9 (SIGKILL)") == []
     # A second line of the error, and output after it, are not the message and stay.
     assert shown("ValueError: two", *frames, "ValueError: two", "lines") == [
@@ -184,6 +186,20 @@ def test_an_error_is_told_once() -> None:
         "    ValueError: two",
         "    lines",
     ]
+
+
+def test_the_exit_code_of_an_exception_is_shown_below_it() -> None:
+    view = failed()
+    trial = view.trials[0].trial
+    assert trial.last_failure is not None
+
+    def last_line(message: str) -> str:
+        report = replace(trial.last_failure, message=message, exit_code=7) if trial.last_failure else None
+        return trial_lines(replace(view.trials[0], trial=replace(trial, last_failure=report)))[-1]
+
+    assert last_line("ValueError: bad batch") == "    exit code 7"
+    assert last_line("exited with code 7 and said nothing") == "    ValueError"
+    assert last_line("the code called sys.exit(7)") == "    ValueError"
 
 
 def test_a_pause_is_told_once() -> None:

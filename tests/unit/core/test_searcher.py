@@ -144,3 +144,18 @@ def test_refused() -> None:
 )
 def test_length_by_unit(section: dict[str, Any], expected: dict[str, int]) -> None:
     assert length_by_unit(section) == expected
+
+
+def test_an_operation_in_batches_marks_its_validations_and_warns_once_past_its_length(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train = TrainContext(
+        DistributedContext(), LocalLink(), None, TensorboardFolder("memory://s", "", 0, TensorboardMode.MANUAL)
+    )
+    operation = next(SearcherContext(DistributedContext(), train, {"batches": 4}, is_local=False).operations())
+    assert train._units == 0.0
+    with caplog.at_level("WARNING", "gangline"):
+        for batch in (4, 5, 6):
+            operation.report_progress(batch)
+    [told] = caplog.messages
+    assert told.startswith("the operation's length is 4, and 5 is reported: validations past the length choose no best")

@@ -24,7 +24,7 @@ from gangline.core import (
 from gangline.core.link import LocalLink
 from gangline.core.tensorboard import TensorboardFolder
 from gangline.domain.state import ExitKind
-from gangline.errors import GanglineError, InvalidHP
+from gangline.errors import GanglineError, InvalidHP, unavailable
 from gangline.launch.failure import describe
 from tests.support.world import in_ranks
 
@@ -276,3 +276,59 @@ def test_any_other_metric_is_warned_of_once(cluster: ClusterInfo, caplog: pytest
         for batch in (5, 6):
             train.report_training_metrics(batch, {"loss": float("nan"), "error": 1.0})
     assert caplog.messages == ["metric loss is nan at batch 5"]
+
+
+class _DecidedLink(_KeepingLink):
+    """Counts the questions at rungs, and refuses to answer where asked to."""
+
+    num_questions = 0
+    is_away = False
+
+    def find_trial(self) -> Any:
+        self.num_questions += 1
+        if self.is_away:
+            raise unavailable("core.no_answer", "no scheduler has answered for 10 s")
+        return super().find_trial()
+
+
+ASHA = {"name": "async_halving", "metric": "error", "max_trials": 4, "num_rungs": 2, "max_length": {"batches": 16}}
+
+
+def test_a_validation_waits_for_the_searcher_at_its_rungs_only(cluster: ClusterInfo) -> None:
+    cluster.trial.config["searcher"] = ASHA
+    link = _DecidedLink()
+    train = _on_cluster(cluster, link)
+    asked = []
+    for batch in range(1, 33):
+        before = link.num_questions
+        train.report_validation_metrics(batch, {"error": 0.5})
+        asked += [batch] if link.num_questions > before else []
+    assert asked == [4, 16]
+    again = _on_cluster(cluster, link)
+    again.report_trainers_validation(20, {"error": 0.5})
+    assert link.num_questions == 2
+
+
+def test_training_goes_on_without_a_decision(cluster: ClusterInfo, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.trial.config["searcher"] = ASHA
+    link = _DecidedLink()
+    link.is_away = True
+    train = _on_cluster(cluster, link)
+    with caplog.at_level(logging.WARNING, "gangline"):
+        train.report_validation_metrics(4, {"error": 0.5})
+        train.report_validation_metrics(5, {"error": 0.5})
+    assert link.num_questions == 1
+    assert caplog.messages == ["training goes on without the searcher's decision: no scheduler has answered for 10 s"]
+
+
+def test_other_searches_and_units_that_are_not_known_wait_for_nothing(cluster: ClusterInfo) -> None:
+    link = _DecidedLink()
+    _on_cluster(cluster, link).report_validation_metrics(100, {"error": 0.5})
+    cluster.trial.config["searcher"] = {**ASHA, "max_length": {"epochs": 16}}
+    train = _on_cluster(cluster, link)
+    train.report_validation_metrics(100, {"error": 0.5})
+    assert link.num_questions == 0
+    train.note_units(4)
+    train.report_validation_metrics(100, {"error": 0.5})
+    train.report_validation_metrics(200, {"error": 0.5, "epochs": 16})
+    assert link.num_questions == 2

@@ -27,6 +27,7 @@ EXPERIMENT = Experiment(
 TRIAL = Trial(
     "1.1", 1, 1, state=State.TERMINAL, outcome=Outcome.COMPLETED, created_at=1.0, ended_at=3.0, attempts=2, restarts=5,
     infrastructure_failures=4, failures_in_a_row=3, batches_completed=100, latest_checkpoint_id="new",
+    length_batches=100, warning="it trains past its length",
     last_failure=ExitReport("a1", ExitKind.USER_ERROR, "boom", batches_completed=0, signature="boom"),
 )  # fmt: skip
 NEW = Checkpoint("new", "1.1", 1, 100, "file:///s/new", created_at=3.0)
@@ -66,6 +67,7 @@ def test_the_trial_is_queued_again_behind_those_that_wait() -> None:
     assert (trial.state, trial.outcome, trial.ended_at, trial.last_failure) == (State.QUEUED, None, 0.0, None)
     assert (trial.attempts, trial.restarts, trial.infrastructure_failures, trial.failures_in_a_row) == (2, 0, 0, 0)
     assert (trial.batches_completed, trial.latest_checkpoint_id) == (100, "new")
+    assert (trial.length_batches, trial.warning) == (None, "")
     assert get(records, Request, "1.1").submitted_at == 5.0
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from gangline.domain.state import ExitKind
+from services.trial_runner.gang.limit import Limits
 from services.trial_runner.gang.outcome import (
     FailureRecord,
     OutcomeContext,
     RankEnd,
     Stop,
-    find_error_line,
     first_cause,
     judge,
 )
@@ -21,6 +21,7 @@ from services.trial_runner.gang.outcome import (
 GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3107"
 NCCL = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
 EXITED = "the code called sys.exit(1)"
+TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 3, in <module>', "    work()")
 STORE = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
 
 
@@ -29,7 +30,8 @@ def context(**changes: Any) -> OutcomeContext:
 
 
 def raised(rank: int, message: str, at: float, **changes: Any) -> RankEnd:
-    failure = FailureRecord(changes.pop("kind", None), message, rank, failed_at=at)
+    kind = None if message == EXITED else ExitKind.USER_ERROR
+    failure = FailureRecord(changes.pop("kind", kind), message, rank, failed_at=at)
     return RankEnd(rank, exit_code=1, ended_at=at + 0.1, failure=failure, **changes)
 
 
@@ -78,13 +80,62 @@ def test_the_first_of_two_real_errors_wins() -> None:
         ("ImportError: cannot import name 'x'", ExitKind.IMPORT_ERROR),
         ("ConnectionRefusedError: [Errno 111] Connection refused", ExitKind.UNAVAILABLE),
         ("ValueError: MemoryError in the text", ExitKind.USER_ERROR),
-        ("boom", ExitKind.USER_ERROR),
     ],
 )
-def test_errors_are_classified_by_their_exception(message: str, kind: ExitKind) -> None:
-    assert judge([raised(0, message, 1.0)], context()).kind is kind
-    silent = RankEnd(0, exit_code=1, ended_at=1.0, last_lines=("Traceback:", message))
-    assert judge([silent], context()).kind is kind
+def test_a_traceback_at_the_end_of_the_output_is_classified_by_its_exception(message: str, kind: ExitKind) -> None:
+    printed = RankEnd(0, exit_code=1, ended_at=1.0, last_lines=(*TRACEBACK, message))
+    report = judge([printed], context())
+    assert (report.kind, report.exit_code) == (kind, 1)
+    assert report.message == f"{message}; exited with code 1"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (*TRACEBACK, "MemoryError: shard 3 is too large", "skipped it"),
+        ("MemoryError: shard 3 is too large, skipped",),
+        ("MemoryError: shard 3 is too large", "step 1 fine", "ConnectionError: retried, fine"),
+    ],
+)
+def test_a_line_of_output_is_quoted_and_decides_nothing(lines: tuple[str, ...]) -> None:
+    limits = Limits("a1", memory_mb=64)
+    report = judge([RankEnd(0, exit_code=7, ended_at=1.0, last_lines=lines)], context(limits=limits))
+    assert (report.kind, report.exit_code) == (ExitKind.USER_ERROR, 7)
+    assert report.message == f'exited with code 7; its last line was "{lines[-1]}"'
+
+
+def test_lines_of_both_streams_are_quoted_because_their_order_is_not_certain() -> None:
+    end = RankEnd(0, exit_code=7, ended_at=1.0, last_lines=("ValueError: odd, skipped",), stdout_line="step 2 fine")
+    said = (
+        'its last line on standard error was "ValueError: odd, skipped" and its last line on standard output was "step'
+    )
+    assert judge([end], context()).message == f'exited with code 7; {said} 2 fine"'
+
+
+def test_a_traceback_before_later_output_on_the_other_stream_was_handled() -> None:
+    end = RankEnd(0, exit_code=7, ended_at=1.0, last_lines=(*TRACEBACK, "MemoryError: odd"), stdout_line="step 9 fine")
+    assert judge([end], context()).kind is ExitKind.OUT_OF_MEMORY
+    report = judge([replace(end, is_stdout_later=True)], context())
+    assert report.kind is ExitKind.USER_ERROR
+    assert report.message.startswith("exited with code 7; its last line on standard error was")
+
+
+def test_a_quoted_line_makes_no_consequence_of_a_failure_and_no_fault_of_the_disk() -> None:
+    lines = ("mirror: connection closed by peer, using the other one", "step 3")
+    own = RankEnd(0, exit_code=7, ended_at=10.0, last_lines=lines)
+    report = judge([own], context(peer=PEER, is_disk_fault=lambda message: "/state" in message))
+    assert (report.kind, report.rank) == (ExitKind.USER_ERROR, 0)
+    full = "OSError: [Errno 28] No space left on device: '/state/x', elsewhere"
+    end = RankEnd(0, exit_code=7, ended_at=10.0, last_lines=(full,))
+    assert judge([end], context(is_disk_fault=lambda message: "/state" in message)).kind is ExitKind.USER_ERROR
+    checked = judge([end], context(is_disk_fault=lambda message: "No space left on device" in message))
+    assert checked.kind is ExitKind.AGENT_DISK, "the disk itself was checked"
+
+
+def test_a_message_of_several_lines_about_a_lost_peer_is_a_consequence() -> None:
+    lines = (*TRACEBACK, f"[rank0]: {NCCL}, NCCL version 2.21", "ncclRemoteError: A call failed. Last error:")
+    report = judge([RankEnd(0, exit_code=1, ended_at=10.0, last_lines=lines)], context(peer=PEER))
+    assert report.kind is ExitKind.PEER_FAILED
 
 
 def test_the_kind_that_a_rank_names_is_kept() -> None:
@@ -94,24 +145,23 @@ def test_the_kind_that_a_rank_names_is_kept() -> None:
 
 def test_what_a_child_of_the_rank_printed_says_more_than_an_exit_code() -> None:
     own = ("Traceback (most recent call last):", '  File "launch.py", line 3, in <module>', "SystemExit: 1")
-    lines = ("Traceback (most recent call last):", "  in worker", "MemoryError: too big", *own)
+    lines = (*TRACEBACK, "MemoryError: too big", *own)
     report = judge([raised(0, EXITED, 1.0, last_lines=lines)], context())
-    assert (report.kind, report.message) == (ExitKind.OUT_OF_MEMORY, "MemoryError: too big")
+    assert (report.kind, report.message) == (ExitKind.OUT_OF_MEMORY, f"MemoryError: too big; {EXITED}")
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("lines", "remark"),
     [
-        ("MemoryError: image too large", "skipped it"),
-        ("DeprecationWarning: bar",),
-        ("torch.distributed.elastic.ChildFailedError:", "======"),
-        ("good bye",),
-        (),
+        (("MemoryError: image too large", "skipped it"), '; its last line was "skipped it"'),
+        (("DeprecationWarning: bar",), '; its last line was "DeprecationWarning: bar"'),
+        (("good bye", *TRACEBACK, "SystemExit: 1"), '; its last line was "good bye"'),
+        ((*TRACEBACK, "SystemExit: 1"), ""),
     ],
 )
-def test_what_was_dealt_with_before_an_exit_is_not_its_reason(lines: tuple[str, ...]) -> None:
+def test_a_line_before_an_exit_is_quoted(lines: tuple[str, ...], remark: str) -> None:
     report = judge([raised(0, EXITED, 1.0, last_lines=lines)], context())
-    assert (report.kind, report.message) == (ExitKind.USER_ERROR, EXITED)
+    assert (report.kind, report.message) == (ExitKind.USER_ERROR, EXITED + remark)
 
 
 def test_what_a_worker_told_is_the_reason_of_an_exit_code_and_of_nothing_else() -> None:
@@ -137,9 +187,10 @@ def test_the_worker_that_failed_is_named_by_its_own_rank() -> None:
 
 
 def test_the_launcher_of_workers_is_not_the_cause() -> None:
-    lines = ("ValueError: odd", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "=====")
+    failed = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    lines = (*TRACEBACK, "ValueError: odd", *TRACEBACK, failed, "=====", "train.py FAILED", "=====")
     report = judge([RankEnd(0, exit_code=1, ended_at=1.0, last_lines=lines)], context())
-    assert report.message == "ValueError: odd"
+    assert report.message == "ValueError: odd; exited with code 1"
 
 
 @pytest.mark.parametrize("code", [137, 247])
@@ -148,7 +199,7 @@ def test_an_exit_code_may_pass_on_that_a_child_was_killed(code: int) -> None:
     failure = FailureRecord(ExitKind.SIGNAL, told, 0, failed_at=1.0)
     for end in (RankEnd(0, exit_code=code, ended_at=1.0), RankEnd(0, exit_code=code, ended_at=1.0, failure=failure)):
         report = judge([end], context())
-        assert (report.kind, report.message) == (ExitKind.SIGNAL, told)
+        assert (report.kind, report.message) == (ExitKind.SIGNAL, f"{told}; exited with code {code}")
         report = judge([replace(end, was_out_of_memory=True)], context())
         assert report.kind is ExitKind.OUT_OF_MEMORY
     slow = RankEnd(0, signal=9, was_killed=True, ended_at=2.0, failure=failure)
@@ -251,15 +302,6 @@ def test_an_error_while_stopping_is_still_an_error() -> None:
 def test_ranks_that_vanished() -> None:
     report = judge([RankEnd(0), RankEnd(1)], context(lost="the nursery died"))
     assert (report.kind, report.message) == (ExitKind.RUNNER_LOST, "the nursery died")
-
-
-def test_the_line_that_names_the_error_is_found_among_others() -> None:
-    assert find_error_line(["Traceback", "ValueError: x", "[W socket.cpp] warning", ""]) == "ValueError: x"
-    assert find_error_line(["error: rank 3 of 2", "good bye"]) == "error: rank 3 of 2"
-    assert find_error_line(["something odd", "  "]) == "something odd"
-    report = ["Root Cause:", "  traceback : Signal 6 (SIGABRT) received by PID 7", "=" * 30]
-    assert find_error_line(report) == "traceback : Signal 6 (SIGABRT) received by PID 7"
-    assert find_error_line([]) == ""
 
 
 def test_a_message_is_bounded() -> None:

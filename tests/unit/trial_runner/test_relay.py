@@ -135,3 +135,23 @@ def test_warnings_of_values_have_an_end() -> None:
         metrics = rank_pb2.RankMetrics(group="training", batches_completed=1, values_json=text)
         relay.on_message(0, rank_pb2.RankMessage(metrics=metrics))
     assert len(told.warnings) == MAX_LEFT_OUT
+
+
+def metrics(batches: int, group: str = "training") -> rank_pb2.RankMessage:
+    return rank_pb2.RankMessage(metrics=rank_pb2.RankMetrics(group=group, batches_completed=batches, metrics={"a": 1}))
+
+
+def test_metrics_of_a_script_are_progress_too() -> None:
+    relay, told, clock = make_relay()
+    for batches in (10, 20, 30):
+        relay.on_message(0, metrics(batches))
+    relay.on_message(1, metrics(99))
+    assert told.batches == [10]
+    clock.now += PROGRESS_SECONDS
+    relay.on_message(0, metrics(40))
+    assert told.batches == [10, 40]
+    relay.on_message(0, progress(50))
+    relay.on_message(0, metrics(60, "validation"))
+    assert told.batches == [10, 40, 60], "progress that was reported before its metrics is behind them"
+    assert told.kinds[-2:] == ["progress", "validation"]
+    assert told.reports[-2].progress.batches_total == 100
