@@ -52,6 +52,7 @@ class ExitReport:
     log_hits: tuple[LogHit, ...] = ()
     is_agent_at_fault: bool = False
     error_code: str = ""
+    has_not_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)

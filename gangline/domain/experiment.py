@@ -166,6 +166,7 @@ class Trial:
     validated_batches: int | None = None
     metadata_json: str = ""
     strategy_choice_json: str = ""
+    failing_since_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from gangline.v1 import runner_pb2 as gangline_dot_v1_dot_runner__pb2
 from gangline.v1 import types_pb2 as gangline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gangline/v1/agent.proto\x12\x0bgangline.v1\x1a\x18gangline/v1/runner.proto\x1a\x17gangline/v1/types.proto\"\xe3\x01\n\x0e\x43onnectRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.gangline.v1.AgentHelloH\x00\x12\x30\n\theartbeat\x18\x02 \x01(\x0b\x32\x1b.gangline.v1.AgentHeartbeatH\x00\x12/\n\x06status\x18\x03 \x01(\x0b\x32\x1d.gangline.v1.AllocationStatusH\x00\x12(\n\x05slots\x18\x04 \x01(\x0b\x32\x17.gangline.v1.AgentSlotsH\x00\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x42\t\n\x07message\"\x8a\x02\n\x0f\x43onnectResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.gangline.v1.AgentWelcomeH\x00\x12-\n\x05start\x18\x02 \x01(\x0b\x32\x1c.gangline.v1.StartAllocationH\x00\x12+\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.gangline.v1.StopAllocationH\x00\x12/\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x1d.gangline.v1.ForgetAllocationH\x00\x12\x31\n\theartbeat\x18\x05 \x01(\x0b\x32\x1c.gangline.v1.HeartbeatAnswerH\x00\x42\t\n\x07message\"z\n\nAgentHello\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Agent\x12\x15\n\rhighest_epoch\x18\x02 \x01(\x03\x12\x32\n\x0b\x61llocations\x18\x03 \x03(\x0b\x32\x1d.gangline.v1.AllocationStatus\"\x10\n\x0e\x41gentHeartbeat\"\x11\n\x0fHeartbeatAnswer\"?\n\nAgentSlots\x12 \n\x05slots\x18\x01 \x03(\x0b\x32\x11.gangline.v1.Slot\x12\x0f\n\x07problem\x18( \x01(\t\"O\n\x0c\x41gentWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\"3\n\x10HeartbeatRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x13\n\x11HeartbeatResponse\"?\n\x11\x46indLeaderRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x1b\n\x13scheduler_addresses\x18\x02 \x03(\t\"X\n\x12\x46indLeaderResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x16\n\x0eleader_address\x18\x02 \x01(\t\x12\x1b\n\x13scheduler_addresses\x18\x03 \x03(\t\"\xb7\x01\n\x10\x41llocationStatus\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12!\n\x05state\x18\x02 \x01(\x0e\x32\x12.gangline.v1.State\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x03 \x01(\x01\x12%\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x17.gangline.v1.ExitReport\x12-\n\x0bundelivered\x18\x05 \x03(\x0b\x32\x18.gangline.v1.TrialReport\"G\n\x0fStartAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.gangline.v1.RunnerSpec\"\x82\x01\n\x0eStopAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x15\n\rallocation_id\x18\x02 \x01(\t\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.gangline.v1.ExitKind\x12\x15\n\rgrace_seconds\x18\x04 \x01(\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\")\n\x10\x46orgetAllocation\x12\x15\n\rallocation_id\x18\x01 \x01(\t2\xf5\x01\n\x0c\x41gentService\x12H\n\x07\x43onnect\x12\x1b.gangline.v1.ConnectRequest\x1a\x1c.gangline.v1.ConnectResponse(\x01\x30\x01\x12M\n\nFindLeader\x12\x1e.gangline.v1.FindLeaderRequest\x1a\x1f.gangline.v1.FindLeaderResponse\x12L\n\tHeartbeat\x12\x1d.gangline.v1.HeartbeatRequest\x1a\x1e.gangline.v1.HeartbeatResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gangline/v1/agent.proto\x12\x0bgangline.v1\x1a\x18gangline/v1/runner.proto\x1a\x17gangline/v1/types.proto\"\xe3\x01\n\x0e\x43onnectRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.gangline.v1.AgentHelloH\x00\x12\x30\n\theartbeat\x18\x02 \x01(\x0b\x32\x1b.gangline.v1.AgentHeartbeatH\x00\x12/\n\x06status\x18\x03 \x01(\x0b\x32\x1d.gangline.v1.AllocationStatusH\x00\x12(\n\x05slots\x18\x04 \x01(\x0b\x32\x17.gangline.v1.AgentSlotsH\x00\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x42\t\n\x07message\"\x8a\x02\n\x0f\x43onnectResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.gangline.v1.AgentWelcomeH\x00\x12-\n\x05start\x18\x02 \x01(\x0b\x32\x1c.gangline.v1.StartAllocationH\x00\x12+\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.gangline.v1.StopAllocationH\x00\x12/\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x1d.gangline.v1.ForgetAllocationH\x00\x12\x31\n\theartbeat\x18\x05 \x01(\x0b\x32\x1c.gangline.v1.HeartbeatAnswerH\x00\x42\t\n\x07message\"\x98\x01\n\nAgentHello\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Agent\x12\x15\n\rhighest_epoch\x18\x02 \x01(\x03\x12\x32\n\x0b\x61llocations\x18\x03 \x03(\x0b\x32\x1d.gangline.v1.AllocationStatus\x12\x1c\n\x14\x61sks_before_commands\x18Z \x01(\x08\"\x10\n\x0e\x41gentHeartbeat\"\x11\n\x0fHeartbeatAnswer\"?\n\nAgentSlots\x12 \n\x05slots\x18\x01 \x03(\x0b\x32\x11.gangline.v1.Slot\x12\x0f\n\x07problem\x18( \x01(\t\"k\n\x0c\x41gentWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\x12\x1a\n\x12\x61nswers_heartbeats\x18Z \x01(\x08\"3\n\x10HeartbeatRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x13\n\x11HeartbeatResponse\"?\n\x11\x46indLeaderRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x1b\n\x13scheduler_addresses\x18\x02 \x03(\t\"X\n\x12\x46indLeaderResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x16\n\x0eleader_address\x18\x02 \x01(\t\x12\x1b\n\x13scheduler_addresses\x18\x03 \x03(\t\"\xb7\x01\n\x10\x41llocationStatus\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12!\n\x05state\x18\x02 \x01(\x0e\x32\x12.gangline.v1.State\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x03 \x01(\x01\x12%\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x17.gangline.v1.ExitReport\x12-\n\x0bundelivered\x18\x05 \x03(\x0b\x32\x18.gangline.v1.TrialReport\"G\n\x0fStartAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.gangline.v1.RunnerSpec\"\x82\x01\n\x0eStopAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x15\n\rallocation_id\x18\x02 \x01(\t\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.gangline.v1.ExitKind\x12\x15\n\rgrace_seconds\x18\x04 \x01(\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\")\n\x10\x46orgetAllocation\x12\x15\n\rallocation_id\x18\x01 \x01(\t2\xf5\x01\n\x0c\x41gentService\x12H\n\x07\x43onnect\x12\x1b.gangline.v1.ConnectRequest\x1a\x1c.gangline.v1.ConnectResponse(\x01\x30\x01\x12M\n\nFindLeader\x12\x1e.gangline.v1.FindLeaderRequest\x1a\x1f.gangline.v1.FindLeaderResponse\x12L\n\tHeartbeat\x12\x1d.gangline.v1.HeartbeatRequest\x1a\x1e.gangline.v1.HeartbeatResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,32 +37,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONNECTREQUEST']._serialized_end=319
   _globals['_CONNECTRESPONSE']._serialized_start=322
   _globals['_CONNECTRESPONSE']._serialized_end=588
-  _globals['_AGENTHELLO']._serialized_start=590
-  _globals['_AGENTHELLO']._serialized_end=712
-  _globals['_AGENTHEARTBEAT']._serialized_start=714
-  _globals['_AGENTHEARTBEAT']._serialized_end=730
-  _globals['_HEARTBEATANSWER']._serialized_start=732
-  _globals['_HEARTBEATANSWER']._serialized_end=749
-  _globals['_AGENTSLOTS']._serialized_start=751
-  _globals['_AGENTSLOTS']._serialized_end=814
-  _globals['_AGENTWELCOME']._serialized_start=816
-  _globals['_AGENTWELCOME']._serialized_end=895
-  _globals['_HEARTBEATREQUEST']._serialized_start=897
-  _globals['_HEARTBEATREQUEST']._serialized_end=948
-  _globals['_HEARTBEATRESPONSE']._serialized_start=950
-  _globals['_HEARTBEATRESPONSE']._serialized_end=969
-  _globals['_FINDLEADERREQUEST']._serialized_start=971
-  _globals['_FINDLEADERREQUEST']._serialized_end=1034
-  _globals['_FINDLEADERRESPONSE']._serialized_start=1036
-  _globals['_FINDLEADERRESPONSE']._serialized_end=1124
-  _globals['_ALLOCATIONSTATUS']._serialized_start=1127
-  _globals['_ALLOCATIONSTATUS']._serialized_end=1310
-  _globals['_STARTALLOCATION']._serialized_start=1312
-  _globals['_STARTALLOCATION']._serialized_end=1383
-  _globals['_STOPALLOCATION']._serialized_start=1386
-  _globals['_STOPALLOCATION']._serialized_end=1516
-  _globals['_FORGETALLOCATION']._serialized_start=1518
-  _globals['_FORGETALLOCATION']._serialized_end=1559
-  _globals['_AGENTSERVICE']._serialized_start=1562
-  _globals['_AGENTSERVICE']._serialized_end=1807
+  _globals['_AGENTHELLO']._serialized_start=591
+  _globals['_AGENTHELLO']._serialized_end=743
+  _globals['_AGENTHEARTBEAT']._serialized_start=745
+  _globals['_AGENTHEARTBEAT']._serialized_end=761
+  _globals['_HEARTBEATANSWER']._serialized_start=763
+  _globals['_HEARTBEATANSWER']._serialized_end=780
+  _globals['_AGENTSLOTS']._serialized_start=782
+  _globals['_AGENTSLOTS']._serialized_end=845
+  _globals['_AGENTWELCOME']._serialized_start=847
+  _globals['_AGENTWELCOME']._serialized_end=954
+  _globals['_HEARTBEATREQUEST']._serialized_start=956
+  _globals['_HEARTBEATREQUEST']._serialized_end=1007
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1009
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1028
+  _globals['_FINDLEADERREQUEST']._serialized_start=1030
+  _globals['_FINDLEADERREQUEST']._serialized_end=1093
+  _globals['_FINDLEADERRESPONSE']._serialized_start=1095
+  _globals['_FINDLEADERRESPONSE']._serialized_end=1183
+  _globals['_ALLOCATIONSTATUS']._serialized_start=1186
+  _globals['_ALLOCATIONSTATUS']._serialized_end=1369
+  _globals['_STARTALLOCATION']._serialized_start=1371
+  _globals['_STARTALLOCATION']._serialized_end=1442
+  _globals['_STOPALLOCATION']._serialized_start=1445
+  _globals['_STOPALLOCATION']._serialized_end=1575
+  _globals['_FORGETALLOCATION']._serialized_start=1577
+  _globals['_FORGETALLOCATION']._serialized_end=1618
+  _globals['_AGENTSERVICE']._serialized_start=1621
+  _globals['_AGENTSERVICE']._serialized_end=1866
 # @@protoc_insertion_point(module_scope)

@@ -786,6 +786,7 @@ class ExitReport(google.protobuf.message.Message):
     LOG_HITS_FIELD_NUMBER: builtins.int
     IS_AGENT_AT_FAULT_FIELD_NUMBER: builtins.int
     ERROR_CODE_FIELD_NUMBER: builtins.int
+    HAS_NOT_BEGUN_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
     kind: Global___ExitKind.ValueType
     message: builtins.str
@@ -805,6 +806,10 @@ class ExitReport(google.protobuf.message.Message):
     """The agent could not start its member, or could not hold it: others may."""
     error_code: builtins.str
     """The stable code of the GanglineError that ended the rank; empty for other failures."""
+    has_not_begun: builtins.bool
+    """No process of the user's was started on this member, for certain: a rank, a startup hook or a container. So the
+    attempt may be repeated, also that of a command.
+    """
     @property
     def last_lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The last lines the failing rank printed."""
@@ -830,9 +835,10 @@ class ExitReport(google.protobuf.message.Message):
         log_hits: collections.abc.Iterable[Global___LogHit] | None = ...,
         is_agent_at_fault: builtins.bool = ...,
         error_code: builtins.str = ...,
+        has_not_begun: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "batches_completed", b"batches_completed", "exit_code", b"exit_code", "rank", b"rank", "signal", b"signal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "batches_completed", b"batches_completed", "ended_at", b"ended_at", "error_code", b"error_code", "exit_code", b"exit_code", "failed_at", b"failed_at", "is_agent_at_fault", b"is_agent_at_fault", "kind", b"kind", "last_lines", b"last_lines", "log_hits", b"log_hits", "message", b"message", "rank", b"rank", "signal", b"signal", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "batches_completed", b"batches_completed", "ended_at", b"ended_at", "error_code", b"error_code", "exit_code", b"exit_code", "failed_at", b"failed_at", "has_not_begun", b"has_not_begun", "is_agent_at_fault", b"is_agent_at_fault", "kind", b"kind", "last_lines", b"last_lines", "log_hits", b"log_hits", "message", b"message", "rank", b"rank", "signal", b"signal", "signature", b"signature"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batches_completed", b"_batches_completed"]) -> typing.Literal["batches_completed"] | None: ...
     @typing.overload
@@ -1358,6 +1364,7 @@ class Trial(google.protobuf.message.Message):
     VALIDATED_BATCHES_FIELD_NUMBER: builtins.int
     METADATA_JSON_FIELD_NUMBER: builtins.int
     STRATEGY_CHOICE_JSON_FIELD_NUMBER: builtins.int
+    FAILING_SINCE_AT_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<experiment id>.<number>", as in "7.1"."""
     experiment_id: builtins.int
@@ -1407,6 +1414,8 @@ class Trial(google.protobuf.message.Message):
     """What `parallelism: auto` has chosen in the newest attempt, as gangline.config.strategy_choice writes it; empty where
     the configuration names a strategy.
     """
+    failing_since_at: builtins.float
+    """When the first of its infrastructure_failures ended; 0 without one."""
     @property
     def timeline(self) -> Global___Timeline:
         """Of the newest attempt."""
@@ -1468,9 +1477,10 @@ class Trial(google.protobuf.message.Message):
         validated_batches: builtins.int | None = ...,
         metadata_json: builtins.str = ...,
         strategy_choice_json: builtins.str = ...,
+        failing_since_at: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_validated_batches", b"_validated_batches", "best_validation", b"best_validation", "last_failure", b"last_failure", "timeline", b"timeline", "validated_batches", b"validated_batches"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_validated_batches", b"_validated_batches", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "metadata_json", b"metadata_json", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "strategy_choice_json", b"strategy_choice_json", "timeline", b"timeline", "validated_batches", b"validated_batches", "validation_json", b"validation_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_validated_batches", b"_validated_batches", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failing_since_at", b"failing_since_at", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "metadata_json", b"metadata_json", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "strategy_choice_json", b"strategy_choice_json", "timeline", b"timeline", "validated_batches", b"validated_batches", "validation_json", b"validation_json"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
     @typing.overload

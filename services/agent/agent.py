@@ -72,6 +72,7 @@ class Agent:
             agent=wire.to_proto(record),
             highest_epoch=self._journal.highest_epoch,
             allocations=self.roster.statuses(),
+            asks_before_commands=True,
         )
 
     def slots_message(self) -> agent_pb2.AgentSlots:

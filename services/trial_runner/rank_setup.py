@@ -68,6 +68,11 @@ class RankSetup:
     confinement: Confinement
     container: Container | None = None
 
+    @property
+    def has_hook(self) -> bool:
+        """Whether `prepare` runs a startup hook."""
+        return (self.folder.code_path / HOOK_NAME).is_file()
+
     async def prepare(
         self, network: Network, nursery: Nursery, pump: LogPump, on_hook: Callable[[int], None]
     ) -> RankStart:
@@ -83,7 +88,7 @@ class RankSetup:
         else:
             interpreter = await find_interpreter(named, self.place.agent_id, needs_library=not is_command)
         start = self._plan(network, interpreter, directory)
-        if (self.folder.code_path / HOOK_NAME).is_file():
+        if self.has_hook:
             start = await self._run_hook(start, interpreter, nursery, pump, on_hook, is_command=is_command)
         if is_command:
             return replace(start, environments={rank: _with_alias(each) for rank, each in start.environments.items()})

@@ -69,6 +69,7 @@ def continue_experiment(
         restarts=0,
         infrastructure_failures=0,
         failures_in_a_row=0,
+        failing_since_at=0.0,
         last_failure=None,
         latest_checkpoint_id=_find_checkpoint(records, trial),
         timeline=Timeline(queued_at=now),

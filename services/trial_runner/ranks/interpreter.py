@@ -7,6 +7,8 @@ The preparation of the ranks calls it. Only ranks on the agent's own Python can 
 from __future__ import annotations
 
 import asyncio
+import errno
+import signal
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,6 +20,8 @@ from services.trial_runner.ranks.container import Container
 
 # Limit for a step in another interpreter. A cold start from a network disk takes seconds.
 STEP_SECONDS = 60.0
+# The machine has no room for another process, whichever program that would be.
+_MACHINES_ERRORS = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _PROBE = "import importlib.metadata as metadata; print(metadata.version('gangline'))"
 
 
@@ -92,7 +96,11 @@ async def make_private(lower: Interpreter, folder: Path) -> Interpreter:
 
 async def _run(path: Path, *arguments: str) -> tuple[str, str]:
     """Runs an interpreter apart from the user's settings. Returns what it printed, and why it failed: empty if it did
-    not."""
+    not.
+
+    Raises GanglineError `environment.no_answer`, or OSError, if the machine is the cause: it is too slow, or out of
+    memory or processes. The interpreter may be a good one then.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
             str(path),
@@ -103,16 +111,20 @@ async def _run(path: Path, *arguments: str) -> tuple[str, str]:
             stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:
+        if error.errno in _MACHINES_ERRORS:
+            raise
         return "", str(error)
     try:
         async with asyncio.timeout(STEP_SECONDS):
             out, err = await process.communicate()
-    except TimeoutError:
-        return "", f"no answer within {STEP_SECONDS:g} s"
+    except TimeoutError as error:
+        raise unavailable("environment.no_answer", f"{path} did not answer within {STEP_SECONDS:g} s") from error
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if process.returncode == -signal.SIGKILL:
+        raise unavailable("environment.no_answer", f"{path} was killed (SIGKILL) before it had answered")
     lines = err.decode(errors="replace").strip().splitlines()
     problem = (lines[-1] if lines else f"exit code {process.returncode}") if process.returncode else ""
     return out.decode(errors="replace").strip(), problem

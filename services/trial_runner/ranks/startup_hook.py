@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.domain.failure import describe_signal
+from gangline.errors import unavailable
 from gangline.launch.beat_file import BEAT_KEY
 from services.trial_runner.gang.gang_plan import is_reserved
 from services.trial_runner.ranks.log_pump import LogPump
@@ -75,7 +76,9 @@ async def run_hook(
     limit_seconds: float,
     on_up: Callable[[int], None],
 ) -> EnvironmentChange:
-    """Runs the hook to its end. Raises HookFailed. A cancelled call leaves the processes to the nursery's end.
+    """Runs the hook to its end. A cancelled call leaves the processes to the nursery's end.
+
+    Raises HookFailed for a failure of the hook itself, and GanglineError `runner.*` where the machine did not run it.
 
     environment: of the machine's first rank. directory: has the hook; it runs there. listing: a file for the variables
     afterwards. on_up: called with the pid.
@@ -107,14 +110,14 @@ async def _wait_end(nursery: Nursery, on_up: Callable[[int], None]) -> None:
             case "started":
                 on_up(event["pid"])
             case "start_failed":
-                raise HookFailed(f"{HOOK_NAME} cannot be run: {event['error']}")
+                raise unavailable("runner.no_rank", f"{HOOK_NAME} cannot be run: {event['error']}")
             case "exited" if event["signal"] is not None:
                 raise HookFailed(f"{HOOK_NAME} {describe_signal(event['signal'])}")
             case "exited" if event["exit_code"]:
                 raise HookFailed(f"{HOOK_NAME} failed with exit code {event['exit_code']}")
             case "exited":
                 return
-    raise HookFailed(f"{HOOK_NAME} was lost: the process that started it died")
+    raise unavailable("runner.no_nursery", f"{HOOK_NAME} was lost: the process that started it died")
 
 
 async def _wait_killed(nursery: Nursery) -> None:
