@@ -53,6 +53,7 @@ class ExitReport:
     is_agent_at_fault: bool = False
     error_code: str = ""
     has_not_begun: bool = False
+    suspect_agent_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class Exclusion:
     reason: str = ""
     at: float = 0.0
     until_at: float = 0.0
+    peer_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

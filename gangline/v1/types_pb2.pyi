@@ -622,6 +622,7 @@ class Agent(google.protobuf.message.Message):
     QUARANTINED_UNTIL_AT_FIELD_NUMBER: builtins.int
     QUARANTINE_REASON_FIELD_NUMBER: builtins.int
     TRUSTED_AT_FIELD_NUMBER: builtins.int
+    DOWN_INTERFACES_FIELD_NUMBER: builtins.int
     id: builtins.str
     pool: builtins.str
     state: Global___AgentState.ValueType
@@ -659,6 +660,10 @@ class Agent(google.protobuf.message.Message):
         start that succeeds empties it.
         """
 
+    @property
+    def down_interfaces(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NetworkInterface]:
+        """The agent's: interfaces that it has or had, and that are down now."""
+
     def __init__(
         self,
         *,
@@ -681,8 +686,9 @@ class Agent(google.protobuf.message.Message):
         quarantined_until_at: builtins.float = ...,
         quarantine_reason: builtins.str = ...,
         trusted_at: builtins.float = ...,
+        down_interfaces: collections.abc.Iterable[Global___NetworkInterface] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "failed_starts", b"failed_starts", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "problem", b"problem", "quarantine_reason", b"quarantine_reason", "quarantined_until_at", b"quarantined_until_at", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "trusted_at", b"trusted_at", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "down_interfaces", b"down_interfaces", "failed_starts", b"failed_starts", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "problem", b"problem", "quarantine_reason", b"quarantine_reason", "quarantined_until_at", b"quarantined_until_at", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "trusted_at", b"trusted_at", "version", b"version"]) -> None: ...
 
 Global___Agent: typing_extensions.TypeAlias = Agent
 
@@ -787,6 +793,7 @@ class ExitReport(google.protobuf.message.Message):
     IS_AGENT_AT_FAULT_FIELD_NUMBER: builtins.int
     ERROR_CODE_FIELD_NUMBER: builtins.int
     HAS_NOT_BEGUN_FIELD_NUMBER: builtins.int
+    SUSPECT_AGENT_IDS_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
     kind: Global___ExitKind.ValueType
     message: builtins.str
@@ -818,6 +825,12 @@ class ExitReport(google.protobuf.message.Message):
     def log_hits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LogHit]:
         """The log policies whose patterns matched on this member, each with its first line."""
 
+    @property
+    def suspect_agent_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Agents of the gang of which the rendezvous has found that the network of one does not work: one if it is certain
+        which, two if it is one of a pair.
+        """
+
     def __init__(
         self,
         *,
@@ -836,9 +849,10 @@ class ExitReport(google.protobuf.message.Message):
         is_agent_at_fault: builtins.bool = ...,
         error_code: builtins.str = ...,
         has_not_begun: builtins.bool = ...,
+        suspect_agent_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "batches_completed", b"batches_completed", "exit_code", b"exit_code", "rank", b"rank", "signal", b"signal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "batches_completed", b"batches_completed", "ended_at", b"ended_at", "error_code", b"error_code", "exit_code", b"exit_code", "failed_at", b"failed_at", "has_not_begun", b"has_not_begun", "is_agent_at_fault", b"is_agent_at_fault", "kind", b"kind", "last_lines", b"last_lines", "log_hits", b"log_hits", "message", b"message", "rank", b"rank", "signal", b"signal", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "batches_completed", b"batches_completed", "ended_at", b"ended_at", "error_code", b"error_code", "exit_code", b"exit_code", "failed_at", b"failed_at", "has_not_begun", b"has_not_begun", "is_agent_at_fault", b"is_agent_at_fault", "kind", b"kind", "last_lines", b"last_lines", "log_hits", b"log_hits", "message", b"message", "rank", b"rank", "signal", b"signal", "signature", b"signature", "suspect_agent_ids", b"suspect_agent_ids"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batches_completed", b"_batches_completed"]) -> typing.Literal["batches_completed"] | None: ...
     @typing.overload
@@ -1557,10 +1571,13 @@ class Exclusion(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     AT_FIELD_NUMBER: builtins.int
     UNTIL_AT_FIELD_NUMBER: builtins.int
+    PEER_ID_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
     reason: builtins.str
     at: builtins.float
     until_at: builtins.float
+    peer_id: builtins.str
+    """The other agent of a pair that did not reach one another, where either may be the cause; empty otherwise."""
     def __init__(
         self,
         *,
@@ -1568,8 +1585,9 @@ class Exclusion(google.protobuf.message.Message):
         reason: builtins.str = ...,
         at: builtins.float = ...,
         until_at: builtins.float = ...,
+        peer_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "at", b"at", "reason", b"reason", "until_at", b"until_at"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "at", b"at", "peer_id", b"peer_id", "reason", b"reason", "until_at", b"until_at"]) -> None: ...
 
 Global___Exclusion: typing_extensions.TypeAlias = Exclusion
 

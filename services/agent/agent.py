@@ -51,6 +51,7 @@ class Agent:
         self.identity = identity
         self.slots = slots
         self.interfaces: tuple[NetworkInterface, ...] = host.list_interfaces()
+        self.down_interfaces: tuple[NetworkInterface, ...] = host.list_down_interfaces()
         self.roster = roster
         self.problem = ""
         self._journal = journal
@@ -61,6 +62,7 @@ class Agent:
             pool=self.identity.pool,
             slots=self.slots.slots,
             interfaces=self.interfaces,
+            down_interfaces=self.down_interfaces,
             labels=self.identity.labels,
             version=gangline.__version__,
             hostname=host.read_hostname(),

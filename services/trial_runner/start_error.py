@@ -35,7 +35,7 @@ class EndedEarly(Exception):
 def judge_start(error: Exception, agent_id: str, hook_lines: tuple[str, ...], now: float) -> ExitReport:
     """Returns the report of a start that failed by itself. hook_lines: the last ones of the startup hook."""
     if isinstance(error, RendezvousFailed):
-        return ExitReport(agent_id, error.kind, error.message, failed_at=now)
+        return ExitReport(agent_id, error.kind, error.message, failed_at=now, suspect_agent_ids=error.suspects)
     if isinstance(error, HookFailed):
         report = ExitReport(agent_id, ExitKind.USER_ERROR, str(error), failed_at=now, last_lines=hook_lines)
         return replace(report, batches_completed=0, signature=signature_of(report))

@@ -73,6 +73,7 @@ class CycleContext:
     pools: tuple[PoolConfig, ...]
     rules: Rules
     preemption_grace: Callable[[SchedulerState, str], float]
+    network_interface: str | None = None
 
 
 class SchedulingCycle:
@@ -162,6 +163,7 @@ class SchedulingCycle:
             now=now,
             memory=self._memory,
             typical_run_seconds=context.history.typical_run_seconds,
+            network_interface=context.network_interface,
         )
 
     async def _commit(self, decided: Plan, now: float) -> None:

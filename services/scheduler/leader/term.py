@@ -128,6 +128,7 @@ class Term:
             pools=context.pools,
             rules=context.rules,
             preemption_grace=_preemption_grace,
+            network_interface=context.network_interface or None,
         )
         self.loop = SchedulingCycle(cycle_context)
         self.continuation = Continuation(self.store, context.rules, self.spawn)
