@@ -52,6 +52,8 @@ class ExitReport:
     log_hits: tuple[LogHit, ...] = ()
     is_agent_at_fault: bool = False
     error_code: str = ""
+    has_not_begun: bool = False
+    suspect_agent_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class Exclusion:
     reason: str = ""
     at: float = 0.0
     until_at: float = 0.0
+    peer_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

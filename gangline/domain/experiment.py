@@ -184,6 +184,7 @@ class Trial:
     length_batches: int | None = None
     warning: str = ""
     best_validations: tuple[BestValidation, ...] = ()
+    failing_since_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

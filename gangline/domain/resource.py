@@ -75,6 +75,7 @@ class Agent:
     trusted_at: float = 0.0
     exposure: str = ""
     undelivered: tuple[UndeliveredRecords, ...] = ()
+    down_interfaces: tuple[NetworkInterface, ...] = ()
 
     @property
     def known_slots(self) -> tuple[Slot, ...]:

@@ -26,7 +26,7 @@ from gangline.v1 import runner_pb2 as gangline_dot_v1_dot_runner__pb2
 from gangline.v1 import types_pb2 as gangline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gangline/v1/agent.proto\x12\x0bgangline.v1\x1a\x18gangline/v1/runner.proto\x1a\x17gangline/v1/types.proto\"\xe3\x01\n\x0e\x43onnectRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.gangline.v1.AgentHelloH\x00\x12\x30\n\theartbeat\x18\x02 \x01(\x0b\x32\x1b.gangline.v1.AgentHeartbeatH\x00\x12/\n\x06status\x18\x03 \x01(\x0b\x32\x1d.gangline.v1.AllocationStatusH\x00\x12(\n\x05slots\x18\x04 \x01(\x0b\x32\x17.gangline.v1.AgentSlotsH\x00\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x42\t\n\x07message\"\xb5\x02\n\x0f\x43onnectResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.gangline.v1.AgentWelcomeH\x00\x12-\n\x05start\x18\x02 \x01(\x0b\x32\x1c.gangline.v1.StartAllocationH\x00\x12+\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.gangline.v1.StopAllocationH\x00\x12/\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x1d.gangline.v1.ForgetAllocationH\x00\x12\x31\n\theartbeat\x18\x05 \x01(\x0b\x32\x1c.gangline.v1.HeartbeatAnswerH\x00\x12)\n\x08gateways\x18\n \x01(\x0b\x32\x15.gangline.v1.GatewaysH\x00\x42\t\n\x07message\"z\n\nAgentHello\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Agent\x12\x15\n\rhighest_epoch\x18\x02 \x01(\x03\x12\x32\n\x0b\x61llocations\x18\x03 \x03(\x0b\x32\x1d.gangline.v1.AllocationStatus\"\x10\n\x0e\x41gentHeartbeat\"\x11\n\x0fHeartbeatAnswer\"\x1d\n\x08Gateways\x12\x11\n\taddresses\x18\x01 \x03(\t\"u\n\nAgentSlots\x12 \n\x05slots\x18\x01 \x03(\x0b\x32\x11.gangline.v1.Slot\x12\x0f\n\x07problem\x18( \x01(\t\x12\x34\n\x0bundelivered\x18\x32 \x03(\x0b\x32\x1f.gangline.v1.UndeliveredRecords\"O\n\x0c\x41gentWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\"3\n\x10HeartbeatRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x13\n\x11HeartbeatResponse\"?\n\x11\x46indLeaderRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x1b\n\x13scheduler_addresses\x18\x02 \x03(\t\"X\n\x12\x46indLeaderResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x16\n\x0eleader_address\x18\x02 \x01(\t\x12\x1b\n\x13scheduler_addresses\x18\x03 \x03(\t\"\xb7\x01\n\x10\x41llocationStatus\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12!\n\x05state\x18\x02 \x01(\x0e\x32\x12.gangline.v1.State\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x03 \x01(\x01\x12%\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x17.gangline.v1.ExitReport\x12-\n\x0bundelivered\x18\x05 \x03(\x0b\x32\x18.gangline.v1.TrialReport\"G\n\x0fStartAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.gangline.v1.RunnerSpec\"\x82\x01\n\x0eStopAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x15\n\rallocation_id\x18\x02 \x01(\t\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.gangline.v1.ExitKind\x12\x15\n\rgrace_seconds\x18\x04 \x01(\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\")\n\x10\x46orgetAllocation\x12\x15\n\rallocation_id\x18\x01 \x01(\t2\xf5\x01\n\x0c\x41gentService\x12H\n\x07\x43onnect\x12\x1b.gangline.v1.ConnectRequest\x1a\x1c.gangline.v1.ConnectResponse(\x01\x30\x01\x12M\n\nFindLeader\x12\x1e.gangline.v1.FindLeaderRequest\x1a\x1f.gangline.v1.FindLeaderResponse\x12L\n\tHeartbeat\x12\x1d.gangline.v1.HeartbeatRequest\x1a\x1e.gangline.v1.HeartbeatResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gangline/v1/agent.proto\x12\x0bgangline.v1\x1a\x18gangline/v1/runner.proto\x1a\x17gangline/v1/types.proto\"\xe3\x01\n\x0e\x43onnectRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.gangline.v1.AgentHelloH\x00\x12\x30\n\theartbeat\x18\x02 \x01(\x0b\x32\x1b.gangline.v1.AgentHeartbeatH\x00\x12/\n\x06status\x18\x03 \x01(\x0b\x32\x1d.gangline.v1.AllocationStatusH\x00\x12(\n\x05slots\x18\x04 \x01(\x0b\x32\x17.gangline.v1.AgentSlotsH\x00\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x42\t\n\x07message\"\xb5\x02\n\x0f\x43onnectResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.gangline.v1.AgentWelcomeH\x00\x12-\n\x05start\x18\x02 \x01(\x0b\x32\x1c.gangline.v1.StartAllocationH\x00\x12+\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.gangline.v1.StopAllocationH\x00\x12/\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x1d.gangline.v1.ForgetAllocationH\x00\x12\x31\n\theartbeat\x18\x05 \x01(\x0b\x32\x1c.gangline.v1.HeartbeatAnswerH\x00\x12)\n\x08gateways\x18\n \x01(\x0b\x32\x15.gangline.v1.GatewaysH\x00\x42\t\n\x07message\"\x98\x01\n\nAgentHello\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.gangline.v1.Agent\x12\x15\n\rhighest_epoch\x18\x02 \x01(\x03\x12\x32\n\x0b\x61llocations\x18\x03 \x03(\x0b\x32\x1d.gangline.v1.AllocationStatus\x12\x1c\n\x14\x61sks_before_commands\x18Z \x01(\x08\"\x10\n\x0e\x41gentHeartbeat\"\x11\n\x0fHeartbeatAnswer\"\x1d\n\x08Gateways\x12\x11\n\taddresses\x18\x01 \x03(\t\"u\n\nAgentSlots\x12 \n\x05slots\x18\x01 \x03(\x0b\x32\x11.gangline.v1.Slot\x12\x0f\n\x07problem\x18( \x01(\t\x12\x34\n\x0bundelivered\x18\x32 \x03(\x0b\x32\x1f.gangline.v1.UndeliveredRecords\"k\n\x0c\x41gentWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\x12\x1a\n\x12\x61nswers_heartbeats\x18Z \x01(\x08\"3\n\x10HeartbeatRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x13\n\x11HeartbeatResponse\"?\n\x11\x46indLeaderRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x1b\n\x13scheduler_addresses\x18\x02 \x03(\t\"X\n\x12\x46indLeaderResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x16\n\x0eleader_address\x18\x02 \x01(\t\x12\x1b\n\x13scheduler_addresses\x18\x03 \x03(\t\"\xb7\x01\n\x10\x41llocationStatus\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12!\n\x05state\x18\x02 \x01(\x0e\x32\x12.gangline.v1.State\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x03 \x01(\x01\x12%\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x17.gangline.v1.ExitReport\x12-\n\x0bundelivered\x18\x05 \x03(\x0b\x32\x18.gangline.v1.TrialReport\"G\n\x0fStartAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.gangline.v1.RunnerSpec\"\x82\x01\n\x0eStopAllocation\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x15\n\rallocation_id\x18\x02 \x01(\t\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.gangline.v1.ExitKind\x12\x15\n\rgrace_seconds\x18\x04 \x01(\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\")\n\x10\x46orgetAllocation\x12\x15\n\rallocation_id\x18\x01 \x01(\t2\xf5\x01\n\x0c\x41gentService\x12H\n\x07\x43onnect\x12\x1b.gangline.v1.ConnectRequest\x1a\x1c.gangline.v1.ConnectResponse(\x01\x30\x01\x12M\n\nFindLeader\x12\x1e.gangline.v1.FindLeaderRequest\x1a\x1f.gangline.v1.FindLeaderResponse\x12L\n\tHeartbeat\x12\x1d.gangline.v1.HeartbeatRequest\x1a\x1e.gangline.v1.HeartbeatResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,34 +37,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONNECTREQUEST']._serialized_end=319
   _globals['_CONNECTRESPONSE']._serialized_start=322
   _globals['_CONNECTRESPONSE']._serialized_end=631
-  _globals['_AGENTHELLO']._serialized_start=633
-  _globals['_AGENTHELLO']._serialized_end=755
-  _globals['_AGENTHEARTBEAT']._serialized_start=757
-  _globals['_AGENTHEARTBEAT']._serialized_end=773
-  _globals['_HEARTBEATANSWER']._serialized_start=775
-  _globals['_HEARTBEATANSWER']._serialized_end=792
-  _globals['_GATEWAYS']._serialized_start=794
-  _globals['_GATEWAYS']._serialized_end=823
-  _globals['_AGENTSLOTS']._serialized_start=825
-  _globals['_AGENTSLOTS']._serialized_end=942
-  _globals['_AGENTWELCOME']._serialized_start=944
-  _globals['_AGENTWELCOME']._serialized_end=1023
-  _globals['_HEARTBEATREQUEST']._serialized_start=1025
-  _globals['_HEARTBEATREQUEST']._serialized_end=1076
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1078
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1097
-  _globals['_FINDLEADERREQUEST']._serialized_start=1099
-  _globals['_FINDLEADERREQUEST']._serialized_end=1162
-  _globals['_FINDLEADERRESPONSE']._serialized_start=1164
-  _globals['_FINDLEADERRESPONSE']._serialized_end=1252
-  _globals['_ALLOCATIONSTATUS']._serialized_start=1255
-  _globals['_ALLOCATIONSTATUS']._serialized_end=1438
-  _globals['_STARTALLOCATION']._serialized_start=1440
-  _globals['_STARTALLOCATION']._serialized_end=1511
-  _globals['_STOPALLOCATION']._serialized_start=1514
-  _globals['_STOPALLOCATION']._serialized_end=1644
-  _globals['_FORGETALLOCATION']._serialized_start=1646
-  _globals['_FORGETALLOCATION']._serialized_end=1687
-  _globals['_AGENTSERVICE']._serialized_start=1690
-  _globals['_AGENTSERVICE']._serialized_end=1935
+  _globals['_AGENTHELLO']._serialized_start=634
+  _globals['_AGENTHELLO']._serialized_end=786
+  _globals['_AGENTHEARTBEAT']._serialized_start=788
+  _globals['_AGENTHEARTBEAT']._serialized_end=804
+  _globals['_HEARTBEATANSWER']._serialized_start=806
+  _globals['_HEARTBEATANSWER']._serialized_end=823
+  _globals['_GATEWAYS']._serialized_start=825
+  _globals['_GATEWAYS']._serialized_end=854
+  _globals['_AGENTSLOTS']._serialized_start=856
+  _globals['_AGENTSLOTS']._serialized_end=973
+  _globals['_AGENTWELCOME']._serialized_start=975
+  _globals['_AGENTWELCOME']._serialized_end=1082
+  _globals['_HEARTBEATREQUEST']._serialized_start=1084
+  _globals['_HEARTBEATREQUEST']._serialized_end=1135
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1137
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1156
+  _globals['_FINDLEADERREQUEST']._serialized_start=1158
+  _globals['_FINDLEADERREQUEST']._serialized_end=1221
+  _globals['_FINDLEADERRESPONSE']._serialized_start=1223
+  _globals['_FINDLEADERRESPONSE']._serialized_end=1311
+  _globals['_ALLOCATIONSTATUS']._serialized_start=1314
+  _globals['_ALLOCATIONSTATUS']._serialized_end=1497
+  _globals['_STARTALLOCATION']._serialized_start=1499
+  _globals['_STARTALLOCATION']._serialized_end=1570
+  _globals['_STOPALLOCATION']._serialized_start=1573
+  _globals['_STOPALLOCATION']._serialized_end=1703
+  _globals['_FORGETALLOCATION']._serialized_start=1705
+  _globals['_FORGETALLOCATION']._serialized_end=1746
+  _globals['_AGENTSERVICE']._serialized_start=1749
+  _globals['_AGENTSERVICE']._serialized_end=1994
 # @@protoc_insertion_point(module_scope)

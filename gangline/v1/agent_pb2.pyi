@@ -102,8 +102,13 @@ class AgentHello(google.protobuf.message.Message):
     AGENT_FIELD_NUMBER: builtins.int
     HIGHEST_EPOCH_FIELD_NUMBER: builtins.int
     ALLOCATIONS_FIELD_NUMBER: builtins.int
+    ASKS_BEFORE_COMMANDS_FIELD_NUMBER: builtins.int
     highest_epoch: builtins.int
     """The newest epoch the agent has obeyed."""
+    asks_before_commands: builtins.bool
+    """It starts no command before the leader has answered a heartbeat that it sent after it had received the command. So a
+    command whose agent has sent no heartbeat since has not begun.
+    """
     @property
     def agent(self) -> gangline.v1.types_pb2.Agent:
         """With its slots, interfaces and addresses; the scheduler fills in state and times."""
@@ -118,9 +123,10 @@ class AgentHello(google.protobuf.message.Message):
         agent: gangline.v1.types_pb2.Agent | None = ...,
         highest_epoch: builtins.int = ...,
         allocations: collections.abc.Iterable[Global___AllocationStatus] | None = ...,
+        asks_before_commands: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["agent", b"agent"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "allocations", b"allocations", "highest_epoch", b"highest_epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "allocations", b"allocations", "asks_before_commands", b"asks_before_commands", "highest_epoch", b"highest_epoch"]) -> None: ...
 
 Global___AgentHello: typing_extensions.TypeAlias = AgentHello
 
@@ -201,18 +207,22 @@ class AgentWelcome(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: builtins.int
     LEASE_SECONDS_FIELD_NUMBER: builtins.int
+    ANSWERS_HEARTBEATS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     heartbeat_seconds: builtins.float
     lease_seconds: builtins.float
     """Without a heartbeat for this long, the agent counts as lost."""
+    answers_heartbeats: builtins.bool
+    """Every heartbeat on the stream is answered."""
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
         heartbeat_seconds: builtins.float = ...,
         lease_seconds: builtins.float = ...,
+        answers_heartbeats: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "heartbeat_seconds", b"heartbeat_seconds", "lease_seconds", b"lease_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answers_heartbeats", b"answers_heartbeats", "epoch", b"epoch", "heartbeat_seconds", b"heartbeat_seconds", "lease_seconds", b"lease_seconds"]) -> None: ...
 
 Global___AgentWelcome: typing_extensions.TypeAlias = AgentWelcome
 

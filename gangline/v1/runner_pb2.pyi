@@ -399,16 +399,22 @@ class GangFailed(google.protobuf.message.Message):
 
     KIND_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    SUSPECT_AGENT_IDS_FIELD_NUMBER: builtins.int
     kind: gangline.v1.types_pb2.ExitKind.ValueType
     """RENDEZVOUS or NETWORK."""
     message: builtins.str
+    @property
+    def suspect_agent_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """See ExitReport."""
+
     def __init__(
         self,
         *,
         kind: gangline.v1.types_pb2.ExitKind.ValueType = ...,
         message: builtins.str = ...,
+        suspect_agent_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["kind", b"kind", "message", b"message"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "message", b"message", "suspect_agent_ids", b"suspect_agent_ids"]) -> None: ...
 
 Global___GangFailed: typing_extensions.TypeAlias = GangFailed
 

@@ -636,6 +636,7 @@ class Agent(google.protobuf.message.Message):
     TRUSTED_AT_FIELD_NUMBER: builtins.int
     EXPOSURE_FIELD_NUMBER: builtins.int
     UNDELIVERED_FIELD_NUMBER: builtins.int
+    DOWN_INTERFACES_FIELD_NUMBER: builtins.int
     id: builtins.str
     pool: builtins.str
     state: Global___AgentState.ValueType
@@ -679,6 +680,10 @@ class Agent(google.protobuf.message.Message):
     def undelivered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___UndeliveredRecords]:
         """The agent's: logs and metrics of ended attempts that no gateway has taken, one for each attempt, oldest first."""
 
+    @property
+    def down_interfaces(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NetworkInterface]:
+        """The agent's: interfaces that it has or had, and that are down now."""
+
     def __init__(
         self,
         *,
@@ -703,8 +708,9 @@ class Agent(google.protobuf.message.Message):
         trusted_at: builtins.float = ...,
         exposure: builtins.str = ...,
         undelivered: collections.abc.Iterable[Global___UndeliveredRecords] | None = ...,
+        down_interfaces: collections.abc.Iterable[Global___NetworkInterface] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "exposure", b"exposure", "failed_starts", b"failed_starts", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "problem", b"problem", "quarantine_reason", b"quarantine_reason", "quarantined_until_at", b"quarantined_until_at", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "trusted_at", b"trusted_at", "undelivered", b"undelivered", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "down_interfaces", b"down_interfaces", "exposure", b"exposure", "failed_starts", b"failed_starts", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "problem", b"problem", "quarantine_reason", b"quarantine_reason", "quarantined_until_at", b"quarantined_until_at", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "trusted_at", b"trusted_at", "undelivered", b"undelivered", "version", b"version"]) -> None: ...
 
 Global___Agent: typing_extensions.TypeAlias = Agent
 
@@ -835,6 +841,8 @@ class ExitReport(google.protobuf.message.Message):
     LOG_HITS_FIELD_NUMBER: builtins.int
     IS_AGENT_AT_FAULT_FIELD_NUMBER: builtins.int
     ERROR_CODE_FIELD_NUMBER: builtins.int
+    HAS_NOT_BEGUN_FIELD_NUMBER: builtins.int
+    SUSPECT_AGENT_IDS_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
     kind: Global___ExitKind.ValueType
     message: builtins.str
@@ -854,6 +862,10 @@ class ExitReport(google.protobuf.message.Message):
     """The agent could not start its member, or could not hold it: others may."""
     error_code: builtins.str
     """The stable code of the GanglineError that ended the rank; empty for other failures."""
+    has_not_begun: builtins.bool
+    """No process of the user's was started on this member, for certain: a rank, a startup hook or a container. So the
+    attempt may be repeated, also that of a command.
+    """
     @property
     def last_lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The last lines the failing rank printed."""
@@ -861,6 +873,12 @@ class ExitReport(google.protobuf.message.Message):
     @property
     def log_hits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LogHit]:
         """The log policies whose patterns matched on this member, each with its first line."""
+
+    @property
+    def suspect_agent_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Agents of the gang of which the rendezvous has found that the network of one does not work: one if it is certain
+        which, two if it is one of a pair.
+        """
 
     def __init__(
         self,
@@ -879,9 +897,11 @@ class ExitReport(google.protobuf.message.Message):
         log_hits: collections.abc.Iterable[Global___LogHit] | None = ...,
         is_agent_at_fault: builtins.bool = ...,
         error_code: builtins.str = ...,
+        has_not_begun: builtins.bool = ...,
+        suspect_agent_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "batches_completed", b"batches_completed", "exit_code", b"exit_code", "rank", b"rank", "signal", b"signal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "batches_completed", b"batches_completed", "ended_at", b"ended_at", "error_code", b"error_code", "exit_code", b"exit_code", "failed_at", b"failed_at", "is_agent_at_fault", b"is_agent_at_fault", "kind", b"kind", "last_lines", b"last_lines", "log_hits", b"log_hits", "message", b"message", "rank", b"rank", "signal", b"signal", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_batches_completed", b"_batches_completed", "_exit_code", b"_exit_code", "_rank", b"_rank", "_signal", b"_signal", "agent_id", b"agent_id", "batches_completed", b"batches_completed", "ended_at", b"ended_at", "error_code", b"error_code", "exit_code", b"exit_code", "failed_at", b"failed_at", "has_not_begun", b"has_not_begun", "is_agent_at_fault", b"is_agent_at_fault", "kind", b"kind", "last_lines", b"last_lines", "log_hits", b"log_hits", "message", b"message", "rank", b"rank", "signal", b"signal", "signature", b"signature", "suspect_agent_ids", b"suspect_agent_ids"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batches_completed", b"_batches_completed"]) -> typing.Literal["batches_completed"] | None: ...
     @typing.overload
@@ -1449,6 +1469,7 @@ class Trial(google.protobuf.message.Message):
     LENGTH_BATCHES_FIELD_NUMBER: builtins.int
     WARNING_FIELD_NUMBER: builtins.int
     BEST_VALIDATIONS_FIELD_NUMBER: builtins.int
+    FAILING_SINCE_AT_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"<experiment id>.<number>", as in "7.1"."""
     experiment_id: builtins.int
@@ -1504,6 +1525,8 @@ class Trial(google.protobuf.message.Message):
     """
     warning: builtins.str
     """What its user should know of it while it goes on; empty for nothing."""
+    failing_since_at: builtins.float
+    """When the first of its infrastructure_failures ended; 0 without one."""
     @property
     def timeline(self) -> Global___Timeline:
         """Of the newest attempt."""
@@ -1574,9 +1597,10 @@ class Trial(google.protobuf.message.Message):
         length_batches: builtins.int | None = ...,
         warning: builtins.str = ...,
         best_validations: collections.abc.Iterable[Global___BestValidation] | None = ...,
+        failing_since_at: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_length_batches", b"_length_batches", "_validated_batches", b"_validated_batches", "best_validation", b"best_validation", "last_failure", b"last_failure", "length_batches", b"length_batches", "timeline", b"timeline", "validated_batches", b"validated_batches"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_length_batches", b"_length_batches", "_validated_batches", b"_validated_batches", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "best_validations", b"best_validations", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "length_batches", b"length_batches", "metadata_json", b"metadata_json", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "strategy_choice_json", b"strategy_choice_json", "timeline", b"timeline", "validated_batches", b"validated_batches", "validation_json", b"validation_json", "warning", b"warning"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_best_validation", b"_best_validation", "_length_batches", b"_length_batches", "_validated_batches", b"_validated_batches", "attempt_slots", b"attempt_slots", "attempt_usages", b"attempt_usages", "attempts", b"attempts", "batches_completed", b"batches_completed", "batches_total", b"batches_total", "best_validation", b"best_validation", "best_validation_batches", b"best_validation_batches", "best_validations", b"best_validations", "closing", b"closing", "created_at", b"created_at", "ended_at", b"ended_at", "excluded_agents", b"excluded_agents", "exclusions", b"exclusions", "experiment_id", b"experiment_id", "failing_since_at", b"failing_since_at", "failures_in_a_row", b"failures_in_a_row", "furthest_batches", b"furthest_batches", "hyperparameters_json", b"hyperparameters_json", "id", b"id", "infrastructure_failures", b"infrastructure_failures", "last_failure", b"last_failure", "latest_checkpoint_id", b"latest_checkpoint_id", "length_batches", b"length_batches", "metadata_json", b"metadata_json", "number", b"number", "outcome", b"outcome", "reason", b"reason", "resized_at", b"resized_at", "restarts", b"restarts", "seconds_per_batch", b"seconds_per_batch", "seed", b"seed", "size_changes", b"size_changes", "state", b"state", "strategy_choice_json", b"strategy_choice_json", "timeline", b"timeline", "validated_batches", b"validated_batches", "validation_json", b"validation_json", "warning", b"warning"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_best_validation", b"_best_validation"]) -> typing.Literal["best_validation"] | None: ...
     @typing.overload
@@ -1676,10 +1700,13 @@ class Exclusion(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     AT_FIELD_NUMBER: builtins.int
     UNTIL_AT_FIELD_NUMBER: builtins.int
+    PEER_ID_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
     reason: builtins.str
     at: builtins.float
     until_at: builtins.float
+    peer_id: builtins.str
+    """The other agent of a pair that did not reach one another, where either may be the cause; empty otherwise."""
     def __init__(
         self,
         *,
@@ -1687,8 +1714,9 @@ class Exclusion(google.protobuf.message.Message):
         reason: builtins.str = ...,
         at: builtins.float = ...,
         until_at: builtins.float = ...,
+        peer_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "at", b"at", "reason", b"reason", "until_at", b"until_at"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "at", b"at", "peer_id", b"peer_id", "reason", b"reason", "until_at", b"until_at"]) -> None: ...
 
 Global___Exclusion: typing_extensions.TypeAlias = Exclusion
 

@@ -53,6 +53,7 @@ class Agent:
         self.identity = identity
         self.slots = slots
         self.interfaces: tuple[NetworkInterface, ...] = host.list_interfaces()
+        self.down_interfaces: tuple[NetworkInterface, ...] = host.list_down_interfaces()
         self.roster = roster
         self.problem = ""
         self.undelivered: tuple[UndeliveredRecords, ...] = ()
@@ -64,6 +65,7 @@ class Agent:
             pool=self.identity.pool,
             slots=self.slots.slots,
             interfaces=self.interfaces,
+            down_interfaces=self.down_interfaces,
             labels=self.identity.labels,
             version=gangline.__version__,
             hostname=host.read_hostname(),
@@ -77,6 +79,7 @@ class Agent:
             agent=wire.to_proto(record),
             highest_epoch=self._journal.highest_epoch,
             allocations=self.roster.statuses(),
+            asks_before_commands=True,
         )
 
     def slots_message(self) -> agent_pb2.AgentSlots:

@@ -7,22 +7,57 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+import structlog
+
+from gangline.domain.resource import NetworkInterface
 from services.agent.agent import Agent
 from services.agent.connection.leader_stream import LeaderStream
 from services.agent.machine import host, metrics
+from services.agent.machine.link_events import LinkEvents
+
+log = structlog.get_logger(__name__)
+
+
+# Least time between two hellos because of interfaces, so that a link that flaps does not keep the agent greeting.
+LEAST_SECONDS = 1.0
 
 
 async def watch_machine(agent: Agent, link: LeaderStream, period_seconds: float) -> None:
     """Watches until it is cancelled."""
     observe(agent, link)
-    while True:
-        await asyncio.sleep(period_seconds)
-        interfaces = host.list_interfaces()
-        if interfaces != agent.interfaces:
-            agent.interfaces = interfaces
-            link.reconnect()
+    events = LinkEvents()
+    had = {own.name: own for own in agent.interfaces}
+    try:
+        while True:
+            interfaces = host.list_interfaces()
+            had |= {own.name: own for own in interfaces}
+            down = find_down(had, interfaces, host.list_down_interfaces())
+            if (interfaces, down) != (agent.interfaces, agent.down_interfaces):
+                log.info("network interfaces changed", up=_names(interfaces), down=_names(down))
+                agent.interfaces, agent.down_interfaces = interfaces, down
+                link.reconnect()
+                await asyncio.sleep(LEAST_SECONDS)
+            await events.wait(period_seconds)
+    finally:
+        events.close()
+
+
+def find_down(
+    had: Mapping[str, NetworkInterface], up: Sequence[NetworkInterface], down: Sequence[NetworkInterface]
+) -> tuple[NetworkInterface, ...]:
+    """Returns the interfaces that are down: those with an address, and those that have lost address or device.
+
+    had: the interfaces that were up at any time since the agent started, by name.
+    """
+    known = {own.name for own in (*up, *down)}
+    return (*down, *(replace(own, speed_mbit=0) for name, own in had.items() if name not in known))
+
+
+def _names(interfaces: Sequence[NetworkInterface]) -> list[str]:
+    return [own.name for own in interfaces]
 
 
 def observe(agent: Agent, link: LeaderStream) -> None:

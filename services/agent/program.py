@@ -75,7 +75,14 @@ class _Running:
         runner, rank = self._templates or (None, None)
         launcher = Launcher(program, runner, rank.socket_path if rank else "")
         self._outbox: Outbox = asyncio.Queue()
-        roster = Roster(settings.id, journal, launcher, self._on_status, self._wait_until_heard)
+        roster = Roster(
+            settings.id,
+            journal,
+            launcher,
+            self._on_status,
+            wait_until_heard=self._wait_until_heard,
+            ask_leader=self._ask_leader,
+        )
         metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else ""
         self._metrics_address = settings.advertised(metrics_address) if metrics_address else ""
         identity = Identity(settings.id, settings.pool, settings.labels, self._metrics_address, exposure)
@@ -122,6 +129,9 @@ class _Running:
 
     async def _wait_until_heard(self) -> None:
         await self._link.wait_until_heard()
+
+    async def _ask_leader(self) -> None:
+        await self._link.ask_leader()
 
     def _on_status(self, status: agent_pb2.AllocationStatus) -> None:
         self._outbox.put_nowait(agent_pb2.ConnectRequest(status=status))

@@ -222,7 +222,8 @@ def corrupt(why: str) -> BadArchive:
 
 def _main() -> None:
     """Judges the file named on the command line. SIGXCPU ends the process when it takes too long."""
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    # At the hard limit the kernel would send SIGKILL, which others send as well.
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     # A core file of a hostile archive's reader would only fill the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -44,10 +44,12 @@ def _judge(path: Path) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as failure:
-        raise too_slow(f"{_WALL_SECONDS} s") from failure
+        # Its computing is limited by itself, so the machine is too busy, or its disk too slow.
+        text = f"the code archive was not read within {_WALL_SECONDS} s on this machine; try again"
+        raise unavailable("code.not_judged", text) from failure
     except OSError as failure:
         raise unavailable("code.not_judged", f"the code archive cannot be read now: {failure}; try again") from failure
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+    if done.returncode == -signal.SIGXCPU:
         raise too_slow(f"{CPU_SECONDS} s of computing")
     try:
         verdict = json.loads(done.stdout)

@@ -48,6 +48,9 @@ def explain(model: type[BaseModel], error: ValidationError, layers: Sequence[Lay
 
 
 def _unknown_key(model: type[BaseModel], path: Path, key: str, origin: str) -> GanglineError:
+    instead = getattr(model, "replaced", {}).get(key)
+    if instead:
+        return invalid("settings.unknown_key", f"{key} in {origin} is no setting any more; set {instead}")
     candidate = nearest(str(path[-1]), _known_keys(model, path[:-1]))
     hint = f"; did you mean {'.'.join([*map(str, path[:-1]), candidate])}?" if candidate else ""
     return invalid("settings.unknown_key", f"{key} in {origin} is no setting{hint}")

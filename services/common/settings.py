@@ -39,6 +39,8 @@ class ServiceSettings(BaseSettings):
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
 
     service: ClassVar[str] = "service"
+    # Settings of earlier versions, each with what to set instead.
+    replaced: ClassVar[Mapping[str, str]] = {}
 
     etcd: EtcdSettings = EtcdSettings()
     cluster_token_file: Path | None = None

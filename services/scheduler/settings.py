@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -76,6 +77,9 @@ class ResourcePool(BaseModel):
 
 class SchedulerSettings(ServiceSettings):
     service: ClassVar[str] = "scheduler"
+    replaced: ClassVar[Mapping[str, str]] = {
+        "max_infrastructure_failures": "give_up_hours, the hours for which a trial is tried again"
+    }
 
     metrics_listen: str | None = Field(default="0.0.0.0:8083", description="host:port of /metrics")
     id: str = Field(
@@ -102,8 +106,8 @@ class SchedulerSettings(ServiceSettings):
     start_seconds: float = Field(default=120.0, gt=0, description="more than that, until ranks are up")
     kill_grace_seconds: float = Field(default=5.0, ge=0, description="between telling ranks to end and SIGKILL")
     force_seconds: float = Field(default=30.0, gt=0, description="after that, for an agent to report the end")
-    max_infrastructure_failures: int = Field(
-        default=5, ge=1, description="attempts in a row that may fail for reasons outside of a trial"
+    give_up_hours: float = Field(
+        default=24.0, ge=0, description="for which attempts in a row may fail for reasons outside of a trial"
     )
     exclusion_seconds: float = Field(
         default=600.0, ge=0, description="for which a trial avoids an agent where it could not start"
@@ -150,7 +154,7 @@ class SchedulerSettings(ServiceSettings):
             start_seconds=self.start_seconds,
             kill_grace_seconds=self.kill_grace_seconds,
             force_seconds=self.force_seconds,
-            max_infrastructure_failures=self.max_infrastructure_failures,
+            give_up_seconds=self.give_up_hours * 3600,
             exclusion_seconds=self.exclusion_seconds,
             shrink_seconds=self.shrink_seconds,
             resize_seconds=self.resize_seconds,

@@ -75,6 +75,8 @@ class AttemptLease:
         self._ends_at = time.monotonic() + spec.lease_seconds * FIRST_SHARE
         self._is_renewed = asyncio.Event()
         self._has_ended = threading.Event()
+        # Set by the thread before it kills, so that no end of a process is called an own failure.
+        self.has_killed = False
         self._has_ranks = False
         self._is_calm = True
         self._is_over = False
@@ -111,6 +113,7 @@ class AttemptLease:
             # A process that was paused as a whole first renews the lease, if it still can.
             if self._has_ended.wait(ENFORCE_SECONDS) or time.monotonic() < self._ends_at:
                 continue
+            self.has_killed = True
             for pid in pids():
                 with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
@@ -201,10 +204,13 @@ class AttemptLease:
         self._ends_at = since + self._lease_seconds
         self._is_renewed.set()
 
+    @property
+    def cut_message(self) -> str:
+        return f"cut off from the scheduler for {self._lease_seconds:g} s, so another attempt may start elsewhere"
+
     def _give_up(self) -> None:
-        message = f"cut off from the scheduler for {self._lease_seconds:g} s, so another attempt may start elsewhere"
         log.error("the lease of this attempt has run out", schedulers=self._addresses)
-        self._on_cut(message)
+        self._on_cut(self.cut_message)
 
     async def _ask(self, address: str) -> tuple[SchedulerSign, str]:
         """Tries to renew with one scheduler. Returns its sign and the leader that it names."""

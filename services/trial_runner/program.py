@@ -185,6 +185,8 @@ class _Process:
 def _end_early(folder: SharedFolder, allocation_id: str, message: str, error: Exception) -> int:
     """Writes the exit of a runner that could not begin. Returns its exit code."""
     now = time.time()
-    report = ExitReport("", kind_of(error), message, failed_at=now, ended_at=now, is_agent_at_fault=True)
+    report = ExitReport(
+        "", kind_of(error), message, failed_at=now, ended_at=now, is_agent_at_fault=True, has_not_begun=True
+    )
     exit_file.write_exit(folder, allocation_id, report, ())
     return 1

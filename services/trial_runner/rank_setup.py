@@ -73,6 +73,11 @@ class RankSetup:
     confinement: Confinement
     container: Container | None = None
 
+    @property
+    def has_hook(self) -> bool:
+        """Whether `prepare` runs a startup hook."""
+        return is_file_of(self.confinement.user, HOOK_NAME, self.folder.code_path)
+
     async def prepare(
         self, network: Network, nursery: Nursery, pump: LogPump, on_hook: Callable[[int], None]
     ) -> RankStart:
@@ -89,7 +94,7 @@ class RankSetup:
             agent_id, user, run = self.place.agent_id, self.confinement.user, self._step_of(nursery)
             interpreter = await find_interpreter(named, agent_id, user, run, needs_library=not is_command)
         start = self._plan(network, interpreter, directory)
-        if is_file_of(self.confinement.user, HOOK_NAME, self.folder.code_path):
+        if self.has_hook:
             start = await self._run_hook(start, interpreter, nursery, pump, on_hook, is_command=is_command)
         if is_command:
             return replace(start, environments={rank: _with_alias(each) for rank, each in start.environments.items()})

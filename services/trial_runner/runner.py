@@ -15,12 +15,12 @@ from dataclasses import replace
 
 import structlog
 
-from gangline.domain.allocation import ExitReport, Timeline
+from gangline.domain.allocation import ExitReport
 from gangline.domain.failure import hang_rule_of, log_rules_of
 from gangline.domain.state import ExitKind, LogLevel
 from gangline.errors import GanglineError
 from gangline.launch.child import descendants
-from gangline.protocol.wire import enum_member, prepare, to_proto
+from gangline.protocol.wire import enum_member, prepare
 from gangline.v1 import rank_pb2, runner_pb2
 from services.common.concurrency import first_of
 from services.common.disk_fault import is_disk_fault, names_disk_fault
@@ -28,9 +28,9 @@ from services.common.state_folder import SharedFolder
 from services.trial_runner import exit_file
 from services.trial_runner.attempt_lease import AttemptLease
 from services.trial_runner.container_setup import AttemptFiles, make_container
-from services.trial_runner.delivery import metrics
 from services.trial_runner.delivery.delivery import Delivery
 from services.trial_runner.delivery.relay import CHIEF, Relay
+from services.trial_runner.delivery.running_report import RunningReport
 from services.trial_runner.fusion_records import FusionRecords
 from services.trial_runner.gang.gang_links import GangLinks
 from services.trial_runner.gang.gang_plan import Network, find_place, load_config
@@ -41,7 +41,6 @@ from services.trial_runner.gang.outcome import (
     find_cause,
     first_cause,
     judge,
-    judge_hook,
     signature_of,
 )
 from services.trial_runner.gang.rendezvous import RendezvousFailed
@@ -55,7 +54,7 @@ from services.trial_runner.ranks.rank_group import RankGroup
 from services.trial_runner.ranks.rank_link import RankLinkServer
 from services.trial_runner.ranks.startup_hook import HOOK_NAME, HOOK_RANK, HookFailed
 from services.trial_runner.ranks.worker_line import split_by_worker
-from services.trial_runner.start_error import EndedEarly, is_agents_fault, kind_of
+from services.trial_runner.start_error import EndedEarly, judge_start
 from services.trial_runner.stop_signal import StopRequest
 from services.trial_runner.trial_facts import TrialFacts
 from services.trial_runner.watchdog.hang_rule import describe_place
@@ -80,7 +79,7 @@ DEFAULT_GRACE_SECONDS = 3600.0
 QUIET_SECONDS = 0.2
 
 log = structlog.get_logger(__name__)
-prepare(ExitReport, Timeline)
+prepare(ExitReport)
 
 
 class TrialRunner:
@@ -107,15 +106,15 @@ class TrialRunner:
         self._folder = folder
         self._spec = spec
         self._place = find_place(spec)
-        self._timeline = Timeline(runner_up_at=time.time())
         config = load_config(spec)
         grace = float(config.get("preemption_timeout") or DEFAULT_GRACE_SECONDS)
         self._stop = StopRequest(folder, grace)
         self._delivery = Delivery(spec, self._place.agent_id, folder.state.spools)
+        self._running = RunningReport(spec, self._place.agent_id, self._delivery.reporter)
         self._gang = GangLinks(spec.token, self._place.node_rank, self._place.agent_ids)
         self._gang.on_failure = self._on_peer_failure
         self._watchdog = Watchdog(folder, self._place, hang_rule_of(config), self._gang, self._on_hang)
-        self._relay = Relay(spec.trial, self._delivery.recorder, self._delivery.reporter, self._on_first_step)
+        self._relay = Relay(spec.trial, self._delivery.recorder, self._delivery.reporter, self._running.on_first_step)
         self._link = RankLinkServer(folder.ranks_path.absolute(), self._on_rank_message)
         self._delivery.on_trace = self._on_trace
         self._delivery.on_over = self._on_over
@@ -135,7 +134,6 @@ class TrialRunner:
             self._delivery.recorder.note,
             forked,
         )
-        self._metrics_address = ""
         self._has_spoken = False
         self._speaking: asyncio.TimerHandle | None = None
         self._confinement = confinement.Confinement()
@@ -146,6 +144,8 @@ class TrialRunner:
         self._cut: FailureRecord | None = None
         self._ending_hung: asyncio.Task[None] | None = None
         self._hook_pid = 0
+        # Set before a startup hook or a container may start.
+        self._may_have_begun = False
 
     async def run(self) -> int:
         """Runs all steps and always writes an exit.json. Returns the process's exit code, 0 unless the runner itself is
@@ -161,9 +161,15 @@ class TrialRunner:
             is_fault = is_disk_fault(error)
             kind = ExitKind.AGENT_DISK if is_fault else ExitKind.RUNNER_LOST
             report = replace(self._report(kind, message), is_agent_at_fault=is_fault)
-        await self._leave(replace(report, ended_at=time.time(), log_hits=tuple(self._log_policy.hits)))
+        report = replace(report, ended_at=time.time(), log_hits=tuple(self._log_policy.hits))
+        await self._leave(replace(report, has_not_begun=not self._has_begun))
         self._stop.rest()
         return code
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether any process of the user's may have started."""
+        return self._may_have_begun or (self._rank_group is not None and self._rank_group.has_begun)
 
     async def _live(self) -> ExitReport:
         """Runs the steps in order. A step that fails ends the run with its reason."""
@@ -174,18 +180,20 @@ class TrialRunner:
             if not self._lease.covers_start:
                 await first_of(self._lease.hold(), self._stop.came.wait())
             start = await self._settle(network)
-            self._rank_group = rank_group = self._hire()
+            assert self._preparation.nursery is not None
+            rank_group = RankGroup(
+                self._place,
+                self._preparation.nursery,
+                self._pump,
+                self._gang.tell_failure,
+                is_cut=lambda: self._lease.has_killed,
+            )
+            self._rank_group = rank_group
             await self._start(rank_group, network, start)
         except EndedEarly as ended:
             return ended.report
-        except RendezvousFailed as error:
-            return self._report(error.kind, error.message)
-        except HookFailed as error:
-            return await self._judge_hook(str(error))
-        except (GanglineError, OSError) as error:
-            report = replace(self._report(kind_of(error), str(error)), is_agent_at_fault=is_agents_fault(error))
-            self._gang.tell_failure(FailureRecord(report.kind, report.message, None, report.agent_id, report.failed_at))
-            return report
+        except (RendezvousFailed, HookFailed, GanglineError, OSError) as error:
+            return await self._judge_start(error)
         # 3. Watch until every rank has ended.
         await rank_group.wait_ended()
         self._hush()
@@ -208,10 +216,6 @@ class TrialRunner:
             raise EndedEarly(self._stopped_early())
         return network
 
-    def _hire(self) -> RankGroup:
-        assert self._preparation.nursery is not None
-        return RankGroup(self._place, self._preparation.nursery, self._pump, self._gang.tell_failure)
-
     async def _settle(self, network: Network) -> RankStart:
         """Returns what the ranks start with, after the startup hook. Raises EndedEarly, also if a stop came before."""
         if self._stop.stop is not None:
@@ -221,6 +225,7 @@ class TrialRunner:
         self._note_left_out()
         paths, container = self._watchdog.paths, self._preparation.container
         setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths, self._confinement, container)
+        self._may_have_begun = self._may_have_begun or setup.has_hook
         preparing = setup.prepare(network, nursery, self._pump, self._on_hook)
         start = await first_of(preparing, self._stop.came.wait(), self._peer_told.wait())
         if self._stop.stop is not None:
@@ -239,10 +244,11 @@ class TrialRunner:
     def _on_container(self) -> None:
         """Does the same for a container, whose image may have to be fetched first."""
         assert self._preparation.container is not None
+        self._may_have_begun = True
         self._begin_early(f"a container of {self._preparation.container.image} starts on {self._place.agent_id}")
 
     def _begin_early(self, sentence: str) -> None:
-        self._timeline = replace(self._timeline, rendezvous_at=self._preparation.rendezvous_at, ranks_up_at=time.time())
+        self._running.note_up(self._preparation.rendezvous_at, time.time())
         self._delivery.recorder.note(sentence)
         self._speak()
 
@@ -257,9 +263,9 @@ class TrialRunner:
             self._on_stop()
         if self._peer is not None:
             rank_group.on_peer_failure()
-        self._timeline = replace(self._timeline, rendezvous_at=self._preparation.rendezvous_at, ranks_up_at=up_at)
+        self._running.note_up(self._preparation.rendezvous_at, up_at)
         if self._has_spoken:
-            self._report_running()
+            self._running.send()
         self._speaking = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._speak)
         log.info("the ranks run", ranks=list(self._place.ranks), store=f"{network.store_address}:{network.store_port}")
         self._delivery.adopt_orphans()
@@ -288,16 +294,23 @@ class TrialRunner:
         """Whether the command ended by itself before this runner had anything to report."""
         return not self._has_spoken and self._stop.stop is None and not rank_group.lost
 
-    async def _judge_hook(self, problem: str) -> ExitReport:
-        """Returns the report of a startup hook that failed, which ends the other members too."""
-        await self._pump.drain(LAST_OUTPUT_SECONDS)
-        report = judge_hook(problem, self._place.agent_id, self._pump.last_lines(HOOK_RANK), time.time())
-        self._gang.tell_failure(FailureRecord(report.kind, report.message, None, report.agent_id, report.failed_at))
+    async def _judge_start(self, error: Exception) -> ExitReport:
+        """Returns the report of a start that failed, which ends the other members too. Under an order to end, the order
+        is the cause: this runner, its agent or the end of the lease may have killed what has failed."""
+        self._note_cut()
+        if self._stop.stop is not None:
+            return self._stopped_early()
+        if isinstance(error, HookFailed):
+            await self._pump.drain(LAST_OUTPUT_SECONDS)
+        report = judge_start(error, self._place.agent_id, self._pump.last_lines(HOOK_RANK), time.time())
+        if not isinstance(error, RendezvousFailed):
+            self._gang.tell_failure(FailureRecord(report.kind, report.message, None, report.agent_id, report.failed_at))
         return report
 
     async def _judge(self, rank_group: RankGroup) -> ExitReport:
         ends = rank_group.ends()
         cause = find_cause(ends)
+        self._note_cut()
         if self._place.num_nodes > 1 and self._peer is None and cause is not None and cause.is_consequence:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PEER_SECONDS):
@@ -347,8 +360,8 @@ class TrialRunner:
             is_orderly = report.kind in (ExitKind.PREEMPTED, ExitKind.KILLED)
             level = LogLevel.INFO if is_orderly else LogLevel.ERROR
             self._delivery.recorder.note(f"{report.kind.value}: {report.message}", level)
-        if not self._metrics_address and self._timeline.ranks_up_at:
-            self._report_running()
+        if self._running.is_due:
+            self._running.send()
         self._lease.end_ranks()
         await self._watchdog.close()
         await self._gang.close()
@@ -402,6 +415,11 @@ class TrialRunner:
         self._delivery.recorder.note(message, LogLevel.ERROR)
         self._end_as_cut(message)
 
+    def _note_cut(self) -> None:
+        """Notes that the lease is over if its thread has killed before the event loop has noticed."""
+        if self._lease.has_killed and self._cut is None:
+            self._on_cut(self._lease.cut_message)
+
     def _end_as_cut(self, message: str) -> None:
         self._cut = FailureRecord(ExitKind.NETWORK, message, agent_id=self._place.agent_id, failed_at=time.time())
         self._stop.ask(ExitKind.KILLED, message)
@@ -452,16 +470,7 @@ class TrialRunner:
         if self._has_spoken:
             return
         self._has_spoken = True
-        spec = self._spec
-        self._metrics_address = metrics.serve(
-            next(iter(spec.scheduler_addresses), ""),
-            allocation_id=spec.allocation.id,
-            trial_id=spec.trial.id,
-            experiment_id=str(spec.trial.experiment_id),
-            agent_id=self._place.agent_id,
-            node_rank=str(spec.node_rank),
-        )
-        self._report_running()
+        self._running.serve_metrics()
         self._delivery.reporter.open()
         self._lease.start(self._pids)
 
@@ -474,7 +483,7 @@ class TrialRunner:
             self._speaking.cancel()
 
     def _on_rank_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
-        if self._rank_group is not None and self._timeline.ranks_up_at:
+        if self._rank_group is not None and self._running.is_up:
             self._speak()
         self._relay.on_message(rank, message)
         self._fusion.on_message(rank, message)
@@ -484,17 +493,3 @@ class TrialRunner:
 
     def _on_trace(self, batches: int) -> None:
         self._link.send(CHIEF, rank_pb2.RunnerMessage(trace=rank_pb2.TraceRank(batches=batches)))
-
-    def _on_first_step(self, at: float) -> None:
-        self._timeline = replace(self._timeline, first_step_at=at)
-        self._report_running()
-
-    def _report_running(self) -> None:
-        report = runner_pb2.RunningReport(timeline=to_proto(self._timeline), metrics_address=self._metrics_address)
-        self._delivery.reporter.add(runner_pb2.TrialReport(running=report))
-        metrics.observe_phases(
-            self._timeline.runner_up_at,
-            rendezvous=self._timeline.rendezvous_at,
-            ranks_up=self._timeline.ranks_up_at,
-            first_step=self._timeline.first_step_at,
-        )

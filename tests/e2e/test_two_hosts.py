@@ -12,16 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.state import ExitKind, Outcome
+from gangline.domain.state import ExitKind, Outcome, ReasonCode
 from tests.support import network
 from tests.support.fleet import Fleet
 from tests.support.gated_run import ALL_CHECKPOINTS, gated_run, wait_whole
-from tests.support.gated_trial import NUM_BATCHES
+from tests.support.gated_trial import NUM_BATCHES, wait_for
 from tests.support.network import DEAD_INTERFACE, LIVE_INTERFACE, HostNetwork
 
 pytestmark = pytest.mark.timeout(180)
 
 AGENTS = ("agent-1", "agent-2")
+ONE_SLOT = {
+    "name": "alone",
+    "entrypoint": "true",
+    "searcher": {"name": "single", "metric": "loss"},
+    "resources": {"slots_per_trial": 1},
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +43,9 @@ def hosts() -> Iterator[list[HostNetwork]]:
 
 @pytest.fixture(scope="module")
 def fleet(hosts: list[HostNetwork], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path_factory.mktemp("hosts") / "data", host=hosts[0].server_host)
-    fleet.set_flag("scheduler", "--max-infrastructure-failures", "1")
+    fleet = Fleet(tmp_path_factory.mktemp("hosts") / "data", num_agents=3, host=hosts[0].server_host)
+    # Two agents that do not reach one another: either may be the cause, and there is no third one.
+    fleet.set_flag("scheduler", "--exclusion-seconds", "1")
     try:
         fleet.start_control_plane()
         for agent, host in zip(AGENTS, hosts, strict=True):
@@ -84,15 +91,84 @@ def test_failure_names_hosts_interface_and_port(fleet: Fleet, hosts: list[HostNe
         inside(host, "route", "add", "unreachable", target)
     try:
         with gated_run(fleet, tmp_path) as run:
-            trial = run.finish().trials[0].trial
-            assert (trial.outcome, trial.attempts) == (Outcome.FAILED, 1)
+            wait_for(lambda: run.trial.trial.last_failure is not None, "the first failure", 60)
+            trial = run.trial.trial
+            assert (trial.outcome, trial.restarts) == (None, 0)
             assert trial.last_failure is not None
             assert trial.last_failure.kind is ExitKind.NETWORK
+            assert set(trial.last_failure.suspect_agent_ids) == set(AGENTS)
             dead = rf"agent-1 cannot reach agent-2 at {second.dead_address} port \d+ over interface {DEAD_INTERFACE}: "
             live = rf"agent-1 cannot reach agent-2 at {second.live_address} port \d+ over interface {LIVE_INTERFACE}: "
-            assert re.search(f"{dead}.+; {live}No route to host", trial.reason), trial.reason
+            message = trial.last_failure.message
+            assert re.search(f"{dead}.+; {live}No route to host", message), message
             assert run.gate.desks(run.allocation_id()) == {}
+            for host, target in routes:
+                inside(host, "route", "del", "unreachable", target)
+            routes = []
+            assert run.finish().trials[0].trial.outcome is Outcome.COMPLETED, "it waited, and went on"
             run.check_aftermath()
     finally:
         for host, target in routes:
             inside(host, "route", "del", "unreachable", target)
+
+
+def interfaces_of(fleet: Fleet) -> dict[str, set[str]]:
+    with fleet.connect() as client:
+        return {view.agent.id: {own.name for own in view.agent.interfaces} for view in client.list_agents()}
+
+
+def test_a_gang_waits_for_a_link_and_one_host_works_on(fleet: Fleet, hosts: list[HostNetwork], tmp_path: Path) -> None:
+    second = hosts[1]
+    links = (DEAD_INTERFACE, LIVE_INTERFACE)
+    try:
+        for link in links:
+            inside(second, "link", "set", link, "down")
+        # The agents hear of it from the kernel: they look by themselves once a minute only.
+        wait_for(lambda: not interfaces_of(fleet)["agent-2"].intersection(links), "the report of agent-2", 20)
+        # The other end of the cable has no carrier either.
+        wait_for(lambda: LIVE_INTERFACE not in interfaces_of(fleet)["agent-1"], "the report of agent-1", 20)
+        with gated_run(fleet, tmp_path) as run:
+            wait_for(lambda: run.trial.reason is not None, "its reason", 20)
+            reason = run.trial.reason
+            assert reason is not None
+            assert reason.code is ReasonCode.AGENTS_UNHEALTHY
+            assert re.search(rf"agent-2 \(its network interface {DEAD_INTERFACE} \(.+\) is down", reason.message), (
+                reason
+            )
+            assert reason.would_start_if.startswith("the network interface for gangs is up on "), reason
+            alone = run.client.create_experiment(ONE_SLOT, tmp_path)
+            assert run.client.wait_experiment(alone.experiment.id, 60).experiment.outcome is Outcome.COMPLETED
+            assert run.trial.trial.attempts == 0
+            # The one that leads nowhere would be tried while it is the only one.
+            for link in reversed(links):
+                inside(second, "link", "set", link, "up")
+            trial = run.finish().trials[0].trial
+            assert (trial.outcome, trial.attempts) == (Outcome.COMPLETED, 1), trial
+            run.check_aftermath()
+    finally:
+        for link in links:
+            inside(second, "link", "set", link, "up")
+
+
+def test_a_gang_goes_to_the_hosts_that_have_the_named_interface(
+    fleet: Fleet, hosts: list[HostNetwork], tmp_path: Path
+) -> None:
+    first, second = hosts
+    address = f"{second.live_address}/24"
+    fleet.kill("scheduler")
+    fleet.set_flag("scheduler", "--network-interface", LIVE_INTERFACE)
+    fleet.start("scheduler")
+    fleet.set_flag("agent-3", "--advertise-host", first.server_host.removesuffix("1") + "2")
+    fleet.set_flag("agent-3", "--metrics-listen", "0.0.0.0:0")
+    fleet.start("agent-3", prefix=first.enter)
+    wait_whole(fleet, 3)
+    inside(second, "addr", "del", address, "dev", LIVE_INTERFACE)
+    try:
+        wait_for(lambda: LIVE_INTERFACE not in interfaces_of(fleet)["agent-2"], "the report of agent-2", 20)
+        with gated_run(fleet, tmp_path) as run:
+            trial = run.finish().trials[0].trial
+            assert (trial.outcome, trial.attempts) == (Outcome.COMPLETED, 1), trial
+            assert {desk.agent for desk in run.wait_at(NUM_BATCHES - 1).values()} == {"agent-1", "agent-3"}
+            run.check_aftermath()
+    finally:
+        inside(second, "addr", "add", address, "dev", LIVE_INTERFACE)

@@ -16,7 +16,7 @@ from gangline.domain.state import ExitKind, Outcome, State
 from gangline.local.identity import identify
 from services.common.state_folder import StateFolder
 from tests.support.cluster import Cluster
-from tests.support.gated_run import ALL_BATCHES, ALL_CHECKPOINTS, gated_run, services_away
+from tests.support.gated_run import ALL_BATCHES, ALL_CHECKPOINTS, gated_run, is_whole, services_away
 from tests.support.gated_trial import NUM_BATCHES, wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -155,3 +155,38 @@ def test_a_start_without_code_waits_for_a_gateway_counts_no_failure_and_loses_no
         wait_for(lambda: any("waits for a gateway, to fetch the code" in text for text in runner_lines()), "the log")
         wait_for(lambda: not run.trial.warning, "the end of the warning", 30)
         run.check_aftermath()
+
+
+def test_a_command_that_its_agent_never_began_begins_on_another_one_and_once(cluster: Cluster, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    agent = cluster.service("agent-1")
+    with cluster.connect() as client:
+        client.disable_agent("agent-2")
+        os.kill(agent.pid, signal.SIGSTOP)
+        try:
+            told = cluster.run("cmd", "run", "--detach", "--", f"echo $GANGLINE_AGENT_ID >> {ran}", seconds=20)
+            experiment_id = int(told.stdout.split()[-1])
+
+            def member() -> str:
+                allocation = client.get_experiment(experiment_id).trials[0].allocation
+                return allocation.members[0].agent_id if allocation else ""
+
+            wait_for(lambda: member() == "agent-1", "the order to the stopped agent", 20)
+            client.enable_agent("agent-2")
+            ended = client.wait_experiment(experiment_id, 60)
+        finally:
+            client.enable_agent("agent-2")
+            os.kill(agent.pid, signal.SIGCONT)
+        # Awake again, it reads the order from its socket.
+        wait_for(lambda: is_whole(client), "a whole cluster")
+        trial = ended.trials[0].trial
+        assert (trial.outcome, trial.attempts, trial.restarts) == (Outcome.COMPLETED, 2, 0), trial
+        assert trial.last_failure is not None
+        assert (trial.last_failure.kind, trial.last_failure.has_not_begun) == (ExitKind.AGENT_LOST, True)
+        # What a second command leaves behind comes after whatever the first one would have done.
+        client.disable_agent("agent-2")
+        try:
+            cluster.run("cmd", "run", "--", f"echo last >> {ran}", seconds=40)
+        finally:
+            client.enable_agent("agent-2")
+    assert len(ran.read_text().splitlines()) == 2, ran.read_text()

@@ -98,6 +98,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
                 draining=drained[agent_id],
                 disabled=drained[agent_id] + spare,
                 labels=labels,
+                gang_problem="its network interface is down" if draw(st.integers(0, 4)) == 0 else "",
             )
         )
     requests = tuple(draw(_request(number)) for number in range(draw(st.integers(0, 7))))

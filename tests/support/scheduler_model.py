@@ -276,7 +276,7 @@ def _clearance(agent_id: str, now: float) -> Callable[[Records], StateChange]:
 
 
 def _expiry(allocation_id: str, now: float) -> Callable[[Records], StateChange]:
-    return lambda records: expired(records, allocation_id, frozenset(), RULES, now)
+    return lambda records: expired(records, allocation_id, frozenset(), frozenset(), rules=RULES, now=now)
 
 
 def _in_one_order(snapshot: Snapshot) -> Snapshot:

@@ -28,6 +28,7 @@ class ScriptedAgent:
 
     obeys_stop: whether it reports the end of what it is told to stop. is_silent: its stream lives, but it says nothing.
     clock_error_seconds: how far ahead its clock is. tells_time: False as agents of an earlier version.
+    asks_before_commands: as in its hello.
     tells_accepts: whether it says what it has accepted before it says how that ended.
     """
 
@@ -43,6 +44,7 @@ class ScriptedAgent:
         self.clock_error_seconds = 0.0
         self.tells_time = True
         self.tells_accepts = True
+        self.asks_before_commands = False
         self._obeys_stop = obeys_stop
         self._addresses = addresses
         self._outbox: asyncio.Queue[agent_pb2.ConnectRequest] = asyncio.Queue()
@@ -86,11 +88,12 @@ class ScriptedAgent:
         seconds_ago: float = 0.0,
         *,
         is_agent_at_fault: bool = False,
+        has_not_begun: bool = False,
     ) -> None:
         """The member ends; told now, or with the next hello. seconds_ago: since when it is so."""
         at = self._now() - seconds_ago
         report = types_pb2.ExitReport(agent_id=self.id, message=message, rank=rank, failed_at=at, ended_at=at)
-        report.is_agent_at_fault = is_agent_at_fault
+        report.is_agent_at_fault, report.has_not_begun = is_agent_at_fault, has_not_begun
         report.kind = wire.enum_number(kind)  # type: ignore[assignment]  # protobuf takes the number
         status = self.journal[allocation_id]
         status.state = types_pb2.STATE_TERMINAL
@@ -131,7 +134,11 @@ class ScriptedAgent:
             self._obey(response)
 
     async def _requests(self) -> AsyncIterator[agent_pb2.ConnectRequest]:
-        hello = agent_pb2.AgentHello(agent=wire.to_proto(self.record), allocations=self.journal.values())
+        hello = agent_pb2.AgentHello(
+            agent=wire.to_proto(self.record),
+            allocations=self.journal.values(),
+            asks_before_commands=self.asks_before_commands,
+        )
         yield self._stamped(agent_pb2.ConnectRequest(hello=hello))
         while True:
             request = agent_pb2.ConnectRequest(heartbeat=agent_pb2.AgentHeartbeat())

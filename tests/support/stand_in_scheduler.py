@@ -23,12 +23,15 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
     """hellos, statuses, heartbeats, slots: what came in, in order, over all streams. latencies: of every
     message, by the time that it carries.
 
+    answers: whether it answers heartbeats now. promises_answers: whether a welcome says that it does.
     problems: what is wrong with slots, by slot id, as the newest message says.
     """
 
     def __init__(self, epoch: int = 10) -> None:
         self.epoch = epoch
         self.lease_seconds = 0.5
+        self.answers = False
+        self.promises_answers = False
         self.leader = ""
         self.address = ""
         self.hellos: list[agent_pb2.AgentHello] = []
@@ -116,6 +119,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
                     epoch=self.epoch,
                     heartbeat_seconds=self.lease_seconds / 5,
                     lease_seconds=self.lease_seconds,
+                    answers_heartbeats=self.promises_answers,
                 )
                 outgoing.put_nowait(agent_pb2.ConnectResponse(welcome=welcome))
                 self.streams.add(outgoing)
@@ -126,6 +130,8 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
                 self.problems = _problems(request.slots.slots)
             else:
                 self.num_heartbeats += 1
+                if self.answers:
+                    outgoing.put_nowait(agent_pb2.ConnectResponse(heartbeat=agent_pb2.HeartbeatAnswer()))
             self._notify()
         outgoing.put_nowait(None)
 
@@ -150,6 +156,10 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
 
     def forget(self, allocation_id: str) -> None:
         self._send(forget=agent_pb2.ForgetAllocation(allocation_id=allocation_id))
+
+    def answer(self) -> None:
+        """Answers one heartbeat on every stream."""
+        self._send(heartbeat=agent_pb2.HeartbeatAnswer())
 
     def drop_streams(self) -> None:
         """Ends every stream, as a scheduler that steps down."""

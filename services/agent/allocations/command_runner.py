@@ -44,6 +44,14 @@ def is_lone_command(spec: runner_pb2.RunnerSpec) -> bool:
         return False
 
 
+def is_task(spec: runner_pb2.RunnerSpec) -> bool:
+    """Whether the allocation runs a user's command, which must not begin twice."""
+    try:
+        return bool(json.loads(spec.config_json).get("task"))
+    except (ValueError, AttributeError):
+        return False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CommandRunner:
     """One process that takes commands. control: this agent's end of its socket."""

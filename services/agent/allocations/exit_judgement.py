@@ -50,6 +50,7 @@ class Evidence:
 def conclude(record: Record, evidence: Evidence, agent_id: str, now: float) -> ExitReport:
     """Returns the report for a runner that left none."""
     kind, message = _judge(record, evidence)
+    was_never_started = record.phase is Phase.ACCEPTED and record.stop is not None and not evidence.problem
     return ExitReport(
         agent_id=agent_id,
         kind=kind,
@@ -59,6 +60,7 @@ def conclude(record: Record, evidence: Evidence, agent_id: str, now: float) -> E
         failed_at=now,
         ended_at=now,
         is_agent_at_fault=bool(evidence.start_error),
+        has_not_begun=bool(evidence.start_error) or was_never_started,
     )
 
 

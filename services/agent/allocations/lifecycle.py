@@ -71,6 +71,7 @@ class LifecycleContext:
     happen.
     on_status: called with each status after it is on disk.
     wait_until_heard: returns once the leader is heard; None without a leader to wait for.
+    ask_leader: returns once the leader has answered a question that is asked now; None without a leader to ask.
     """
 
     agent_id: str
@@ -78,6 +79,7 @@ class LifecycleContext:
     wait_for_slots: Callable[[Record], Awaitable[str]]
     on_status: Callable[[agent_pb2.AllocationStatus], None]
     wait_until_heard: Callable[[], Awaitable[None]] | None = None
+    ask_leader: Callable[[], Awaitable[None]] | None = None
 
 
 def hold_seconds_of(allocation: types_pb2.Allocation) -> float:
@@ -92,6 +94,8 @@ class AllocationLifecycle:
     problem: which file of its folder was unreadable; empty if there is none.
     is_lone_command: its runner may be a process that has run other commands before, and that continues with the next
     one.
+    runs_once: it is a user's command. The leader may have given it up, and then it runs elsewhere. So the leader is
+    asked right before it starts.
     hold_seconds: delay of the report of its acceptance, which is left out if the allocation ends before.
     """
 
@@ -103,6 +107,7 @@ class AllocationLifecycle:
         problem: str = "",
         *,
         is_lone_command: bool = False,
+        runs_once: bool = False,
         hold_seconds: float = 0.0,
     ) -> None:
         self.folder = folder
@@ -111,6 +116,7 @@ class AllocationLifecycle:
         self._evidence = Evidence(problem=problem, log_path=str(folder.log_path))
         self._ordered = asyncio.Event()
         self._is_lone_command = is_lone_command
+        self._wait_for_word = context.ask_leader if runs_once and context.ask_leader else context.wait_until_heard
         # Set while this agent may hand the process over to another allocation.
         self._command_runner: CommandRunner | None = None
         self._is_released = False
@@ -196,9 +202,9 @@ class AllocationLifecycle:
 
     async def _wait_for_leader(self) -> None:
         """Waits until the leader is heard. Tolerates: a stop during the wait."""
-        if self.record.stop is not None or self._evidence.start_error or self._context.wait_until_heard is None:
+        if self.record.stop is not None or self._evidence.start_error or self._wait_for_word is None:
             return
-        waiting = asyncio.ensure_future(self._context.wait_until_heard())
+        waiting = asyncio.ensure_future(self._wait_for_word())
         try:
             await self._wait_first([waiting], None)
         finally:

@@ -22,7 +22,7 @@ from gangline.protocol import wire
 from gangline.v1 import agent_pb2, runner_pb2
 from services.agent.allocations import process_watch
 from services.agent.allocations.command_check import refuse_slots
-from services.agent.allocations.command_runner import is_lone_command
+from services.agent.allocations.command_runner import is_lone_command, is_task
 from services.agent.allocations.folder import AllocationFolder
 from services.agent.allocations.journal import Journal, Survey, remove_folders
 from services.agent.allocations.journal_record import Phase, Record, StopOrder, find_holders, mark_ended
@@ -60,9 +60,11 @@ class Roster:
         journal: Journal,
         launcher: Launcher,
         on_status: Callable[[agent_pb2.AllocationStatus], None],
+        *,
         wait_until_heard: Callable[[], Awaitable[None]] | None = None,
+        ask_leader: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """wait_until_heard returns once the leader is heard; None without a leader to wait for."""
+        """wait_until_heard, ask_leader: see LifecycleContext."""
         self._agent_id = agent_id
         self._journal = journal
         self.on_status = on_status
@@ -73,7 +75,9 @@ class Roster:
         self._tidying: asyncio.Task[None] | None = None
         self._num_untidy = 0
         self._dropped = asyncio.Event()
-        self._context = LifecycleContext(agent_id, launcher, self._wait_for_slots, on_status, wait_until_heard)
+        self._context = LifecycleContext(
+            agent_id, launcher, self._wait_for_slots, on_status, wait_until_heard, ask_leader
+        )
 
     @property
     def records(self) -> list[Record]:
@@ -122,7 +126,7 @@ class Roster:
             kind = ExitKind.AGENT_DISK if is_disk_fault(error) else ExitKind.START_FAILED
             record = self._ended(record, kind, message)
         hold_seconds = hold_seconds_of(spec.allocation)
-        self._begin(folder, record, is_lone_command=is_lone, hold_seconds=hold_seconds)
+        self._begin(folder, record, is_lone_command=is_lone, runs_once=is_task(spec), hold_seconds=hold_seconds)
         self._lifecycles[record.allocation_id].tell()
         return record.is_live
 
@@ -202,10 +206,17 @@ class Roster:
         problem: str = "",
         *,
         is_lone_command: bool = False,
+        runs_once: bool = False,
         hold_seconds: float = 0.0,
     ) -> None:
         lifecycle = AllocationLifecycle(
-            folder, record, self._context, problem, is_lone_command=is_lone_command, hold_seconds=hold_seconds
+            folder,
+            record,
+            self._context,
+            problem,
+            is_lone_command=is_lone_command,
+            runs_once=runs_once,
+            hold_seconds=hold_seconds,
         )
         self._lifecycles[record.allocation_id] = lifecycle
         if record.is_live:
@@ -277,9 +288,18 @@ class Roster:
         self._changed = asyncio.Event()
 
     def _ended(self, record: Record, kind: ExitKind, message: str) -> Record:
+        """Returns the record of an allocation that ended before it began."""
         now = time.time()
         is_agents = kind in (ExitKind.START_FAILED, ExitKind.AGENT_DISK)
-        report = ExitReport(self._agent_id, kind, message, failed_at=now, ended_at=now, is_agent_at_fault=is_agents)
+        report = ExitReport(
+            self._agent_id,
+            kind,
+            message,
+            failed_at=now,
+            ended_at=now,
+            is_agent_at_fault=is_agents,
+            has_not_begun=True,
+        )
         status = agent_pb2.AllocationStatus(
             allocation_id=record.allocation_id,
             state=wire.enum_number(State.TERMINAL),  # type: ignore[arg-type] # the map knows numbers, not the stub's type

@@ -96,6 +96,11 @@ class LeaderStream:
         self._unanswered: deque[float] = deque()
         self._answered_at = -math.inf
         self._answered = asyncio.Event()
+        # When the newest heartbeat was sent that was answered. A welcome is no such answer: it comes before the orders
+        # that follow from the hello.
+        self._beat_answered_at = -math.inf
+        self._promises_answers = False
+        self._is_asking = False
 
     @property
     def silence_seconds(self) -> float:
@@ -124,6 +129,20 @@ class LeaderStream:
         while self.silence_seconds > self._lease_seconds / 2:
             self._answered.clear()
             await self._answered.wait()
+
+    async def ask_leader(self) -> None:
+        """Returns once the leader has answered a heartbeat that is sent from now on.
+
+        Orders to end arrive before such an answer. So a command for which the leader was asked has not been given up.
+        """
+        asked_at = time.monotonic()
+        if not self._is_asking:
+            self._is_asking = True
+            self._outbox.put_nowait(agent_pb2.ConnectRequest(heartbeat=agent_pb2.AgentHeartbeat()))
+        while self._beat_answered_at < asked_at and (self._promises_answers or not self._is_connected):
+            self._answered.clear()
+            await self._answered.wait()
+        await self.wait_until_heard()
 
     def reconnect(self) -> None:
         """Greets the leader again, to report what only a hello contains."""
@@ -242,6 +261,9 @@ class LeaderStream:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + beat_at - time.monotonic()):
                     news = await self._outbox.get()
+                if news.HasField("heartbeat"):
+                    self._is_asking = False
+                    self._unanswered.append(time.monotonic())
                 await _write(call, news)
 
     async def _receive(self, call: Call) -> None:
@@ -257,14 +279,15 @@ class LeaderStream:
     def _on_answer(self) -> None:
         """Notes the answer to the oldest unanswered heartbeat: answers arrive in the order of the heartbeats."""
         if self._unanswered:
-            self._answered_at = self._unanswered.popleft()
+            self._answered_at = self._beat_answered_at = self._unanswered.popleft()
         self._has_answers = True
         self._answered.set()
 
     def _on_welcome(self, address: str, welcome: agent_pb2.AgentWelcome, greeted_at: float) -> None:
         self._lease_seconds = welcome.lease_seconds
         self._unanswered.clear()
-        self._is_connected, self._has_answers = True, False
+        self._is_connected, self._has_answers, self._is_asking = True, False, False
+        self._promises_answers = welcome.answers_heartbeats
         self._answered_at = greeted_at
         self._answered.set()
         self._route = after_welcome(self._route)

@@ -27,6 +27,18 @@ def list_interfaces() -> tuple[NetworkInterface, ...]:
     )
 
 
+def list_down_interfaces() -> tuple[NetworkInterface, ...]:
+    """Returns the interfaces that have an IPv4 address but are down, or have no carrier."""
+    stats = psutil.net_if_stats()
+    return tuple(
+        NetworkInterface(name, entry.address, _prefix_length(entry.netmask))
+        for name, entries in psutil.net_if_addrs().items()
+        if name in stats and not stats[name].isup
+        for entry in entries
+        if entry.family == socket.AF_INET
+    )
+
+
 def read_boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 

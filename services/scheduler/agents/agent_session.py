@@ -55,11 +55,13 @@ class Session:
     clock: estimated from the agent's messages.
     known: allocations that the agent has, or was told to start, in this session. accepted_at_by_id: those it has
     accepted. stop_kind_by_id: those it was told to stop. strangers: those it must end before its slots can be trusted.
+    asks_before_commands: see AgentHello.
     """
 
-    def __init__(self, agent_id: str, host_id: str) -> None:
+    def __init__(self, agent_id: str, host_id: str, *, asks_before_commands: bool = False) -> None:
         self.agent_id = agent_id
         self.host_id = host_id
+        self.asks_before_commands = asks_before_commands
         self.clock = AgentClock()
         self.known: set[str] = set()
         self.accepted_at_by_id: dict[str, float] = {}
@@ -102,12 +104,44 @@ class Session:
         self.stop_kind_by_id.pop(allocation_id, None)
 
 
+class Unbegun:
+    """Keeps the commands that have certainly not begun, by agent. It outlives the agents' sessions.
+
+    An agent asks the leader, by a heartbeat, after it has received a command and before it starts it. So a command was
+    not started as long as its agent has sent no heartbeat and no status of it. A leader knows this only of commands
+    that it has sent itself.
+    """
+
+    def __init__(self) -> None:
+        self._by_agent: dict[str, set[str]] = {}
+
+    def sent(self, session: Session, allocation_id: str) -> None:
+        if session.asks_before_commands:
+            self._by_agent.setdefault(session.agent_id, set()).add(allocation_id)
+
+    def asked(self, agent_id: str) -> None:
+        """Takes a heartbeat on the agent's stream: all commands that it has received may begin."""
+        self._by_agent.pop(agent_id, None)
+
+    def reported(self, agent_id: str, allocation_id: str) -> None:
+        """Takes a status. The agent's own word about the command counts from then on."""
+        self._by_agent.get(agent_id, set()).discard(allocation_id)
+
+    def forget(self, allocation_id: str) -> None:
+        for allocation_ids in self._by_agent.values():
+            allocation_ids.discard(allocation_id)
+
+    def has(self, agent_id: str, allocation_id: str) -> bool:
+        return allocation_id in self._by_agent.get(agent_id, ())
+
+
 class Sessions:
     """Holds at most one session for each agent: the newest. gateways: the addresses that every session was told."""
 
     def __init__(self) -> None:
         self.gateways: list[str] = []
         self._by_agent: dict[str, Session] = {}
+        self.unbegun = Unbegun()
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_agent.values())

@@ -89,6 +89,7 @@ class Dispatch:
 
     def _send_start(self, session: Session, allocation: Allocation, member: Member) -> None:
         session.known.add(allocation.id)
+        self._sessions.unbegun.sent(session, allocation.id)
         spec = self._source.build(self._state, allocation, member)
         self._on_start(allocation.id, spec)
         session.send(agent_pb2.ConnectResponse(start=agent_pb2.StartAllocation(epoch=self._epoch, spec=spec)))

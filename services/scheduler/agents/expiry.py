@@ -144,14 +144,22 @@ class Expiry:
         """Ends the member with the exit that its runner reported while its agent could not report one, else as
         AGENT_LOST.
         """
-        lost = ExitReport(member.agent_id, ExitKind.AGENT_LOST, self._silence(), failed_at=now, ended_at=now)
+        lost = ExitReport(
+            member.agent_id,
+            ExitKind.AGENT_LOST,
+            self._silence(),
+            failed_at=now,
+            ended_at=now,
+            has_not_begun=self.sessions.unbegun.has(member.agent_id, allocation_id),
+        )
         report = self.intake.told_exits.get((allocation_id, member.node_rank), lost)
         await self.intake.exit(allocation_id, report, lambda: self._is_due(allocation_id, member))
 
     async def _end_overdue(self, allocation: Allocation, now: float) -> None:
         agents = [member.agent_id for member in allocation.members]
         there = frozenset(agent_id for agent_id in agents if self.sessions.accepted_at(agent_id, allocation.id))
-        if await self.store.commit(_expiry(allocation.id, there, self.rules, now)):
+        unbegun = frozenset(agent_id for agent_id in agents if self.sessions.unbegun.has(agent_id, allocation.id))
+        if await self.store.commit(_expiry(allocation.id, there, unbegun, self.rules, now)):
             _log.warning("allocation overdue", allocation_id=allocation.id, state=str(allocation.state))
         if self._state.find(Allocation, allocation.id) is not None:
             return
@@ -179,9 +187,9 @@ async def _alone(work: Awaitable[object], what: str) -> None:
 
 
 def _expiry(
-    allocation_id: str, accepted_agents: frozenset[str], rules: Rules, now: float
+    allocation_id: str, accepted_agents: frozenset[str], unbegun_agents: frozenset[str], rules: Rules, now: float
 ) -> Callable[..., StateChange]:
-    return lambda records: expired(records, allocation_id, accepted_agents, rules, now)
+    return lambda records: expired(records, allocation_id, accepted_agents, unbegun_agents, rules=rules, now=now)
 
 
 def _readmission(trial_id: str, now: float) -> Callable[..., StateChange]:

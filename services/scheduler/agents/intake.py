@@ -195,6 +195,7 @@ class Intake:
                 self.progress_by_trial.pop(trial_id, None)
                 self._written_at.pop(trial_id, None)
                 self._screening.forget(str(allocation_id))
+                self._sessions.unbegun.forget(str(allocation_id))
                 for key in [key for key in self._newest_sequence if key[0] == allocation_id]:
                     del self._newest_sequence[key]
                 for key in [key for key in self.told_exits if key[0] == allocation_id]:

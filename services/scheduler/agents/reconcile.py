@@ -69,6 +69,8 @@ def vanished_report(agent_id: str, allocation: Allocation, now: float) -> ExitRe
     """Returns the end of a member that its agent does not know. A member of a stopping allocation counts as stopped."""
     if allocation.state is State.STOPPING:
         message = "stopped before its agent had started it"
-        return ExitReport(agent_id, allocation.stop_kind or ExitKind.KILLED, message, ended_at=now)
+        kind = allocation.stop_kind or ExitKind.KILLED
+        has_not_begun = not allocation.timeline.accepted_at
+        return ExitReport(agent_id, kind, message, ended_at=now, has_not_begun=has_not_begun)
     message = "its agent has come back without it; was the agent's journal deleted?"
     return ExitReport(agent_id, ExitKind.RUNNER_LOST, message, failed_at=now, ended_at=now)

@@ -74,6 +74,7 @@ class CycleContext:
     rules: Rules
     preemption_grace: Callable[[SchedulerState, str], float]
     has_gateway: Callable[[], bool]
+    network_interface: str | None = None
 
 
 class SchedulingCycle:
@@ -164,6 +165,7 @@ class SchedulingCycle:
             memory=self._memory,
             typical_run_seconds=context.history.typical_run_seconds,
             has_gateway=context.has_gateway(),
+            network_interface=context.network_interface,
         )
 
     async def _commit(self, decided: Plan, now: float) -> None:

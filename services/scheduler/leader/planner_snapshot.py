@@ -8,7 +8,7 @@ requests still have the old values.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,11 +16,12 @@ from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.explanation import describe_exclusion, troubles_of
 from gangline.domain.resource import Agent
-from gangline.domain.state import Availability, ReasonCode
+from gangline.domain.state import AgentState, Availability, ReasonCode
 from gangline.domain.state import State as Stage
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot
 from services.scheduler.placement.request.queue import Queue
 from services.scheduler.placement.request.snapshot import default_pool
+from services.scheduler.rendezvous.network import gang_problems
 from services.scheduler.state.estimate import Estimates, Progress
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.hold import is_held
@@ -46,8 +47,10 @@ def take_snapshot(
     memory: Memory | None = None,
     typical_run_seconds: Mapping[str, float] | None = None,
     has_gateway: bool = True,
+    network_interface: str | None = None,
 ) -> Snapshot:
-    """Returns the snapshot. problem_by_agent: agents that cannot start anything now, and why, beside the operators'
+    """Returns the snapshot. network_interface: the one that all gangs over several agents use; None for any.
+    problem_by_agent: agents that cannot start anything now, and why, beside the operators'
     settings. now: the time from which ages of checkpoints count. memory: of earlier snapshots of the same state and
     pools. typical_run_seconds: by pool, of ended trials. has_gateway: one is registered.
     """
@@ -60,6 +63,7 @@ def take_snapshot(
         {agent.id: frozenset(slot.id for slot in agent.slots if slot.is_open) for agent in agents},
         now,
         memory or Memory(),
+        _gang_problems(agents, network_interface),
     )
     look.memory.note_gateway(has_gateway)
     look.refresh()
@@ -73,6 +77,19 @@ def take_snapshot(
         revision=state.revision,
         typical_run_seconds=typical_run_seconds or {},
     )
+
+
+def _gang_problems(agents: Iterable[Agent], interface: str | None) -> dict[str, str]:
+    """Returns the agents that cannot be part of a gang over several agents, with the reason. A lost agent has a problem
+    already, and its interfaces are those of another time."""
+    agents_by_pool: dict[str, list[Agent]] = defaultdict(list)
+    for agent in agents:
+        if agent.state is AgentState.ALIVE:
+            agents_by_pool[agent.pool].append(agent)
+    problems: dict[str, str] = {}
+    for pool_agents in agents_by_pool.values():
+        problems |= gang_problems(pool_agents, interface)
+    return problems
 
 
 class Memory:
@@ -157,6 +174,7 @@ class _Look:
     open_ids: Mapping[str, frozenset[str]]
     now: float
     memory: Memory
+    gang_problems: Mapping[str, str]
     used: Counter[str] = field(default_factory=Counter)
     closed: Counter[str] = field(default_factory=Counter)
     auxiliary: Counter[str] = field(default_factory=Counter)
@@ -269,6 +287,7 @@ class _Look:
             labels=agent.labels,
             switched_off=agent.availability.lower() if operator_problem and problems == operator_problem else "",
             switched_off_slots=sum(slot.is_healthy and not slot.is_open for slot in agent.slots),
+            gang_problem=self.gang_problems.get(agent.id, ""),
         )
 
     def _occupy(self, allocation: Allocation) -> dict[str, int]:

@@ -130,6 +130,7 @@ class Term:
             rules=context.rules,
             preemption_grace=_preemption_grace,
             has_gateway=lambda: bool(context.directory.addresses_of("gateway")),
+            network_interface=context.network_interface or None,
         )
         self.loop = SchedulingCycle(cycle_context)
         self.continuation = Continuation(self.store, context.rules, self.spawn)

@@ -186,6 +186,7 @@ def _agent(item: Fields) -> AgentRoom:
         switched_off=state if state in _SWITCHED_OFF else "",
         switched_off_slots=item.integer("switched_off_slots", 0, 0),
         labels=item.text_map("labels"),
+        gang_problem=item.text("gang_problem", ""),
     )
     item.done()
     return agent
@@ -355,6 +356,7 @@ def _dump_agent(agent: AgentRoom, held: _Held) -> dict[str, Any]:
         "state": "enabled" if agent.is_usable else agent.switched_off or "away",
         "problem": agent.problem,
         "labels": dict(agent.labels),
+        "gang_problem": agent.gang_problem,
     }
 
 

@@ -124,7 +124,7 @@ def message_for(gang: Gang) -> runner_pb2.JoinGangResponse:
     if gang.phase is Phase.CHOSEN and gang.chosen is not None:
         return runner_pb2.JoinGangResponse(chosen=runner_pb2.GangChosen(candidate=_candidate(gang.chosen)))
     if gang.phase is Phase.FAILED and gang.failure is not None:
-        failed = runner_pb2.GangFailed(message=gang.failure.message)
+        failed = runner_pb2.GangFailed(message=gang.failure.message, suspect_agent_ids=gang.failure.suspects)
         failed.kind = wire.enum_number(gang.failure.kind)  # type: ignore[assignment]  # protobuf takes the number
         return runner_pb2.JoinGangResponse(failed=failed)
     if gang.phase is Phase.PROBING:

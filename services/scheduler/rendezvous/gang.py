@@ -38,8 +38,11 @@ Probes = Mapping[str, tuple[FailedProbe, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RendezvousFailure:
+    """suspects: see ExitReport.suspect_agent_ids."""
+
     kind: ExitKind
     message: str
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def _begin_probing(gang: Gang) -> Gang:
     ports = [gang.ports[rank] for rank in range(len(gang.agents))]
     candidates = choose_candidates(gang.agents, ports, gang.interface)
     if isinstance(candidates, NoNetwork):
-        return _fail(gang, ExitKind.NETWORK, candidates.message)
+        return _fail(gang, ExitKind.NETWORK, candidates.message, candidates.agent_ids[:1])
     gang = replace(gang, phase=Phase.PROBING, candidates=candidates)
     # There is no peer to probe.
     if len(gang.agents) == 1:
@@ -120,7 +123,23 @@ def _judge(gang: Gang) -> Gang:
     for candidate in gang.candidates:
         if all(probes.get(candidate.subnet) == () for probes in gang.probes.values()):
             return replace(gang, phase=Phase.CHOSEN, chosen=candidate)
-    return _fail(gang, ExitKind.NETWORK, _unreachable(gang))
+    return _fail(gang, ExitKind.NETWORK, _unreachable(gang), find_suspects(gang))
+
+
+def find_suspects(gang: Gang) -> tuple[str, ...]:
+    """Returns the agents whose network explains the failures: over at least one candidate, every pair that failed has
+    such an agent. So a gang without it would have met there. One agent: it is the cause. Two: one of the pair is.
+    """
+    found: list[set[str]] = []
+    for candidate in gang.candidates:
+        pairs = []
+        for rank, agent in enumerate(gang.agents):
+            failures = gang.probes[rank].get(candidate.subnet)
+            # A member that has not probed the candidate may have failed by itself.
+            pairs += [{agent.id}] if failures is None else [{agent.id, failed.target.agent_id} for failed in failures]
+        found.append(set.intersection(*pairs) if pairs else set())
+    suspects = min((agent_ids for agent_ids in found if agent_ids), key=len, default=set())
+    return tuple(agent.id for agent in gang.agents if agent.id in suspects)
 
 
 def _unreachable(gang: Gang) -> str:
@@ -144,5 +163,5 @@ def _describe(agent: Agent, failed: FailedProbe) -> str:
     return f"{agent.id} cannot reach {target.agent_id} at {where}: {failed.error}"
 
 
-def _fail(gang: Gang, kind: ExitKind, message: str) -> Gang:
-    return replace(gang, phase=Phase.FAILED, failure=RendezvousFailure(kind, message))
+def _fail(gang: Gang, kind: ExitKind, message: str, suspects: tuple[str, ...] = ()) -> Gang:
+    return replace(gang, phase=Phase.FAILED, failure=RendezvousFailure(kind, message, suspects))

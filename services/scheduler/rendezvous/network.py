@@ -7,8 +7,10 @@ a container's bridge. The members' probes then find out whether a candidate work
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gangline.domain.resource import Agent, NetworkInterface
 
@@ -39,9 +41,49 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class NoNetwork:
-    """Reports that no candidate exists; message names the agents that lack one."""
+    """Reports that no candidate exists; message names the agents that lack one, agent_ids."""
 
     message: str
+    agent_ids: tuple[str, ...]
+
+
+def gang_problems(agents: Iterable[Agent], interface: str | None = None) -> dict[str, str]:
+    """Returns the agents that cannot be part of a gang over several agents, with the reason. agents: of one pool, those
+    that are alive. interface: the operator's choice.
+
+    Without such a choice, an agent is left out if one of its interfaces is down in whose network others are or were,
+    and it shares no other network with an agent of another host. Hosts that share no network at all may be joined by a
+    router, so that alone means nothing.
+    """
+    agents = tuple(agents)
+    if interface:
+        named = {agent.id: _without_named(agent, interface) for agent in agents}
+        return {agent_id: problem for agent_id, problem in named.items() if problem}
+    if not any(agent.down_interfaces for agent in agents):
+        return {}
+    hosts_up: dict[str, set[str]] = defaultdict(set)
+    hosts_ever: dict[str, set[str]] = defaultdict(set)
+    for agent in agents:
+        for own in (*_usable(agent.interfaces), *_usable(agent.down_interfaces)):
+            hosts_ever[_subnet(own)].add(agent.host_id or agent.id)
+        for own in _usable(agent.interfaces):
+            hosts_up[_subnet(own)].add(agent.host_id or agent.id)
+    problems: dict[str, str] = {}
+    for agent in agents:
+        host = agent.host_id or agent.id
+        down = [own for own in _usable(agent.down_interfaces) if hosts_ever[_subnet(own)] - {host}]
+        if down and not any(hosts_up[_subnet(own)] - {host} for own in _usable(agent.interfaces)):
+            what = f"its network interface {down[0].name} ({_subnet(down[0])}) is down"
+            problems[agent.id] = f"{what}, and it shares no other network with another host"
+    return problems
+
+
+def _without_named(agent: Agent, interface: str) -> str:
+    if any(own.name == interface for own in agent.interfaces):
+        return ""
+    if any(own.name == interface for own in agent.down_interfaces):
+        return f"its network interface {interface} is down"
+    return f"it has no network interface {interface}, which --network-interface of the schedulers names"
 
 
 def choose_candidates(
@@ -55,10 +97,11 @@ def choose_candidates(
         loopback = (Endpoint(agent.id, "lo", "127.0.0.1", port) for agent, port in zip(agents, ports, strict=True))
         return (Candidate(LOOPBACK, tuple(loopback)),)
     # Loopback is ruled out here: the gang spans several hosts.
-    usable = [_usable(agent) for agent in agents]
+    usable = [_usable(agent.interfaces) for agent in agents]
     if not all(usable):
-        alone = ", ".join(agent.id for agent, interfaces in zip(agents, usable, strict=True) if not interfaces)
-        return NoNetwork(f"no network interface besides lo and bridges on {alone}; each agent of a gang needs one")
+        alone = tuple(agent.id for agent, interfaces in zip(agents, usable, strict=True) if not interfaces)
+        text = f"no network interface besides lo and bridges on {', '.join(alone)}; each agent of a gang needs one"
+        return NoNetwork(text, alone)
     shared = set.intersection(*({_subnet(own) for own in interfaces} for interfaces in usable))
     if not shared:
         # Hosts of one cluster may be in networks that a router joins, or have addresses of a /32.
@@ -70,26 +113,29 @@ def choose_candidates(
 
 def _named(agents: Sequence[Agent], ports: Sequence[int], interface: str) -> tuple[Candidate, ...] | NoNetwork:
     interfaces = [next((own for own in agent.interfaces if own.name == interface), None) for agent in agents]
-    missing = [agent.id for agent, own in zip(agents, interfaces, strict=True) if own is None]
+    missing = tuple(agent.id for agent, own in zip(agents, interfaces, strict=True) if own is None)
     if missing:
         return NoNetwork(
-            f"network interface {interface!r}, which the settings name, does not exist on {', '.join(missing)}; "
-            "correct --network-interface of the schedulers"
+            f"network interface {interface!r}, which the settings name, is down or does not exist on "
+            f"{', '.join(missing)}; bring it up, or correct --network-interface of the schedulers",
+            missing,
         )
     return (_candidate(interface, agents, ports, [own for own in interfaces if own is not None]),)
 
 
-def _usable(agent: Agent) -> list[NetworkInterface]:
+def _usable(interfaces: Iterable[NetworkInterface]) -> list[NetworkInterface]:
     """Returns the interfaces that other hosts can reach, the fastest first."""
-    reachable = [own for own in agent.interfaces if not own.name.startswith(_VIRTUAL) and _is_reachable(own)]
+    reachable = [own for own in interfaces if not own.name.startswith(_VIRTUAL) and _is_reachable(own)]
     return sorted(reachable, key=lambda own: (-own.speed_mbit, own.name, own.address))
 
 
+@lru_cache(1 << 14)
 def _is_reachable(interface: NetworkInterface) -> bool:
     address = ipaddress.ip_address(interface.address)
     return not (address.is_loopback or address.is_link_local)
 
 
+@lru_cache(1 << 14)
 def _subnet(interface: NetworkInterface) -> str:
     return str(ipaddress.ip_network(f"{interface.address}/{interface.prefix_length}", strict=False))
 

@@ -51,7 +51,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         greeting = await _read_greeting(request_iterator)
         greeted_at, hello = time.time(), greeting.hello
         agent = wire.from_proto(Agent, _with_state(hello.agent))
-        session = _admit(term, agent)
+        session = _admit(term, agent, asks_before_commands=hello.asks_before_commands)
         session.clock.heard(greeting.sent_at, greeted_at)
         rules = term.context.rules
         # Before it is on record: an agent that is ALIVE there has a lease that can run out.
@@ -59,6 +59,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         await term.store.commit(lambda records: registered(records, agent, rules, time.time()))
         # From here on it may be told to stop what it has.
         session.known |= {status.allocation_id for status in hello.allocations}
+        for status in hello.allocations:
+            term.sessions.unbegun.reported(agent.id, status.allocation_id)
         session.send(_welcome(term))
         term.sessions.add(session)
         term.leases.renew(agent.id, time.monotonic())
@@ -123,21 +125,24 @@ def _with_state(agent: Any) -> Any:
     return filled
 
 
-def _admit(term: Term, agent: Agent) -> Session:
+def _admit(term: Term, agent: Agent, *, asks_before_commands: bool) -> Session:
     """Raises GanglineError `agent.id_in_use` when another host's agent holds a stream under this id."""
     older = term.sessions.find(agent.id)
     if older is not None and older.host_id != agent.host_id:
         raise conflict(
             "agent.id_in_use", f"an agent {agent.id!r} of another host is connected; give each agent its own --id"
         )
-    return Session(agent.id, agent.host_id)
+    return Session(agent.id, agent.host_id, asks_before_commands=asks_before_commands)
 
 
 def _welcome(term: Term) -> agent_pb2.ConnectResponse:
     lease_seconds = term.leases.lease_seconds
     return agent_pb2.ConnectResponse(
         welcome=agent_pb2.AgentWelcome(
-            epoch=term.store.epoch, heartbeat_seconds=lease_seconds / 5, lease_seconds=lease_seconds
+            epoch=term.store.epoch,
+            heartbeat_seconds=lease_seconds / 5,
+            lease_seconds=lease_seconds,
+            answers_heartbeats=True,
         )
     )
 
@@ -152,11 +157,13 @@ async def _serve(term: Term, session: Session, hello: agent_pb2.AgentHello, requ
                 term.leases.renew(session.agent_id, time.monotonic())
                 session.clock.heard(request.sent_at, time.time())
                 if request.HasField("status"):
+                    term.sessions.unbegun.reported(session.agent_id, request.status.allocation_id)
                     await statuses.take(request.status)
                 elif request.HasField("slots"):
                     await statuses.wait_taken()
                     await _on_slots(term, session, request.slots)
                 elif request.HasField("heartbeat"):
+                    term.sessions.unbegun.asked(session.agent_id)
                     session.send(agent_pb2.ConnectResponse(heartbeat=agent_pb2.HeartbeatAnswer()))
     except asyncio.CancelledError:
         raise

@@ -17,7 +17,7 @@ class Rules:
     one's. start_seconds: in addition to that, for the runners to come up before it and the ranks after it.
 
     kill_grace_seconds: time that an agent gives ranks between "end" and SIGKILL. force_seconds: time that an agent may
-    take, after a grace has run out, to report the end. max_infrastructure_failures: attempts in a row that may fail for
+    take, after a grace has run out, to report the end. give_up_seconds: for how long attempts in a row may fail for
     reasons outside of the trial. max_backoff_seconds: the longest back-off before a trial runs again.
 
     exclusion_seconds: for how long a trial avoids an agent on which it could not start, and for how long an agent on
@@ -33,8 +33,8 @@ class Rules:
     start_seconds: float = 120.0
     kill_grace_seconds: float = 5.0
     force_seconds: float = 30.0
-    max_infrastructure_failures: int = 5
-    max_backoff_seconds: float = 60.0
+    give_up_seconds: float = 86400.0
+    max_backoff_seconds: float = 300.0
     exclusion_seconds: float = 600.0
     shrink_seconds: float = 60.0
     resize_seconds: float = 300.0
@@ -45,4 +45,4 @@ class Rules:
     def backoff(self, failures: int) -> float:
         """Returns 0 after the first failure in a row, because most occur once and slots are idle meanwhile; then 1, 2,
         4 ... seconds after the second, third, fourth."""
-        return min(2.0 ** (failures - 2), self.max_backoff_seconds) if failures > 1 else 0.0
+        return min(2.0 ** min(failures - 2, 60), self.max_backoff_seconds) if failures > 1 else 0.0

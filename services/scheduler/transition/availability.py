@@ -206,12 +206,12 @@ def slots_changed(
 
 
 def _checked(agent: Agent, previous_agent: Agent | None, now: float) -> Agent:
-    """Trusts an agent again whose own check has become good."""
-    return (
-        trusted_again(agent, now)
-        if previous_agent is not None and previous_agent.problem and not agent.problem
-        else agent
-    )
+    """Trusts an agent again whose own check has become good, or whose interfaces that were down are up."""
+    if previous_agent is None:
+        return agent
+    is_well_again = previous_agent.problem and not agent.problem
+    is_linked_again = previous_agent.down_interfaces and not agent.down_interfaces
+    return trusted_again(agent, now) if is_well_again or is_linked_again else agent
 
 
 def lost(records: Records, agent_id: str, now: float) -> StateChange:

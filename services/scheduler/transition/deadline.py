@@ -65,6 +65,8 @@ def expired(
     records: Records,
     allocation_id: str,
     accepted_agents: frozenset[str],
+    unbegun_agents: frozenset[str],
+    *,
     rules: Rules,
     now: float,
 ) -> StateChange:
@@ -73,7 +75,7 @@ def expired(
     STARTING: the gang is stopped, with the agent at fault on record. STOPPING: members that never reported their end
     count as lost. Members on a lost agent are left out if the trial would start again: their runner may still train,
     and they end once it has stopped for certain. accepted_agents: those that have accepted, so that the message can
-    name the others.
+    name the others. unbegun_agents: those on which the user's command has certainly not begun.
     """
     allocation = records.find(Allocation, allocation_id)
     if allocation is None or not allocation.deadline_at or allocation.deadline_at > now:
@@ -89,7 +91,14 @@ def expired(
         if _is_lost(records, agent_id) and _starts_again(records, allocation):
             continue
         message = f"did not report its end within {rules.force_seconds:g} s after it had to"
-        report = ExitReport(agent_id, ExitKind.RUNNER_LOST, message, failed_at=now, ended_at=now)
+        report = ExitReport(
+            agent_id,
+            ExitKind.RUNNER_LOST,
+            message,
+            failed_at=now,
+            ended_at=now,
+            has_not_begun=agent_id in unbegun_agents,
+        )
         draft.add(member_exited(draft, allocation_id, report, rules, now))
     return draft.change
 

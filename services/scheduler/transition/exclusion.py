@@ -3,6 +3,9 @@
 An agent that fails a start for reasons outside of the trial is excluded for this trial for `exclusion_seconds`. Failed
 starts of several trials, without a successful one between them, quarantine the agent for the same time. Both end early
 when the agent is trusted again: its own check is good after it was bad, or an operator enables it.
+
+Two agents that do not reach one another do not show which of them is the cause. One of them is excluded for
+`PAIR_SECONDS`. An agent that then does not reach a third one either is the cause, and its earlier peer is readmitted.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from services.scheduler.state.rules import Rules
 
 # Different trials whose failed starts quarantine an agent.
 MAX_FAILED_STARTS = 3
+# For an agent of a pair of which either may be the cause. It is short, because there may be no third agent.
+PAIR_SECONDS = 60.0
 # A readmission takes two operations, of the 128 that etcd allows; stopping work on an agent takes up to 96 in the same
 # transaction.
 MAX_READMITTED = 12
@@ -39,16 +44,49 @@ def _failed_starts(allocation: Allocation) -> set[str]:
 def exclude(draft: Draft, trial: Trial, allocation: Allocation, rules: Rules, now: float) -> Trial:
     """Returns the trial with the exclusions that hold from now on; also records this failed start on each blamed
     agent."""
-    blamed = blamed_agents(allocation)
-    kept = [
-        exclusion for exclusion in trial.exclusions if exclusion.agent_id not in blamed and holds(draft, exclusion, now)
-    ]
-    new = [Exclusion(agent_id, why, now, now + rules.exclusion_seconds) for agent_id, why in sorted(blamed.items())]
-    failed_starts = _failed_starts(allocation)
+    blamed, failed_starts = blamed_agents(allocation), _failed_starts(allocation)
+    kept = [exclusion for exclusion in trial.exclusions if holds(draft, exclusion, now)]
+    new: list[Exclusion] = []
+    suspects, why = _network_suspects(allocation)
+    culprit = suspects[0] if len(suspects) == 1 else _find_culprit(suspects, kept)
+    if culprit:
+        blamed.setdefault(culprit, why)
+        failed_starts.add(culprit)
+        kept = [exclusion for exclusion in kept if exclusion.peer_id != culprit]
+    elif len(suspects) == 2:
+        avoided = max(suspects, key=lambda agent_id: _num_failed_starts(draft, agent_id))
+        [peer_id] = set(suspects) - {avoided}
+        until_at = now + min(PAIR_SECONDS, rules.exclusion_seconds)
+        new.append(Exclusion(avoided, why, now, until_at, peer_id))
+    new += [Exclusion(agent_id, why, now, now + rules.exclusion_seconds) for agent_id, why in sorted(blamed.items())]
     for exclusion in new:
         if exclusion.agent_id in failed_starts:
             _note_failed_start(draft, trial.id, exclusion, rules)
-    return replace(trial, exclusions=(*kept, *new))
+    renewed = {exclusion.agent_id for exclusion in new}
+    return replace(trial, exclusions=(*(each for each in kept if each.agent_id not in renewed), *new))
+
+
+def _network_suspects(allocation: Allocation) -> tuple[tuple[str, ...], str]:
+    """Returns the agents of which one has no working network, as few as any member names, and the member's message."""
+    named = [report for report in allocation.exits if report.suspect_agent_ids]
+    report = min(named, key=lambda report: (len(report.suspect_agent_ids), report.agent_id), default=None)
+    members = {member.agent_id for member in allocation.members}
+    if report is None or not members.issuperset(report.suspect_agent_ids) or len(report.suspect_agent_ids) > 2:
+        return (), ""
+    return report.suspect_agent_ids, report.message
+
+
+def _find_culprit(suspects: Iterable[str], exclusions: Iterable[Exclusion]) -> str:
+    """Returns the one of a pair that did not reach another agent before; empty if that is so of none, or of both."""
+    pair = set(suspects)
+    earlier = [{exclusion.agent_id, exclusion.peer_id} for exclusion in exclusions if exclusion.peer_id]
+    repeated = {agent_id for other in earlier if other != pair for agent_id in pair & other}
+    return repeated.pop() if len(repeated) == 1 else ""
+
+
+def _num_failed_starts(records: Records, agent_id: str) -> int:
+    agent = records.find(Agent, agent_id)
+    return len(agent.failed_starts) if agent is not None else 0
 
 
 def holds(records: Records, exclusion: Exclusion, now: float) -> bool:

@@ -70,7 +70,9 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
     is_corrupt = any(report.kind is ExitKind.CHECKPOINT_CORRUPT for report in allocation.exits)
     older = older_checkpoint(trial, allocation, draft.checkpoints_of(trial.id)) if is_corrupt else None
     started = draft.find(Checkpoint, allocation.checkpoint_id) if allocation.checkpoint_id else None
-    decision = decide(trial, allocation, facts.max_restarts, closing, rules, older=older, task_kind=facts.task_kind)
+    decision = decide(
+        trial, allocation, facts.max_restarts, closing, rules, now=now, older=older, task_kind=facts.task_kind
+    )
     if facts.task_kind is None:
         decision = step_down_if_it_helps(decision, trial, allocation, started.batches_completed if started else 0)
     draft.delete(Allocation, allocation.id)
@@ -80,6 +82,7 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
         restarts=decision.restarts,
         infrastructure_failures=decision.infrastructure_failures,
         failures_in_a_row=decision.failures_in_a_row,
+        failing_since_at=decision.failing_since_at,
         furthest_batches=furthest_batches(trial, allocation),
         last_failure=decision.failure or trial.last_failure,
         timeline=allocation.timeline,

@@ -273,7 +273,7 @@ def checkpointed(records: Records, checkpoint: Checkpoint) -> StateChange:
     if trial.state is not State.TERMINAL and is_newer:
         batches = max(trial.batches_completed, checkpoint.batches_completed)
         trial = replace(trial, latest_checkpoint_id=checkpoint.id, batches_completed=batches)
-        trial = replace(trial, infrastructure_failures=0)
+        trial = replace(trial, infrastructure_failures=0, failing_since_at=0.0)
         draft.put(trial)
     mark_superfluous(draft, trial)
     return draft.change

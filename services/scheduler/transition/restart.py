@@ -93,6 +93,7 @@ def continue_experiment(
         restarts=0,
         infrastructure_failures=0,
         failures_in_a_row=0,
+        failing_since_at=0.0,
         last_failure=None,
         # Its length may be another one now.
         length_batches=None,

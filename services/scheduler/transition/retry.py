@@ -1,7 +1,8 @@
 """PURE: the next state of a trial when its allocation has ended.
 
 Owns the classification of exits and the rules of retries; no other module decides what is retried. A failure inside the
-trial uses up one of its restarts; a failure of the machines around it does not, but is bounded too. A failure that
+trial uses up one of its restarts; a failure of the machines around it does not: the trial waits, and is given up only
+after hours without progress. A command that has not begun anywhere may begin elsewhere. A failure that
 would recur is not retried: memory, imports, configuration, invalid hyperparameters, a loss that is no number, the same
 error at the same batch as before, or a match of a log policy. A damaged checkpoint costs no restart as long as the
 trial has an older one to continue from. A start that lacked a gateway is no failure. Under `parallelism: auto` lack of
@@ -35,6 +36,9 @@ _FINAL = {
 # The pause before the next start after one that lacked a gateway. The planner holds the trial while none is registered;
 # this pause is for one that is registered and does not answer.
 GATEWAY_PAUSE_SECONDS = 5.0
+# Attempts that fail for reasons outside of the trial before it is given up, however long they took: a trial that waited
+# for slots between its failures has not been tried often enough.
+LEAST_ATTEMPTS = 5
 # Kinds of failures outside of the trial; they use up no restart.
 INFRASTRUCTURE = {
     ExitKind.RUNNER_LOST,
@@ -54,7 +58,7 @@ class Decision:
     of its latest. strategy: the trial's new record of what `parallelism: auto` has chosen; None leaves it.
 
     infrastructure_failures, failures_in_a_row: attempts without progress, this one included, that failed for reasons
-    outside of the trial, and for any reason.
+    outside of the trial, and for any reason. failing_since_at: when the first of the former ended; 0 without one.
     """
 
     outcome: Outcome | None
@@ -66,6 +70,7 @@ class Decision:
     failure: ExitReport | None = None
     checkpoint: Checkpoint | None = None
     strategy: StrategyChoice | None = None
+    failing_since_at: float = 0.0
 
 
 def decide(
@@ -75,16 +80,23 @@ def decide(
     closing: Outcome | None,
     rules: Rules,
     *,
+    now: float,
     older: Checkpoint | None = None,
     task_kind: TaskKind | None = None,
 ) -> Decision:
-    """Decides about the trial. A task has one attempt, because a command that runs twice may do harm.
+    """Decides about the trial. A task that has begun is not started again, because a command that runs twice may do
+    harm.
 
     allocation: every member has ended. closing: the outcome that a user or the searcher wants for this trial. older:
     the checkpoint to continue from if the one that the allocation started from is damaged.
     """
-    decision = _decide(trial, allocation, max_restarts, closing, rules, older=older)
-    if task_kind is None or decision.outcome is not None or lacked_gateway(allocation):
+    if has_progressed(trial, allocation):
+        trial = replace(trial, infrastructure_failures=0, failures_in_a_row=0, failing_since_at=0.0)
+    decision = _decide(trial, allocation, max_restarts, closing, rules, now=now, older=older)
+    if decision.infrastructure_failures:
+        decision = replace(decision, failing_since_at=trial.failing_since_at or now)
+    may_begin_again = has_not_begun(allocation) or lacked_gateway(allocation)
+    if task_kind is None or decision.outcome is not None or may_begin_again:
         return decision
     reason = f"{decision.reason}; a {task_kind.lower()} is not started again"
     return replace(decision, outcome=Outcome.FAILED, reason=reason, delay_seconds=0.0)
@@ -97,11 +109,10 @@ def _decide(
     closing: Outcome | None,
     rules: Rules,
     *,
+    now: float,
     older: Checkpoint | None,
 ) -> Decision:
     kinds = {report.kind for report in allocation.exits}
-    if has_progressed(trial, allocation):
-        trial = replace(trial, infrastructure_failures=0, failures_in_a_row=0)
     restarts, setbacks = trial.restarts, trial.infrastructure_failures
     failure = first_failure(allocation)
     # A closing trial has the reason of its closing. Its allocation may have been stopped before, for another reason.
@@ -121,7 +132,7 @@ def _decide(
     if hopeless:
         reason = f"{describe(failure)}; not tried again, because {hopeless}"
         return Decision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
-    return _after_failure(failure, trial, max_restarts, rules, older)
+    return _after_failure(failure, trial, max_restarts, rules, now=now, older=older)
 
 
 def step_down_if_it_helps(decision: Decision, trial: Trial, allocation: Allocation, started_batches: int) -> Decision:
@@ -152,6 +163,11 @@ def lacked_gateway(allocation: Allocation) -> bool:
     is no failure, also not of a command."""
     failure = first_failure(allocation)
     return failure is not None and failure.kind is ExitKind.NO_GATEWAY
+
+
+def has_not_begun(allocation: Allocation) -> bool:
+    """Returns whether no member has started a process of the user's, for certain."""
+    return bool(allocation.exits) and all(report.has_not_begun for report in allocation.exits)
 
 
 def has_progressed(trial: Trial, allocation: Allocation) -> bool:
@@ -244,7 +260,7 @@ def _is_late_checkpoint(allocation: Allocation, failure: ExitReport) -> bool:
 
 
 def _after_failure(
-    failure: ExitReport, trial: Trial, max_restarts: int, rules: Rules, older: Checkpoint | None
+    failure: ExitReport, trial: Trial, max_restarts: int, rules: Rules, *, now: float, older: Checkpoint | None
 ) -> Decision:
     restarts, setbacks, row = trial.restarts, trial.infrastructure_failures, trial.failures_in_a_row
     if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is not None:
@@ -254,22 +270,21 @@ def _after_failure(
         return Decision(None, describe(failure), restarts, setbacks, row, GATEWAY_PAUSE_SECONDS)
     row += 1
     if failure.kind in INFRASTRUCTURE:
-        return _after_setback(failure, restarts, setbacks + 1, row, rules)
+        return _after_setback(failure, trial, row, rules, now)
     if restarts >= max_restarts:
         reason = describe(failure) + _used_up(max_restarts)
         return Decision(Outcome.FAILED, reason, restarts, 0, row, failure=failure)
     return Decision(None, describe(failure), restarts + 1, 0, row, rules.backoff(row), failure)
 
 
-def _after_setback(failure: ExitReport, restarts: int, setbacks: int, row: int, rules: Rules) -> Decision:
-    if setbacks >= rules.max_infrastructure_failures:
-        reason = f"{_in_a_row(setbacks)} failed for reasons outside of the trial; last, {describe(failure)}"
+def _after_setback(failure: ExitReport, trial: Trial, row: int, rules: Rules, now: float) -> Decision:
+    restarts, setbacks = trial.restarts, trial.infrastructure_failures + 1
+    hours = (now - (trial.failing_since_at or now)) / 3600
+    if setbacks >= LEAST_ATTEMPTS and hours * 3600 >= rules.give_up_seconds:
+        row_text = f"{setbacks} attempts in a row failed within {hours:.1f} h for reasons outside of the trial"
+        reason = f"{row_text} (give_up_hours: {rules.give_up_seconds / 3600:g}); last, {describe(failure)}"
         return Decision(Outcome.FAILED, reason, restarts, setbacks, row, failure=failure)
     return Decision(None, describe(failure), restarts, setbacks, row, rules.backoff(row), failure)
-
-
-def _in_a_row(attempts: int) -> str:
-    return "its only attempt" if attempts == 1 else f"{attempts} attempts in a row"
 
 
 def _used_up(max_restarts: int) -> str:

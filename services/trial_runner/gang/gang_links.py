@@ -69,7 +69,8 @@ class GangLinks:
                 else:
                     await self._connect(candidate)
         except (TimeoutError, OSError, member_link.GreetingRefused) as error:
-            raise RendezvousFailed(ExitKind.NETWORK, self._describe_unlinked(candidate, error)) from error
+            message = self._describe_unlinked(candidate, error)
+            raise RendezvousFailed(ExitKind.NETWORK, message, self._find_suspects()) from error
         if self._node_rank == 0:
             self._server.close()
 
@@ -184,6 +185,16 @@ class GangLinks:
         for peer, wire in self._wires.items():
             if peer != but:
                 wire.send(message)
+
+    def _find_suspects(self) -> tuple[str, ...]:
+        """Returns the agents of which one has no network. Node rank 0 knows which, if it is linked to others."""
+        own, head = self._agent_ids[self._node_rank], self._agent_ids[0]
+        if self._node_rank:
+            return (head, own)
+        missing = [agent for peer, agent in enumerate(self._agent_ids) if peer and peer not in self._wires]
+        if len(missing) > 1:
+            return (own,)
+        return tuple(missing) if self._wires else (own, *missing)
 
     def _describe_unlinked(self, candidate: runner_pb2.NetworkCandidate, error: Exception) -> str:
         own = candidate.endpoints[self._node_rank]

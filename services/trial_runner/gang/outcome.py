@@ -399,12 +399,6 @@ _CHANGING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]*\d[0-9a-f]*\b|\d+")
 _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 
 
-def judge_hook(problem: str, agent_id: str, last_lines: tuple[str, ...], now: float) -> ExitReport:
-    """Returns the report of a startup hook that failed, before any rank had started."""
-    report = ExitReport(agent_id, ExitKind.USER_ERROR, problem, failed_at=now, last_lines=last_lines)
-    return replace(report, batches_completed=0, signature=signature_of(report))
-
-
 def signature_of(report: ExitReport) -> str:
     """Returns the signature of a failure; empty if the user's code may not be the cause. Other causes are a machine, a
     network, another rank, or the sender of a signal."""

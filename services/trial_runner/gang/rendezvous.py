@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -35,12 +35,13 @@ log = structlog.get_logger(__name__)
 
 class RendezvousFailed(Exception):
     """Raised if the members cannot meet. kind: RENDEZVOUS or NETWORK, or PEER_FAILED if node rank 0 is lost before its
-    store."""
+    store. suspects: see ExitReport.suspect_agent_ids."""
 
-    def __init__(self, kind: ExitKind, message: str) -> None:
+    def __init__(self, kind: ExitKind, message: str, suspects: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
+        self.suspects = tuple(suspects)
 
 
 class Rendezvous:
@@ -132,7 +133,8 @@ class Rendezvous:
                     self._chosen.set_result(response.chosen.candidate)
             case "failed":
                 kind = enum_member(ExitKind, response.failed.kind) or ExitKind.RENDEZVOUS
-                self._fail(kind, response.failed.message or "; ".join(self._unreached) or "the rendezvous failed")
+                message = response.failed.message or "; ".join(self._unreached) or "the rendezvous failed"
+                self._fail(kind, message, response.failed.suspect_agent_ids)
         return None
 
     def _on_waiting(self, waiting: runner_pb2.GangWaiting) -> None:
@@ -154,9 +156,9 @@ class Rendezvous:
             self._note(line)
         return runner_pb2.JoinGangRequest(probe=result)
 
-    def _fail(self, kind: ExitKind, message: str) -> None:
+    def _fail(self, kind: ExitKind, message: str, suspects: Sequence[str] = ()) -> None:
         if not self._chosen.done():
-            self._chosen.set_exception(RendezvousFailed(kind, message))
+            self._chosen.set_exception(RendezvousFailed(kind, message, suspects))
 
 
 async def _drain(requests: asyncio.Queue[Any]) -> AsyncIterator[Any]:

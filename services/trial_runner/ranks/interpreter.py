@@ -9,6 +9,8 @@ only the nursery runs it, as that user.
 from __future__ import annotations
 
 import asyncio
+import errno
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from services.trial_runner.ranks.container import Container
 STEP_SECONDS = 60.0
 # Runs a command as the ranks' user. Returns what it printed, and why it failed: empty if it did not.
 Run = Callable[[Sequence[str]], Awaitable[tuple[str, str]]]
+# The machine has no room for another process, whichever program that would be.
+_MACHINES_ERRORS = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _PROBE = "import importlib.metadata as metadata; print(metadata.version('gangline'))"
 
 
@@ -106,22 +110,31 @@ async def make_private(lower: Interpreter, folder: Path, run: Run) -> Interprete
 
 
 async def _run_own(command: Sequence[str]) -> tuple[str, str]:
-    """Runs the agent's own interpreter with the rights of the agent."""
+    """Runs the agent's own interpreter with the rights of the agent. Returns what it printed, and why it failed: empty
+    if it did not.
+
+    Raises GanglineError `environment.no_answer`, or OSError, if the machine is the cause: it is too slow, or out of
+    memory or processes.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
     except OSError as error:
+        if error.errno in _MACHINES_ERRORS:
+            raise
         return "", str(error)
     try:
         async with asyncio.timeout(STEP_SECONDS):
             out, err = await process.communicate()
-    except TimeoutError:
-        return "", f"no answer within {STEP_SECONDS:g} s"
+    except TimeoutError as error:
+        raise unavailable("environment.no_answer", f"{command[0]} did not answer within {STEP_SECONDS:g} s") from error
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if process.returncode == -signal.SIGKILL:
+        raise unavailable("environment.no_answer", f"{command[0]} was killed (SIGKILL) before it had answered")
     lines = err.decode(errors="replace").strip().splitlines()
     problem = (lines[-1] if lines else f"exit code {process.returncode}") if process.returncode else ""
     return out.decode(errors="replace").strip(), problem

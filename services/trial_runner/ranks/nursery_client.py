@@ -27,8 +27,6 @@ from services.trial_runner.ranks.confinement import Confinement
 
 # Limit for a fork from the rank template; beyond it the nursery starts cold.
 FORK_SECONDS = 20.0
-# Limit for the start of the store. A cold nursery imports torch first.
-STORE_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
 
@@ -92,16 +90,17 @@ class Nursery:
         return None
 
     def ask_store(self, address: str) -> None:
-        """Starts the store's host, which listens at this address alone; `wait_store` returns its port."""
-        channel.send(self._control, {"do": "host_store", "address": address})
+        """Starts the store's host, which listens at this address alone; `wait_store` returns its port. Raises
+        GanglineError `runner.no_nursery`."""
+        self._send({"do": "host_store", "address": address})
 
     async def wait_store(self) -> int:
-        """Returns the port of the store. Raises GanglineError `runner.no_store`."""
-        try:
-            async with asyncio.timeout(STORE_SECONDS):
-                answer = await asyncio.shield(self._store)
-        except TimeoutError as error:
-            raise unavailable("runner.no_store", f"no store after {STORE_SECONDS:g} s") from error
+        """Returns the port of the store. Raises GanglineError `runner.no_store`.
+
+        There is no limit while the nursery lives: a cold one imports torch first, which takes minutes on a busy
+        machine. The scheduler's deadline for the start of the ranks ends the wait.
+        """
+        answer = await asyncio.shield(self._store)
         if "port" not in answer:
             raise unavailable("runner.no_store", f"cannot host the ranks' store: {answer['error']}")
         return int(answer["port"])
@@ -120,11 +119,20 @@ class Nursery:
 
         fds: the writing ends of its standard output and error; the caller closes its own copies.
         program: the command that replaces the rank's process.
+        Raises GanglineError `runner.no_nursery`; then the nursery has not received the request.
         """
         request = {"do": "start", "rank": rank, "environment": dict(environment), "directory": directory}
         request |= {"num_threads": num_threads, "program": list(program)}
         confined = self.confinement.orders(rank, is_contained=self.is_contained)
-        channel.send(self._control, {**request, "confinement": confined}, fds)
+        self._send({**request, "confinement": confined}, fds)
+
+    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            channel.send(self._control, message, fds)
+        except OSError as error:
+            why = error.strerror or error
+            text = f"the process that forks the ranks (pid {self.pid}) takes no requests any more: {why}"
+            raise unavailable("runner.no_nursery", text) from error
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Sends a signal to ranks. Does nothing if the nursery has gone, because then its ranks have gone too."""

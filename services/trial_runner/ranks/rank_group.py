@@ -53,6 +53,8 @@ class _Rank:
     killed_at: float = 0.0
     was_asked: bool = False
     pid: int = 0
+    # Whether its process may exist, or may have existed.
+    has_begun: bool = False
 
 
 @dataclass(slots=True)
@@ -61,12 +63,14 @@ class RankGroup:
 
     on_failure: called with the cause as soon as there is one, and again if a better one is known.
     lost: why the nursery died while ranks lived; empty if it did not.
+    is_cut: returns whether the end of the lease has killed the ranks, which the nursery does not see.
     """
 
     place: Place
     nursery: Nursery
     pump: LogPump
     on_failure: Callable[[FailureRecord], None]
+    is_cut: Callable[[], bool] = lambda: False
     lost: str = ""
     _directory: str = ""
     _ranks: dict[int, _Rank] = field(default_factory=dict)
@@ -99,13 +103,21 @@ class RankGroup:
         for rank, environment in environments.items():
             fds = [await self.pump.open_pipe(rank, stream) for stream in ("stdout", "stderr")]
             self._ranks[rank] = _Rank(RankEnd(rank))
-            self.nursery.start(
-                rank, environment, directory=directory, num_threads=num_threads, fds=fds, program=program
-            )
-            for fd in fds:
-                os.close(fd)
+            try:
+                self.nursery.start(
+                    rank, environment, directory=directory, num_threads=num_threads, fds=fds, program=program
+                )
+                self._ranks[rank].has_begun = True
+            finally:
+                for fd in fds:
+                    os.close(fd)
         metrics.ranks.set(len(self._ranks))
         return await self._up
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the process of any rank may have started."""
+        return any(rank.has_begun for rank in self._ranks.values())
 
     async def wait_ended(self) -> None:
         """Returns when every rank has ended, or when the remaining ones survive SIGKILL."""
@@ -227,7 +239,7 @@ class RankGroup:
                 if self._up is not None and not self._up.done() and all(self.pids):
                     self._finish_start()
             case "start_failed":
-                state.is_alive = False
+                state.is_alive = state.has_begun = False
                 if self._up is not None and not self._up.done():
                     self._up.set_exception(unavailable("runner.no_rank", f"cannot start a rank: {event['error']}"))
             case "exited":
@@ -248,7 +260,7 @@ class RankGroup:
             signal=number,
             ended_at=event["at"],
             # A command that ends after SIGTERM, with any code, has obeyed.
-            was_killed=(event["was_killed"] and number == signal.SIGKILL) or state.was_asked,
+            was_killed=((event["was_killed"] or self.is_cut()) and number == signal.SIGKILL) or state.was_asked,
             was_out_of_memory=exceeded_memory
             or (event["exit_code"] != 0 and count_oom_kills() > self._oom_kills_before),
             exceeded_memory=exceeded_memory,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.domain.failure import describe_signal
+from gangline.errors import unavailable
 from gangline.launch.beat_file import BEAT_KEY
 from services.trial_runner.gang.gang_plan import is_reserved
 from services.trial_runner.ranks.log_pump import LogPump
@@ -71,7 +72,9 @@ async def run_hook(
     limit_seconds: float,
     on_up: Callable[[int], None],
 ) -> EnvironmentChange:
-    """Runs the hook to its end. Raises HookFailed. A cancelled call leaves the processes to the nursery's end.
+    """Runs the hook to its end. A cancelled call leaves the processes to the nursery's end.
+
+    Raises HookFailed for a failure of the hook itself, and GanglineError `runner.*` where the machine did not run it.
 
     environment: of the machine's first rank. directory: has the hook; it runs there. listing: a file for the variables
     afterwards. on_up: called with the pid.
@@ -88,7 +91,7 @@ async def run_hook(
     if end.is_overdue:
         raise HookFailed(f"{HOOK_NAME} did not end within {limit_seconds:g} s (hang_detection.start_seconds)")
     if end.problem:
-        raise HookFailed(f"{HOOK_NAME} cannot be run: {end.problem}")
+        raise unavailable("runner.no_rank", f"{HOOK_NAME} cannot be run: {end.problem}")
     if end.signal is not None:
         raise HookFailed(f"{HOOK_NAME} {describe_signal(end.signal)}")
     if end.exit_code:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gangline.errors import unavailable
 from services.trial_runner.ranks.log_pump import LAST_LINES, LogPump
 from services.trial_runner.ranks.nursery_client import Nursery
 
@@ -58,13 +59,17 @@ async def _wait_end(nursery: Nursery, on_up: Callable[[int], None]) -> StepEnd:
                 return StepEnd(None, problem=str(event["error"]))
             case "exited":
                 return StepEnd(event["exit_code"], event["signal"])
-    return StepEnd(None, problem="the process that starts it died")
+    raise unavailable("runner.no_nursery", "the process that starts the trial's processes died")
 
 
 async def run_step(
     nursery: Nursery, command: Sequence[str], environment: Mapping[str, str], directory: str, limit_seconds: float
 ) -> tuple[str, str]:
-    """Runs a command. Returns what it printed last, and why it failed: empty if it did not."""
+    """Runs a command. Returns what it printed last, and why it failed: empty if it did not.
+
+    Raises GanglineError `environment.no_answer` and `runner.no_nursery` if the machine is the cause: it is too slow, or
+    out of memory. The command may be a good one then.
+    """
     printed: dict[str, deque[str]] = {stream: deque(maxlen=LAST_LINES) for stream in ("stdout", "stderr")}
     pump = LogPump(lambda _, stream, lines: printed[stream].extend(lines[-LAST_LINES:]))
     fds = [await pump.open_pipe(STEP_RANK, stream) for stream in printed]
@@ -75,6 +80,9 @@ async def run_step(
             os.close(fd)
     end = await wait_step(nursery, limit_seconds, lambda _: None)
     await pump.drain(_OUTPUT_SECONDS)
+    if end.is_overdue or end.signal == signal.SIGKILL:
+        why = end.problem or "killed (SIGKILL) before it had answered"
+        raise unavailable("environment.no_answer", f"{command[0]}: {why}")
     problem = end.problem
     if not problem and end.exit_code != 0:
         said = [line for line in printed["stderr"] if line.strip()]

@@ -316,3 +316,35 @@ async def test_an_event_loop_that_has_stopped_for_good_is_not_spoken_for(linked:
         await scheduler.wait_for(lambda: scheduler.pulses)
     finally:
         heartbeat_thread.stop()
+
+
+async def test_a_question_is_answered_after_the_orders_before_it(linked: Linked) -> None:
+    scheduler = await linked.serve()
+    scheduler.answers, scheduler.promises_answers, scheduler.lease_seconds = True, True, 60.0
+    link = linked.start(scheduler.address)
+    # The one heartbeat that follows a welcome at once; the next is due after 12 s.
+    await scheduler.wait_for(lambda: scheduler.num_heartbeats == 1)
+    scheduler.answers = False
+    asking = [asyncio.create_task(link.ask_leader()) for _ in range(3)]
+    await scheduler.wait_for(lambda: scheduler.num_heartbeats == 2)
+    scheduler.forget("1.1.1")
+    await wait_until(lambda: len(linked.peer.commands) == 1)
+    assert not any(task.done() for task in asking), "an order is no answer, nor is the welcome"
+    scheduler.answer()
+    await asyncio.wait_for(asyncio.gather(*asking), 20)
+    assert scheduler.num_heartbeats == 2, "questions at the same time are one"
+
+
+async def test_a_question_of_a_lost_stream_is_answered_over_the_next(linked: Linked) -> None:
+    scheduler = await linked.serve()
+    scheduler.answers, scheduler.promises_answers, scheduler.lease_seconds = True, True, 60.0
+    link = linked.start(scheduler.address)
+    await scheduler.wait_for(lambda: scheduler.num_heartbeats == 1)
+    scheduler.answers = False
+    asking = asyncio.create_task(link.ask_leader())
+    await scheduler.wait_for(lambda: scheduler.num_heartbeats == 2)
+    scheduler.drop_streams()
+    await scheduler.wait_for(lambda: scheduler.num_heartbeats == 3)
+    assert not asking.done()
+    scheduler.answer()
+    await asyncio.wait_for(asking, 20)

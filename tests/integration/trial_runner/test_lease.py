@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -81,6 +82,34 @@ async def test_ranks_end_within_the_lease_when_a_scheduler_falls_silent(world: W
         report = await runner.wait(20)
     assert report.kind is ExitKind.NETWORK
     assert report.message == "cut off from the scheduler for 2 s, so another attempt may start elsewhere"
+
+
+HOOK = "echo pid $$\nsleep 600\n"
+# The last try to renew takes longer than the thread of the lease waits, from a lease of this length on.
+LONG_LEASE_SECONDS = 8.0
+
+
+@pytest.mark.parametrize("files", [{"startup-hook.sh": HOOK}, {}], ids=["hook", "ranks"])
+async def test_processes_that_the_end_of_the_lease_kills_are_no_failure_of_their_own(
+    world: World, files: dict[str, str]
+) -> None:
+    with silent_address() as address:
+        await world.prepare(DEAF, (1,), files=files)
+        world.specs[0].lease_seconds = world.scheduler.lease_seconds = LONG_LEASE_SECONDS
+        world.scheduler.other_schedulers.append(address)
+        runner = world.launch(0)
+        pids = await world.wait_pids(1)
+        await until(lambda: world.scheduler.num_renewals[0] > 0, "a renewal", 20)
+        runner.kill(signal.SIGSTOP)
+        await world.scheduler.stop()
+        # The runner wakes up with its lease over, and its thread kills before its event loop has given up.
+        await asyncio.sleep(LONG_LEASE_SECONDS)
+        runner.kill(signal.SIGCONT)
+        await until(lambda: living(pids) == [], "the end of the processes", 20)
+        report = await runner.wait(40)
+    text = f"cut off from the scheduler for {LONG_LEASE_SECONDS:g} s, so another attempt may start elsewhere"
+    assert (report.kind, report.message, report.signature) == (ExitKind.NETWORK, text, ""), report
+    assert not report.has_not_begun
 
 
 @pytest.mark.parametrize("names_leader", [False, True], ids=["gone", "standing by"])

@@ -4,6 +4,7 @@ nothing left of it when it fails, hangs or is stopped."""
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 
 import pytest
@@ -102,6 +103,16 @@ async def test_a_hook_that_does_not_end_is_killed_with_what_it_started(world: Wo
     pids = world.rank_pids()
     assert len(pids) == 2
     assert not living(pids)
+
+
+async def test_a_hook_that_is_lost_with_its_nursery_is_the_machines_matter(world: World) -> None:
+    (runner,) = await world.start("", (1,), files={"startup-hook.sh": STAND})
+    await world.wait_pids(2)
+    os.kill(runner.nursery_pid(), signal.SIGKILL)
+    report = await runner.wait()
+    text = "startup-hook.sh was lost: the process that started it died"
+    assert (report.kind, report.message, report.is_agent_at_fault) == (ExitKind.START_FAILED, text, True)
+    assert not report.has_not_begun
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -23,7 +23,7 @@ from services.scheduler.transition.retry import (
     step_down_if_it_helps,
 )
 
-RULES = Rules(max_infrastructure_failures=3, max_backoff_seconds=8)
+RULES = Rules(give_up_seconds=7200.0, max_backoff_seconds=8)
 
 
 def _allocation(*exits: ExitReport, stop_kind: ExitKind | None = None, failure: ExitReport | None = None) -> Allocation:
@@ -39,10 +39,18 @@ def _exit(kind: ExitKind, rank: int = 0, failed_at: float = 1.0, message: str = 
 
 
 def _decide(
-    allocation: Allocation, restarts: int = 0, setbacks: int = 0, closing: Outcome | None = None, row: int = 0
+    allocation: Allocation,
+    restarts: int = 0,
+    setbacks: int = 0,
+    closing: Outcome | None = None,
+    row: int = 0,
+    *,
+    since: float = 0.0,
+    now: float = 100.0,
 ) -> Decision:
     trial = Trial("1.1", 1, 1, restarts=restarts, infrastructure_failures=setbacks, failures_in_a_row=row)
-    return decide(trial, allocation, 2, closing, RULES)
+    trial = replace(trial, failing_since_at=since)
+    return decide(trial, allocation, 2, closing, RULES, now=now)
 
 
 def test_all_completed() -> None:
@@ -79,7 +87,7 @@ def _failed_again(kind: ExitKind, **fields: object) -> Decision:
     trial = replace(trial, furthest_batches=100, batches_completed=100)
     trial = replace(trial, **fields)  # type: ignore[arg-type] # by name
     allocation = replace(_allocation(_exit(kind)), checkpoint_id="c1")
-    return decide(trial, allocation, 5, None, RULES)
+    return decide(trial, allocation, 5, None, RULES, now=100.0)
 
 
 @pytest.mark.parametrize("progress", [{"latest_checkpoint_id": "c2"}, {"batches_completed": 101}])
@@ -89,20 +97,21 @@ def test_an_attempt_that_made_progress_begins_a_new_row(
 ) -> None:
     decision = _failed_again(kind, **progress)
     assert (decision.outcome, decision.delay_seconds, decision.failures_in_a_row) == (None, 0.0, 1)
-    assert decision.infrastructure_failures == setbacks
+    assert (decision.infrastructure_failures, decision.failing_since_at) == (setbacks, 100.0 * setbacks)
 
 
 @pytest.mark.parametrize(("batches", "row"), [(None, 4), (100, 4), (101, 1)])
 def test_batches_that_only_the_end_of_a_rank_tells_are_progress(batches: int | None, row: int) -> None:
     trial = Trial("1.1", 1, 1, failures_in_a_row=3, furthest_batches=100, batches_completed=100)
     ends = [replace(_exit(ExitKind.USER_ERROR, rank), batches_completed=batches if rank else 7) for rank in range(2)]
-    assert decide(trial, _allocation(*ends), 5, None, RULES).failures_in_a_row == row
+    assert decide(trial, _allocation(*ends), 5, None, RULES, now=100.0).failures_in_a_row == row
 
 
 def test_an_attempt_without_progress_goes_on_with_the_row() -> None:
     decision = _failed_again(ExitKind.USER_ERROR)
     assert (decision.outcome, decision.delay_seconds, decision.failures_in_a_row) == (None, 4.0, 4)
-    assert _failed_again(ExitKind.RUNNER_LOST).outcome is Outcome.FAILED
+    setback = _failed_again(ExitKind.RUNNER_LOST, failing_since_at=40.0)
+    assert (setback.infrastructure_failures, setback.failing_since_at) == (3, 40.0)
 
 
 def test_progress_gives_no_restart_back() -> None:
@@ -120,7 +129,7 @@ def test_what_may_go_better_uses_a_restart(kind: ExitKind) -> None:
 def test_a_damaged_checkpoint_uses_no_restart() -> None:
     older = Checkpoint("c1", "1.1", 1, 10, "/s")
     allocation = _allocation(_exit(ExitKind.CHECKPOINT_CORRUPT))
-    decision = decide(Trial("1.1", 1, 1, restarts=2), allocation, 2, None, RULES, older=older)
+    decision = decide(Trial("1.1", 1, 1, restarts=2), allocation, 2, None, RULES, now=100.0, older=older)
     assert (decision.outcome, decision.restarts, decision.checkpoint) == (None, 2, older)
     assert _decide(allocation).reason == (
         "agent a0: checkpoint corrupt; not tried again, because the trial has no older checkpoint"
@@ -139,7 +148,7 @@ def test_what_is_being_deleted_is_no_older_checkpoint() -> None:
 
 def _repeated(last: ExitReport | None, now: ExitReport) -> Decision:
     trial = Trial("1.1", 1, 1, restarts=1, last_failure=last)
-    return decide(trial, _allocation(now), 5, None, RULES)
+    return decide(trial, _allocation(now), 5, None, RULES, now=100.0)
 
 
 def _boom(batches: int | None = 7, signature: str = "USER_ERROR ValueError: #", message: str = "boom") -> ExitReport:
@@ -200,12 +209,29 @@ def test_agents_are_excluded_by_their_own_lines() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(INFRASTRUCTURE))
-def test_failures_of_the_machines_use_no_restart_but_are_bounded(kind: ExitKind) -> None:
+def test_failures_of_the_machines_use_no_restart_and_wait(kind: ExitKind) -> None:
     first = _decide(_allocation(_exit(kind)))
-    last = _decide(_allocation(_exit(kind)), setbacks=2)
-    assert (first.outcome, first.restarts, first.infrastructure_failures) == (None, 0, 1)
-    assert last.outcome is Outcome.FAILED
-    assert last.reason.startswith("3 attempts in a row failed for reasons outside of the trial")
+    many = _decide(_allocation(_exit(kind)), setbacks=40, row=40, since=50.0, now=50.0 + RULES.give_up_seconds - 1)
+    assert (first.outcome, first.restarts, first.infrastructure_failures, first.failing_since_at) == (None, 0, 1, 100.0)
+    assert (many.outcome, many.infrastructure_failures, many.failing_since_at) == (None, 41, 50.0)
+    assert many.delay_seconds == RULES.max_backoff_seconds
+
+
+def test_failures_of_the_machines_end_a_trial_after_hours_only() -> None:
+    allocation = _allocation(_exit(ExitKind.AGENT_LOST, message="gone"))
+    end = _decide(allocation, setbacks=4, row=4, since=50.0, now=50.0 + RULES.give_up_seconds)
+    assert end.outcome is Outcome.FAILED
+    assert end.reason == (
+        "5 attempts in a row failed within 2.0 h for reasons outside of the trial (give_up_hours: 2); "
+        "last, agent a0: gone"
+    )
+    rare = _decide(allocation, setbacks=1, row=1, since=50.0, now=50.0 + 100 * RULES.give_up_seconds)
+    assert rare.outcome is None, "it waited for slots, and was hardly tried"
+
+
+def test_a_preemption_keeps_the_row_of_failures() -> None:
+    decision = _decide(_allocation(_exit(ExitKind.PREEMPTED)), setbacks=2, row=2, since=50.0)
+    assert (decision.infrastructure_failures, decision.failing_since_at) == (2, 50.0)
 
 
 def test_the_earliest_real_failure_decides() -> None:
@@ -279,23 +305,37 @@ def test_a_failure_is_described_with_rank_and_agent() -> None:
 
 
 def test_backoff_is_bounded() -> None:
-    assert [RULES.backoff(failures) for failures in (1, 2, 3, 4, 5, 50)] == [0, 1, 2, 4, 8, 8]
+    assert [RULES.backoff(failures) for failures in (1, 2, 3, 4, 5, 50, 5000)] == [0, 1, 2, 4, 8, 8, 8]
+    assert Rules().backoff(12) >= 300, "minutes"
 
 
 @pytest.mark.parametrize("kind", [ExitKind.USER_ERROR, ExitKind.AGENT_LOST, ExitKind.PREEMPTED])
 def test_a_task_has_one_attempt(kind: ExitKind) -> None:
     allocation = _allocation(_exit(kind, message="boom"))
     assert _decide(allocation).outcome is None
-    decision = decide(Trial("1.1", 1, 1), allocation, 2, None, RULES, task_kind=TaskKind.COMMAND)
+    decision = decide(Trial("1.1", 1, 1), allocation, 2, None, RULES, now=100.0, task_kind=TaskKind.COMMAND)
     assert decision.outcome is Outcome.FAILED
     assert decision.reason.endswith("; a command is not started again")
     assert decision.delay_seconds == 0.0
 
 
+@pytest.mark.parametrize("kind", [ExitKind.START_FAILED, ExitKind.AGENT_LOST, ExitKind.KILLED])
+def test_a_task_that_has_not_begun_anywhere_is_started_elsewhere(kind: ExitKind) -> None:
+    late = ExitReport("a0", ExitKind.START_FAILED, "not accepted by a0 within 30 s", failed_at=9.0)
+    unbegun = replace(_exit(kind), has_not_begun=True)
+
+    def decided(*exits: ExitReport) -> Decision:
+        allocation = _allocation(*exits, stop_kind=ExitKind.KILLED, failure=late)
+        return decide(Trial("1.1", 1, 1), allocation, 0, None, RULES, now=100.0, task_kind=TaskKind.COMMAND)
+
+    assert decided(unbegun).outcome is None
+    assert decided(_exit(kind)).outcome is Outcome.FAILED
+    assert decided(unbegun, _exit(kind, 1)).outcome is Outcome.FAILED, "one member may have begun"
+
+
 def test_a_task_that_completes_is_completed() -> None:
-    decision = decide(
-        Trial("1.1", 1, 1), _allocation(_exit(ExitKind.COMPLETED)), 0, None, RULES, task_kind=TaskKind.SHELL
-    )
+    allocation = _allocation(_exit(ExitKind.COMPLETED))
+    decision = decide(Trial("1.1", 1, 1), allocation, 0, None, RULES, now=100.0, task_kind=TaskKind.SHELL)
     assert (decision.outcome, decision.reason) == (Outcome.COMPLETED, "")
 
 
@@ -311,7 +351,7 @@ def _out_of_memory(
     failed = replace(_exit(kind, 1, message="no room"), batches_completed=batches)
     allocation = _allocation(_exit(ExitKind.PEER_FAILED), failed)
     trial = Trial("1.1", 1, 1, restarts=2, strategy_choice_json=text)
-    return step_down_if_it_helps(decide(trial, allocation, 2, None, RULES), trial, allocation, started)
+    return step_down_if_it_helps(decide(trial, allocation, 2, None, RULES, now=100.0), trial, allocation, started)
 
 
 def test_auto_steps_down_once_where_memory_runs_out_in_the_first_steps() -> None:
@@ -361,7 +401,7 @@ def test_a_start_that_lacked_a_gateway_counts_as_nothing_and_starts_again_even_a
     assert (decision.restarts, decision.infrastructure_failures, decision.failures_in_a_row) == (2, 2, 4)
     assert decision.delay_seconds == GATEWAY_PAUSE_SECONDS
     assert decision.reason == "agent a0: waits for a gateway, to fetch its code: none is registered"
-    command = decide(Trial("1.1", 1, 1), _allocation(lacked), 0, None, RULES, task_kind=TaskKind.COMMAND)
+    command = decide(Trial("1.1", 1, 1), _allocation(lacked), 0, None, RULES, now=9.0, task_kind=TaskKind.COMMAND)
     assert (command.outcome, command.reason) == (None, decision.reason)
     assert _decide(allocation, closing=Outcome.CANCELED).outcome is Outcome.CANCELED
     # A member that failed by itself before counts as ever.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
+from gangline.errors import GanglineError
 from services.scheduler.settings import PoolScheduler, ResourcePool, SchedulerSettings
 
 
@@ -51,3 +54,21 @@ def test_storage_is_no_chain() -> None:
 def test_name_of_a_pool_can_be_printed() -> None:
     with pytest.raises(ValidationError, match="it has the control character"):
         SchedulerSettings(storage_url="/x", resource_pools=[ResourcePool(pool_name="a\x9b")])
+
+
+def test_a_trial_is_given_up_after_a_day_by_default() -> None:
+    assert SchedulerSettings.load(["--storage-url", "/s"], {}).rules.give_up_seconds == 86400
+    assert SchedulerSettings.load(["--storage-url", "/s", "--give-up-hours", "0.5"], {}).rules.give_up_seconds == 1800
+    with pytest.raises(GanglineError, match="give_up_hours in the flags cannot be '-1'"):
+        SchedulerSettings.load(["--storage-url", "/s", "--give-up-hours", "-1"], {})
+
+
+def test_a_setting_of_an_earlier_version_names_what_replaces_it(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.toml"
+    file.write_text('storage_url = "/s"\nmax_infrastructure_failures = 5\n')
+    with pytest.raises(GanglineError) as caught:
+        SchedulerSettings.load(["--settings", str(file)], {})
+    assert caught.value.message == (
+        f"max_infrastructure_failures in {file} is no setting any more; "
+        "set give_up_hours, the hours for which a trial is tried again"
+    )

@@ -195,7 +195,7 @@ def test_an_unaccepted_start_blames_who_did_not_accept() -> None:
     assert overdue(world.records.all_of(Allocation), 20.9) == []
     assert overdue(world.records.all_of(Allocation), 21.0) == ["1.1.1"]
     assert overdue(world.records.all_of(Allocation), 21.0, patient_until=30.0) == []
-    world.apply(expired(world.records, "1.1.1", frozenset({"a1"}), RULES, 21.0))
+    world.apply(expired(world.records, "1.1.1", frozenset({"a1"}), frozenset(), rules=RULES, now=21.0))
     failure = world.allocation.failure
     assert failure is not None
     assert (failure.agent_id, failure.kind) == ("a2", ExitKind.START_FAILED)
@@ -211,7 +211,7 @@ def test_members_that_never_report_their_end_are_given_up() -> None:
     world.apply(kill_experiment(world.records, 1, "killed by ann", RULES, 12.0))
     due = next_deadline(world.records.all_of(Allocation), (), 12.0)
     assert due == 12.0 + 5 + 15
-    world.apply(expired(world.records, "1.1.1", frozenset(), RULES, due))
+    world.apply(expired(world.records, "1.1.1", frozenset(), frozenset(), rules=RULES, now=due))
     assert world.experiment.outcome is Outcome.CANCELED
 
 
@@ -219,9 +219,9 @@ def test_a_lost_agents_member_that_may_still_train_outlasts_the_deadline() -> No
     world = _placed()
     world.apply(stop(world.records, "1.1.1", StopOrder(ExitKind.PREEMPTED, "room", 200.0), 12.0))
     world.apply(lost(world.records, "a2", 13.0))
-    world.apply(expired(world.records, "1.1.1", frozenset(), RULES, 200.0))
+    world.apply(expired(world.records, "1.1.1", frozenset(), frozenset(), rules=RULES, now=200.0))
     assert [report.agent_id for report in world.allocation.exits] == ["a1"]
-    assert not expired(world.records, "1.1.1", frozenset(), RULES, 201.0)
+    assert not expired(world.records, "1.1.1", frozenset(), frozenset(), rules=RULES, now=201.0)
     world.exit("a2", ExitKind.AGENT_LOST, 300.0)
     assert world.trial.state is State.QUEUED
 
@@ -230,7 +230,7 @@ def test_a_killed_trial_does_not_wait_for_a_lost_agent() -> None:
     world = _placed()
     world.apply(kill_experiment(world.records, 1, "killed by ann", RULES, 12.0))
     world.apply(lost(world.records, "a2", 13.0))
-    world.apply(expired(world.records, "1.1.1", frozenset(), RULES, 32.0))
+    world.apply(expired(world.records, "1.1.1", frozenset(), frozenset(), rules=RULES, now=32.0))
     assert world.experiment.outcome is Outcome.CANCELED
 
 

@@ -28,3 +28,16 @@ async def test_a_nursery_that_dies_before_it_hosts_the_store_is_tried_again() ->
     assert (caught.value.code, caught.value.kind) == ("runner.no_store", ErrorKind.UNAVAILABLE)
     assert caught.value.message == "cannot host the ranks' store: the nursery died"
     ours.close()
+
+
+async def test_a_nursery_that_takes_no_request_has_started_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    nursery = Nursery(NurseryProcess(os.getpid(), ours))
+    with pytest.raises(GanglineError) as caught:
+        nursery.start(0, {}, directory="/", num_threads=1, fds=[])
+    assert (caught.value.code, caught.value.kind) == ("runner.no_nursery", ErrorKind.UNAVAILABLE)
+    assert caught.value.message == (
+        f"the process that forks the ranks (pid {os.getpid()}) takes no requests any more: Broken pipe"
+    )
+    ours.close()

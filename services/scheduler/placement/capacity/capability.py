@@ -19,8 +19,11 @@ from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequ
 Verdict = Literal["fits", "unhealthy", "never"]
 
 
-# The slots of a request, whether one agent must have them all, and the sizes of the agents that it avoids.
-_Question = tuple[int, bool, tuple[int, ...]]
+# The slots of a request, whether one agent must have them all, and the sizes of the agents that it avoids: of all, and
+# of those that take part in gangs over several agents.
+_Question = tuple[int, bool, tuple[int, ...], tuple[int, ...]]
+# How many agents have each number of slots: all, and those that take part in gangs over several agents.
+_Counts = tuple[Counter[int], Counter[int]]
 
 
 class Capability:
@@ -33,7 +36,8 @@ class Capability:
 
     def of(self, request: PendingRequest) -> Verdict:
         """Returns the verdict on a request. never: it fits not even with all agents healthy and idle. unhealthy: it
-        fits only with agents or slots that are away, or that the request avoids for a limited time."""
+        fits only with agents or slots that are away, that lack a network for gangs, or that the request avoids for a
+        limited time."""
         shape = request.shape
         verdict = self._verdicts.get(shape)
         if verdict is None:
@@ -41,20 +45,24 @@ class Capability:
         return verdict
 
     def _judge(self, request: PendingRequest) -> Verdict:
-        avoided = (agent.slots for agent in self._find(request.blocklist) if agent.is_usable)
-        if self._can_hold(request, self._num_usable_by_size, avoided, self._is_held_by_usable):
+        avoided = [agent for agent in self._find(request.blocklist) if agent.is_usable]
+        joining = [agent.slots for agent in avoided if not agent.gang_problem]
+        sizes = [agent.slots for agent in avoided]
+        if self._can_hold(request, self._num_usable, sizes, joining, self._is_held_by_usable):
             return "fits"
-        avoided = (agent.slots + agent.disabled for agent in self._find(request.blocked_for_good))
-        can_hold = self._can_hold(request, self._num_coming_by_size, avoided, self._is_held_by_coming)
+        sizes = [agent.slots + agent.disabled for agent in self._find(request.blocked_for_good)]
+        can_hold = self._can_hold(request, self._num_coming, sizes, sizes, self._is_held_by_coming)
         return "unhealthy" if can_hold else "never"
 
     @cached_property
-    def _num_usable_by_size(self) -> Counter[int]:
-        return Counter(agent.slots for agent in self._view.agents if agent.is_usable)
+    def _num_usable(self) -> _Counts:
+        usable = [agent for agent in self._view.agents if agent.is_usable]
+        return Counter(agent.slots for agent in usable), Counter(a.slots for a in usable if not a.gang_problem)
 
     @cached_property
-    def _num_coming_by_size(self) -> Counter[int]:
-        return Counter(agent.slots + agent.disabled for agent in self._view.agents)
+    def _num_coming(self) -> _Counts:
+        num_by_size = Counter(agent.slots + agent.disabled for agent in self._view.agents)
+        return num_by_size, num_by_size
 
     @cached_property
     def _agent_by_id(self) -> dict[str, AgentRoom]:
@@ -65,19 +73,33 @@ class Capability:
         return [self._agent_by_id[agent_id] for agent_id in set(agent_ids) if agent_id in self._agent_by_id]
 
     def _can_hold(
-        self, request: PendingRequest, num_by_size: Counter[int], avoided: Iterable[int], memo: dict[_Question, bool]
+        self,
+        request: PendingRequest,
+        counts: _Counts,
+        avoided: Iterable[int],
+        joining: Iterable[int],
+        memo: dict[_Question, bool],
     ) -> bool:
-        """avoided: the sizes of the agents that the request avoids. Requests have many blocklists, but few combinations
-        of sizes, so the answer is kept by these."""
-        question = (request.slots, request.is_single_agent, tuple(sorted(avoided)))
+        """avoided, joining: the sizes of the agents that the request avoids: of all, and of those that take part in
+        gangs. Requests have many blocklists, but few combinations of sizes, so the answer is kept by these."""
+        question = (request.slots, request.is_single_agent, tuple(sorted(avoided)), tuple(sorted(joining)))
         is_held = memo.get(question)
         if is_held is None:
-            slots, is_single_agent, sizes = question
-            is_heterogeneous = self._view.config.allow_heterogeneous_fits
+            slots, is_single_agent, sizes, joining_sizes = question
+            num_by_size, num_in_gangs_by_size = counts
             is_held = memo[question] = can_counted_hold(
-                slots, num_by_size - Counter(sizes), is_single_agent, is_heterogeneous
+                slots,
+                num_by_size - Counter(sizes),
+                is_single_agent,
+                self._view.config.allow_heterogeneous_fits,
+                num_in_gangs_by_size - Counter(joining_sizes),
             )
         return is_held
+
+
+def is_over_several(request: PendingRequest, agents: Iterable[AgentRoom]) -> bool:
+    """Returns whether the request needs a gang over several agents, because none of these could ever hold it alone."""
+    return not request.is_single_agent and request.slots > max((a.slots + a.disabled for a in agents), default=0)
 
 
 class Quota:

@@ -39,16 +39,22 @@ def can_hold(
 
 
 def can_counted_hold(
-    slots: int, num_by_size: Mapping[int, int], is_single_agent: bool = False, is_heterogeneous: bool = False
+    slots: int,
+    num_by_size: Mapping[int, int],
+    is_single_agent: bool = False,
+    is_heterogeneous: bool = False,
+    num_in_gangs_by_size: Mapping[int, int] | None = None,
 ) -> bool:
-    """Answers like `can_hold`. num_by_size: how many agents have each number of slots; no count is 0."""
+    """Answers like `can_hold`. num_by_size: how many agents have each number of slots; no count is 0.
+    num_in_gangs_by_size: those that may be part of a gang over several agents; None for all."""
     if slots == 0:
         return bool(num_by_size)
     if slots <= max(num_by_size, default=0):
         return True
     if is_single_agent:
         return False
-    counts = {size: num for size, num in num_by_size.items() if size > 0}
+    in_gangs = num_by_size if num_in_gangs_by_size is None else num_in_gangs_by_size
+    counts = {size: num for size, num in in_gangs.items() if size > 0}
     if equal_size(slots, counts) is not None:
         return True
     return is_heterogeneous and find_sizes(slots, counts) is not None

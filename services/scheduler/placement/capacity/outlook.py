@@ -152,7 +152,7 @@ class Outlook:
 
     def _note_idle(self, end: float, agent_id: str, free: int, draining: int) -> None:
         bin_ = self._room.get(agent_id)
-        if bin_ is not None and 0 < free == bin_.capacity and draining <= 0:
+        if bin_ is not None and bin_.joins_gangs and 0 < free == bin_.capacity and draining <= 0:
             self._idle[free].append((end, agent_id))
 
     def _auxiliary_opening(self, blocked: Collection[str]) -> Opening | None:

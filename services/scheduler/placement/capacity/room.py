@@ -32,7 +32,18 @@ def hash_of(text: str) -> int:
 class Bin:
     """Holds what is left of one agent."""
 
-    __slots__ = ("agent", "auxiliary", "auxiliary_key", "capacity", "domain", "free", "is_whole", "key", "token")
+    __slots__ = (
+        "agent",
+        "auxiliary",
+        "auxiliary_key",
+        "capacity",
+        "domain",
+        "free",
+        "is_whole",
+        "joins_gangs",
+        "key",
+        "token",
+    )
 
     def __init__(self, agent: AgentRoom, network_labels: Sequence[str]) -> None:
         self.agent = agent
@@ -40,6 +51,7 @@ class Bin:
         self.capacity = agent.slots
         self.free = agent.slots - agent.used
         self.is_whole = agent.draining == 0
+        self.joins_gangs = not agent.gang_problem
         self.auxiliary = agent.max_zero_slot - agent.used_zero_slot
         self.token = (hash_of(agent.id), agent.id)
         self.key: _Score | None = None
@@ -47,7 +59,8 @@ class Bin:
 
     @property
     def is_idle(self) -> bool:
-        return self.is_whole and 0 < self.capacity == self.free
+        """Returns whether a gang over several agents may take it now, as a whole."""
+        return self.joins_gangs and self.is_whole and 0 < self.capacity == self.free
 
 
 class Room:
@@ -62,7 +75,7 @@ class Room:
         self._keys: list[_Score] = []
         self._auxiliary_rings: dict[_Score, _Ring] = {}
         self._auxiliary_keys: list[_Score] = []
-        # Only agents that a gang may take whole: idle, and without draining slots.
+        # Only agents that a gang may take whole: idle, without draining slots, and with a network for gangs.
         self._idle: dict[int, dict[Domain, _Ring]] = {}
         self.free = 0
         self._build()

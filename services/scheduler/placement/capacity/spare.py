@@ -117,6 +117,8 @@ def _coming(guesses: Iterable[Running], known_ends: Iterable[_End], window: _Win
 
 
 def _can_be_idle(bin_: Bin, coming: _Agent) -> bool:
+    if not bin_.joins_gangs:
+        return False
     free = bin_.free + sum(coming.guesses)
     if coming.steps:
         free += sum(slots for _, slots in coming.steps)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gangline.domain.state import ReasonCode
+from services.scheduler.placement.capacity.capability import is_over_several
 from services.scheduler.placement.capacity.fit import find_fit
 from services.scheduler.placement.capacity.ledger import Ledger
 from services.scheduler.placement.capacity.outlook import Opening
@@ -26,6 +27,7 @@ from services.scheduler.placement.request.snapshot_change import (
     MoveToFront,
     RaiseMaxSlots,
     Release,
+    RestoreNetwork,
     enabled,
 )
 
@@ -86,20 +88,28 @@ class Counterfactual:
             case "never":
                 return (_more_agents(request, agents, request.pool),)
             case "unhealthy":
-                blocked = request.blocked_for_good
-                away = tuple(
-                    agent.id
-                    for agent in agents
-                    if (not agent.is_usable or agent.disabled or agent.id in request.blocklist)
-                    and agent.id not in blocked
-                )
-                readmitted = replace(request, blocklist=tuple(sorted(blocked)), excluded=())
-                return EnableAgents(away), *self._emptied(readmitted, [enabled(agent) for agent in agents])
+                return self._restored(request)
             case "fits":
                 opening = self._initial_opening(request)
                 if opening is None:
                     return self._emptied(request, [agent for agent in agents if agent.is_usable])
                 return (EndWork(tuple(w.allocation_id for w in opening.after)),) if opening.after else ()
+
+    def _restored(self, request: PendingRequest) -> tuple[Change, ...]:
+        """Returns what brings all agents of the pool back, for a request that the present ones cannot hold."""
+        agents, blocked = self._ledger.view.agents, request.blocked_for_good
+        away = tuple(
+            agent.id
+            for agent in agents
+            if (not agent.is_usable or agent.disabled or agent.id in request.blocklist) and agent.id not in blocked
+        )
+        cut_off = tuple(agent.id for agent in agents if agent.gang_problem and agent.id not in blocked)
+        readmitted = replace(request, blocklist=tuple(sorted(blocked)), excluded=())
+        whole = [replace(enabled(agent), gang_problem="") for agent in agents]
+        changes: tuple[Change, ...] = (EnableAgents(away),) if away else ()
+        if cut_off and is_over_several(request, agents):
+            changes += (RestoreNetwork(cut_off),)
+        return *changes, *self._emptied(readmitted, whole)
 
     def _initial_opening(self, request: PendingRequest) -> Opening | None:
         """Returns the first opening before this plan. An auxiliary place that is free already needs no work to end."""

@@ -13,6 +13,7 @@ from functools import cached_property
 from gangline.domain.allocation import Reason
 from gangline.domain.id import describe_allocations, describe_trial
 from gangline.domain.state import ReasonCode
+from services.scheduler.placement.capacity.capability import is_over_several
 from services.scheduler.placement.capacity.elastic import SOON_SECONDS
 from services.scheduler.placement.capacity.feasibility import can_hold, describe_agents, never_fits
 from services.scheduler.placement.capacity.ledger import Ledger
@@ -185,18 +186,23 @@ class PlanExplanation:
         return ReasonCode.NEVER_FITS, sentence or _needs(request)
 
     def _unhealthy(self, request: PendingRequest) -> _Sentence:
-        agents = self._ledger.view.agents
+        agents: Sequence[AgentRoom] = self._ledger.view.agents
+        if not is_over_several(request, agents):
+            # One agent holds it, so no network between agents matters.
+            agents = [replace(agent, gang_problem="") for agent in agents]
         allowed, excluded = _allowed(request, agents), dict(request.excluded)
         switched_off = [agent for agent in allowed if agent.switched_off or agent.switched_off_slots]
         restored = [
-            agent.slots + agent.switched_off_slots for agent in allowed if agent.is_usable or agent.switched_off
+            agent.slots + agent.switched_off_slots
+            for agent in allowed
+            if (agent.is_usable or agent.switched_off) and not agent.gang_problem
         ]
         is_mixed = self._ledger.view.config.allow_heterogeneous_fits
         if switched_off and can_hold(request.slots, restored, request.is_single_agent, is_mixed):
             return ReasonCode.AGENTS_DISABLED, f"{_needs_for_good(request)}; {_switched_off_text(switched_off)}"
-        usable = [agent.slots for agent in allowed if agent.is_usable]
+        usable = [agent.slots for agent in allowed if agent.is_usable and not agent.gang_problem]
         away = [f"{agent.id} ({excluded[agent.id]})" for agent in agents if agent.id in excluded]
-        away += [_absence(agent) for agent in allowed if not agent.is_usable or agent.disabled]
+        away += [_absence(agent) for agent in allowed if not agent.is_usable or agent.gang_problem or agent.disabled]
         named = ", ".join(away[:4]) + (f" and {len(away) - 4} more" if len(away) > 4 else "")
         if not usable:
             return ReasonCode.AGENTS_UNHEALTHY, f"{_needs_for_good(request)}; only {named} could hold it"
@@ -253,6 +259,8 @@ def _allowed(request: PendingRequest, agents: Sequence[AgentRoom]) -> list[Agent
 def _absence(agent: AgentRoom) -> str:
     if not agent.is_usable:
         return f"{agent.id} ({agent.problem or 'away'})"
+    if agent.gang_problem:
+        return f"{agent.id} ({agent.gang_problem})"
     return f"{agent.id} ({agent.disabled} of {agent.slots + agent.disabled} slots disabled)"
 
 

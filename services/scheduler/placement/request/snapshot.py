@@ -42,6 +42,8 @@ class AgentRoom:
     switched_off: "draining" or "disabled" if an administrator's setting alone keeps the agent from starting work.
     switched_off_slots: those of the disabled slots that only an administrator's setting closes.
     labels: its location: rack, zone or any other key.
+    gang_problem: why it takes no part in gangs over several agents, such as a network interface that is down; empty if
+    it does. All other work may start there.
     """
 
     id: str
@@ -57,6 +59,7 @@ class AgentRoom:
     labels: Mapping[str, str] = field(default_factory=dict)
     switched_off: str = ""
     switched_off_slots: int = 0
+    gang_problem: str = ""
 
     @property
     def free(self) -> int:

@@ -48,6 +48,16 @@ class EnableAgents:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreNetwork:
+    """Gives these agents the network interface back that gangs over several agents need."""
+
+    agent_ids: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"the network interface for gangs is up on {_named(self.agent_ids)}"
+
+
+@dataclass(frozen=True, slots=True)
 class AddAgents:
     """Adds agents to the pool."""
 
@@ -91,7 +101,7 @@ class Release:
         return self.sentence
 
 
-Change = EndWork | FreeSlots | EnableAgents | AddAgents | RaiseMaxSlots | MoveToFront | Release
+Change = EndWork | FreeSlots | EnableAgents | RestoreNetwork | AddAgents | RaiseMaxSlots | MoveToFront | Release
 
 
 def describe_changes(changes: Iterable[Change]) -> str:
@@ -121,6 +131,9 @@ def apply_change(snapshot: Snapshot, change: Change) -> Snapshot:
             return _add_agents(snapshot, change)
         case EnableAgents(agent_ids):
             snapshot = _enable(snapshot, set(agent_ids))
+        case RestoreNetwork(agent_ids):
+            agents = (replace(a, gang_problem="") if a.id in agent_ids else a for a in snapshot.agents)
+            snapshot = replace(snapshot, agents=tuple(agents))
         case RaiseMaxSlots(group, max_slots):
             if group in snapshot.groups:
                 raised = replace(snapshot.groups[group], max_slots=max_slots)
