@@ -115,6 +115,11 @@ JSON_CONFIGS = {
     "values": ("[" + "1," * 60_000 + "1]", "config.too_large"),
     "text": (" " * (3 << 20), "config.too_large"),
     "list": ("[]", "config.wrong_type"),
+    "pattern": (
+        '{"entrypoint": "true", "searcher": {"name": "single", "metric": "l"}, "log_policies": [{"pattern": '
+        '"\\\\pL{400}"}, {"pattern": "\\\\pL{401}"}]}',
+        "config.invalid_value",
+    ),
     "grid": (
         '{"entrypoint": "a:B", "searcher": {"name": "grid", "metric": "l", "max_length": 1}, "hyperparameters": '
         '{"x": {"type": "int", "minval": 0, "maxval": 2000000000, "count": 1000000000}}}',
