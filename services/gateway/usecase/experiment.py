@@ -84,9 +84,8 @@ class Experiments:
         config = await read_text(check_config, config_json)
         if config.log_policies:
             await off_loop(check_patterns, config)
-        if forked_from:
-            self._views.experiment(forked_from)
-        num_deleted = await self._code.check_stored(code_sha256)
+        parent = self._views.experiment(forked_from) if forked_from else None
+        num_deleted = await self._code.check_stored(principal, code_sha256, parent)
         request = scheduler_pb2.SubmitExperimentRequest(
             request_id=request_id,
             owner=principal.name,
@@ -182,7 +181,7 @@ class Experiments:
             experiment_id=experiment_id, overrides_json=overrides_json, code_sha256=code_sha256
         )
         if code_sha256:
-            request.num_deleted_experiments = await self._code.check_stored(code_sha256)
+            request.num_deleted_experiments = await self._code.check_stored(principal, code_sha256)
         answer = await self._leader.change(
             principal, request_id, lambda scheduler: scheduler.ContinueExperiment, request
         )
