@@ -63,6 +63,7 @@ class Agent:
     quarantined_until_at: float = 0.0
     quarantine_reason: str = ""
     trusted_at: float = 0.0
+    drains: bool = False
 
     @property
     def known_slots(self) -> tuple[Slot, ...]:

@@ -622,6 +622,7 @@ class Agent(google.protobuf.message.Message):
     QUARANTINED_UNTIL_AT_FIELD_NUMBER: builtins.int
     QUARANTINE_REASON_FIELD_NUMBER: builtins.int
     TRUSTED_AT_FIELD_NUMBER: builtins.int
+    DRAINS_FIELD_NUMBER: builtins.int
     id: builtins.str
     pool: builtins.str
     state: Global___AgentState.ValueType
@@ -643,6 +644,8 @@ class Agent(google.protobuf.message.Message):
     quarantine_reason: builtins.str
     trusted_at: builtins.float
     """The scheduler's: when the agent's own check was good again, or an operator enabled it; older exclusions do not count."""
+    drains: builtins.bool
+    """The agent's: records of ended attempts are delivered from its host under a token of the agent, not of the attempt."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Slot]: ...
     @property
@@ -681,8 +684,9 @@ class Agent(google.protobuf.message.Message):
         quarantined_until_at: builtins.float = ...,
         quarantine_reason: builtins.str = ...,
         trusted_at: builtins.float = ...,
+        drains: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "failed_starts", b"failed_starts", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "problem", b"problem", "quarantine_reason", b"quarantine_reason", "quarantined_until_at", b"quarantined_until_at", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "trusted_at", b"trusted_at", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "drains", b"drains", "failed_starts", b"failed_starts", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "problem", b"problem", "quarantine_reason", b"quarantine_reason", "quarantined_until_at", b"quarantined_until_at", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "trusted_at", b"trusted_at", "version", b"version"]) -> None: ...
 
 Global___Agent: typing_extensions.TypeAlias = Agent
 

@@ -67,6 +67,7 @@ class Agent:
             host_id=host.read_host_id(),
             metrics_address=self.identity.metrics_address,
             problem=self.problem,
+            drains=True,
         )
         return agent_pb2.AgentHello(
             agent=wire.to_proto(record),

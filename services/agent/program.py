@@ -34,7 +34,7 @@ from services.agent.machine_report import watch_machine
 from services.agent.settings import AgentSettings
 from services.common.code_cache import CodeCache, CodeLimits
 from services.common.concurrency import cancel
-from services.common.security import load_token
+from services.common.security import drain_token, load_token
 from services.common.state_folder import StateFolder
 from services.common.telemetry import serve_metrics, write_ready_file
 
@@ -83,6 +83,7 @@ class _Running:
             self._on_disk,
             upkeep=CodeUpkeep(code, code_limits).run,
         )
+        StateFolder(settings.state_dir).save_drain_token(drain_token(token, settings.id))
         self._link = LeaderStream(settings.scheduler_addresses, token, self._agent, self._outbox)
 
     async def run(self) -> None:

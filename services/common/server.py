@@ -36,10 +36,10 @@ MAX_OPEN_FILES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Identifies the caller. name: the user's name, the allocation's id, or "cluster"; empty for the anonymous caller
-    of a call that needs no token."""
+    """Identifies the caller. name: the user's name, the id of the allocation or of the agent, or "cluster"; empty for
+    the anonymous caller of a call that needs no token."""
 
-    kind: Literal["cluster", "user", "allocation", "anonymous"]
+    kind: Literal["cluster", "user", "allocation", "agent", "anonymous"]
     name: str
     is_admin: bool = False
 
