@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from gangline.config import check_config, parse_config, read_config
+from gangline.config.bound import MAX_ENTRIES, find_unusable
 from gangline.errors import ErrorKind, GanglineError
 from tests.support import hostile
 
@@ -91,3 +92,11 @@ def test_what_the_parser_itself_stumbles_over_is_refused(text: str, code: str) -
         parse_config(text)
     assert caught.value.code == code
     assert len(caught.value.message.splitlines()) == 1
+
+
+def test_entries_of_a_list_of_settings_are_limited() -> None:
+    assert find_unusable({"labels": ["x"] * MAX_ENTRIES, "data": {"a": [1] * (MAX_ENTRIES + 1)}}) is None
+    for values in ({"labels": [{}] * (MAX_ENTRIES + 1)}, {"environment": {"proxy_ports": [1] * (MAX_ENTRIES + 1)}}):
+        found = find_unusable(values)
+        assert found is not None
+        assert found.text == f"has {MAX_ENTRIES + 1} entries, at most {MAX_ENTRIES} are allowed"
