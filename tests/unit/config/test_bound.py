@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import yaml
@@ -96,7 +97,11 @@ def test_what_the_parser_itself_stumbles_over_is_refused(text: str, code: str) -
 
 def test_entries_of_a_list_of_settings_are_limited() -> None:
     assert find_unusable({"labels": ["x"] * MAX_ENTRIES, "data": {"a": [1] * (MAX_ENTRIES + 1)}}) is None
-    for values in ({"labels": [{}] * (MAX_ENTRIES + 1)}, {"environment": {"proxy_ports": [1] * (MAX_ENTRIES + 1)}}):
+    refused: tuple[dict[str, Any], ...] = (
+        {"labels": [{}] * (MAX_ENTRIES + 1)},
+        {"environment": {"proxy_ports": [1] * (MAX_ENTRIES + 1)}},
+    )
+    for values in refused:
         found = find_unusable(values)
         assert found is not None
         assert found.text == f"has {MAX_ENTRIES + 1} entries, at most {MAX_ENTRIES} are allowed"
