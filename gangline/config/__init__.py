@@ -10,7 +10,14 @@ from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import sample as sample_hyperparameters
 from gangline.config.merge import parse_overrides
 from gangline.config.parallelism import Parallelism
-from gangline.config.parse import check_config, fork_config, named_home, parse_config, read_config
+from gangline.config.parse import (
+    check_config,
+    check_patterns,
+    fork_config,
+    named_home,
+    parse_config,
+    read_config,
+)
 from gangline.config.resource import check_resource_change
 from gangline.config.schema import describe_config, export_schema
 from gangline.config.searcher import Length
@@ -28,6 +35,7 @@ __all__ = [
     "TrialClass",
     "check_code",
     "check_config",
+    "check_patterns",
     "check_resource_change",
     "describe_config",
     "export_schema",

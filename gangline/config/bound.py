@@ -19,6 +19,13 @@ MAX_TEXT_BYTES = 128 << 10
 # Keeps recursive readers of a configuration far below Python's recursion limit.
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
+# Entries of a list of settings. Each may be an error, and pydantic collects all errors before it returns.
+MAX_ENTRIES = 2000
+# Sections whose values are the trial's, which nothing validates one by one.
+_FREE = frozenset({
+    "data", "hyperparameters", "integrations", "internal", "data_layer", "tensorboard_storage", "security", "slurm",
+    "pbs",
+})  # fmt: skip
 MAX_NAME_LENGTH = 256
 # Limit in characters of a small text. Any text of this size is parsed within milliseconds.
 SMALL_TEXT = 4096
@@ -77,7 +84,7 @@ def find_unusable(values: Any) -> Complaint | None:
             raise too_many(num_values)
         if num_characters > MAX_TEXT_BYTES:
             raise _too_large(num_characters)
-        text = _judge_key(path) or _judge(value)
+        text = _judge_key(path) or _judge(value) or _judge_list(path, value)
         if text is not None:
             return Complaint("invalid_value", path, text)
     name = values.get("name") if isinstance(values, Mapping) else None
@@ -120,6 +127,12 @@ def _judge(value: Any) -> str | None:
     if isinstance(value, bytes | set):
         return f"is of the YAML type {type(value).__name__}, which JSON cannot keep; write it as a string or a list"
     return None
+
+
+def _judge_list(path: Path, value: Any) -> str | None:
+    if not isinstance(value, list | tuple) or len(value) <= MAX_ENTRIES or path[:1] == () or path[0] in _FREE:
+        return None
+    return f"has {len(value)} entries, at most {MAX_ENTRIES} are allowed"
 
 
 def _judge_string(text: str) -> str | None:

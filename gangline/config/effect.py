@@ -16,7 +16,6 @@ from gangline.config.complaint import Complaint, Path
 from gangline.config.container import find_bad_container, find_without_image
 from gangline.config.elastic import find_size_conflict, find_spread_conflict
 from gangline.config.experiment import ExperimentConfig
-from gangline.config.failure import find_bad_pattern
 from gangline.config.hyperparameter import find_undrawable
 from gangline.config.resource import Resources
 from gangline.domain.entrypoint import launcher_options, refused_launcher
@@ -71,7 +70,7 @@ def _ignored_options(config: ExperimentConfig) -> list[str]:
 
 def find_unsupported(config: ExperimentConfig) -> Complaint | None:
     """Returns a complaint about the first setting that must be refused, because ignoring it would run another
-    experiment than the described one."""
+    experiment than the described one. Patterns are not compiled here, because the scheduler calls this as well."""
     return (
         _find_refused_launcher(config)
         or find_bad_batch_size(config.hyperparameters)
@@ -79,7 +78,6 @@ def find_unsupported(config: ExperimentConfig) -> Complaint | None:
         or find_spread_conflict(config)
         or find_size_conflict(config)
         or _find_impossible(config.resources)
-        or find_bad_pattern(config.log_policies)
         or find_bad_container(config)
     )
 

@@ -57,7 +57,9 @@ class Environment(Section):
     With an image it is one in the image; empty for its python3.
     working_directory: the folder in which the processes start, below the code's folder if it is relative.
     image: a name, or names by the kind of slot; gangline.config.container checks it. None for no container.
-    registry_auth: username and password for the image's registry. ports, proxy_ports and pod_spec have no effect.
+    registry_auth: username and password for the image's registry.
+    secret_names: further names of keys and variables whose values no view shows (gangline.config.layer.secret).
+    ports, proxy_ports and pod_spec have no effect.
     """
 
     environment_variables: EnvironmentVariables = EnvironmentVariables()
@@ -66,6 +68,7 @@ class Environment(Section):
     image: Any = None
     force_pull_image: bool = False
     registry_auth: dict[str, Any] | None = None
+    secret_names: list[str] = Field(default_factory=list)
     ports: dict[str, int] = Field(default_factory=dict)
     proxy_ports: list[Any] = Field(default_factory=list)
     pod_spec: dict[str, Any] | None = None

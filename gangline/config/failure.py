@@ -13,6 +13,10 @@ from gangline.config.section import Section, fault
 from gangline.domain.failure import HangRule
 
 _ACTIONS = ("cancel_retries", "exclude_node")
+# Limits on the patterns of one configuration. Each of them is compiled at the submit and at each start of a trial, and
+# searched for in each line that a rank prints.
+MAX_PATTERNS = 32
+MAX_PATTERN_CHARACTERS = 2000
 _SYNTAX = "write it as https://github.com/google/re2/wiki/Syntax says, without lookaround and backreferences"
 
 
@@ -51,14 +55,26 @@ class LogPolicy(Section):
 
 
 def find_bad_pattern(policies: Sequence[LogPolicy]) -> Complaint | None:
-    """Refuses a pattern that RE2 cannot compile. Only a submit calls it, because experiments of an earlier version may
-    have patterns in Python's syntax."""
+    """Returns a complaint about patterns that RE2 cannot compile, or that together take too long to compile.
+
+    A gateway calls it for a submit, outside of its event loop, and so does the client that reads a user's text. No
+    other code does: the scheduler never compiles a pattern, and experiments of an earlier version may have patterns in
+    Python's syntax.
+    """
     patterns = {position: policy.pattern for position, policy in enumerate(policies) if policy.pattern}
     if not patterns:
         return None
+    if len(patterns) > MAX_PATTERNS:
+        text = f"has {len(patterns)} patterns, at most {MAX_PATTERNS} are allowed; join some with |"
+        return Complaint("invalid_value", ("log_policies",), text)
     from gangline.pattern import BadPattern, compile_pattern  # noqa: PLC0415 - loads a library that few files need
 
+    num_characters = 0
     for position, pattern in patterns.items():
+        num_characters += len(pattern)
+        if num_characters > MAX_PATTERN_CHARACTERS:
+            text = f"the patterns have more than {MAX_PATTERN_CHARACTERS} characters together; shorten them"
+            return Complaint("invalid_value", ("log_policies",), text)
         try:
             compile_pattern(pattern)
         except BadPattern as error:

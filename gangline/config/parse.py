@@ -20,6 +20,7 @@ from gangline.config.complaint import Complaint, Path, complaints_of, join_path
 from gangline.config.doubt import find_doubtful
 from gangline.config.effect import find_ineffective, find_unprintable_name, find_unsupported
 from gangline.config.experiment import ExperimentConfig
+from gangline.config.failure import find_bad_pattern
 from gangline.config.hyperparameter import possible_values
 from gangline.config.merge import merge, with_overrides
 from gangline.config.section import WRITTEN, describe
@@ -105,7 +106,7 @@ def _read(
     if unusable is not None:
         raise first_error([unusable], document)
     config = _validate(document)
-    unfit = find_unprintable_name(config) or find_unsupported(config)
+    unfit = find_unprintable_name(config) or find_unsupported(config) or find_bad_pattern(config.log_policies)
     if unfit is not None:
         raise first_error([unfit], document)
     if inherited.project_id != DEFAULT_PROJECT_ID:
@@ -124,8 +125,8 @@ def _with_layers(document: Document, layers: Sequence[ConfigLayer]) -> Document:
 
 
 def check_config(config_json: str) -> ExperimentConfig:
-    """Parses and checks a configuration from a client. Raises GanglineError as parse_config does, without lines of a
-    text."""
+    """Parses and checks a configuration from a client, except its patterns (check_patterns). Raises GanglineError as
+    parse_config does, without lines of a text."""
     check_text(config_json)
     try:
         values = json.loads(config_json)
@@ -146,6 +147,14 @@ def check_config(config_json: str) -> ExperimentConfig:
     if unfit is not None:
         raise _error_without_lines(unfit)
     return config
+
+
+def check_patterns(config: ExperimentConfig) -> None:
+    """Compiles the patterns of a checked configuration from a client, which may take 50 ms. The gateway alone calls it,
+    outside of its event loop. Raises GanglineError `config.invalid_value`."""
+    unfit = find_bad_pattern(config.log_policies)
+    if unfit is not None:
+        raise _error_without_lines(unfit)
 
 
 def _error_without_lines(first: Complaint) -> GanglineError:

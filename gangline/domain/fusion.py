@@ -5,10 +5,13 @@ The scheduler stores the record, ranks write and read it, users list and forget 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 # A record is kept for 30 days.
 LIFETIME_SECONDS = 30 * 86400.0
+_OWNER_DIGITS = 16
 _KEY_LETTERS = frozenset("0123456789abcdef-")
 
 
@@ -17,7 +20,7 @@ class FusionRecord:
     """The result of one tuning.
 
     key: "<family>-<variant>", both in hexadecimal. A family has the same model, world and backend; its variants differ
-    in flags, batch size and link.
+    in flags, batch size and link. The scheduler keeps it with a third part, which stands for the owner of the trial.
     bucket_bytes: the caps of the buckets, in the order in which they are sent; empty when the default is best.
     num_pairs: pairs of steps behind the two times, 0 where no race was needed.
     steps: how many steps the tuning took.
@@ -55,6 +58,32 @@ class FusionRecord:
 
 def family_of(key: str) -> str:
     return key.partition("-")[0]
+
+
+def owned_key(key: str, owner: str) -> str:
+    """Returns the key under which the scheduler keeps the records of this user's trials; empty for a key that no rank
+    may write. So a trial reaches the records of its own user alone."""
+    is_plain = is_fusion_key(key) and key.count("-") == 1
+    return f"{key}-{hashlib.sha256(owner.encode()).hexdigest()[:_OWNER_DIGITS]}" if is_plain else ""
+
+
+def plain_key(key: str) -> str:
+    """Returns the key without the part for its owner. Records of earlier versions have none."""
+    return "-".join(key.split("-")[:2])
+
+
+def recall(records: Iterable[FusionRecord], family: str, owner: str) -> list[FusionRecord]:
+    """Returns the records of a family for a trial of this user, with the keys that ranks know. Of equal keys the user's
+    own record counts, and without one the newest of all users: the trial compares it with the default before it relies
+    on it."""
+    chosen: dict[str, FusionRecord] = {}
+    ordered = sorted(
+        (record for record in records if family_of(record.key) == family),
+        key=lambda record: (record.key == owned_key(plain_key(record.key), owner), record.created_at),
+    )
+    for record in ordered:
+        chosen[plain_key(record.key)] = replace(record, key=plain_key(record.key))
+    return list(chosen.values())
 
 
 def is_fusion_key(text: str) -> bool:

@@ -76,6 +76,7 @@ class Agent:
     exposure: str = ""
     undelivered: tuple[UndeliveredRecords, ...] = ()
     down_interfaces: tuple[NetworkInterface, ...] = ()
+    drains: bool = False
 
     @property
     def known_slots(self) -> tuple[Slot, ...]:

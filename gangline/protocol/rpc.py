@@ -47,7 +47,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_http_proxy", 0),
 ]
 
-# A server closes a connection that has not finished its handshake in 10 s, or that carries no call for 15 minutes. It
+# A server closes a connection that has not finished its handshake in 10 s, or that carries no call for 2 minutes. It
 # counts strikes for pings that arrive too often. 100 strikes leave room for a peer whose clock jumps, and still end a
 # flood.
 SERVER_OPTIONS: list[tuple[str, int]] = [
@@ -60,7 +60,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 900_000),
+    ("grpc.max_connection_idle_ms", 120_000),
     ("grpc.max_allowed_incoming_connections", 4096),
     ("grpc.max_concurrent_streams", 256),
     ("grpc.so_reuseport", 0),

@@ -636,6 +636,7 @@ class Agent(google.protobuf.message.Message):
     TRUSTED_AT_FIELD_NUMBER: builtins.int
     EXPOSURE_FIELD_NUMBER: builtins.int
     UNDELIVERED_FIELD_NUMBER: builtins.int
+    DRAINS_FIELD_NUMBER: builtins.int
     DOWN_INTERFACES_FIELD_NUMBER: builtins.int
     id: builtins.str
     pool: builtins.str
@@ -660,6 +661,8 @@ class Agent(google.protobuf.message.Message):
     """The scheduler's: when the agent's own check was good again, or an operator enabled it; older exclusions do not count."""
     exposure: builtins.str
     """The agent's: what a trial there can read of the cluster, and why; empty while ranks have accounts without rights."""
+    drains: builtins.bool
+    """The agent's: records of ended attempts are delivered from its host under a token of the agent, not of the attempt."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Slot]: ...
     @property
@@ -708,9 +711,10 @@ class Agent(google.protobuf.message.Message):
         trusted_at: builtins.float = ...,
         exposure: builtins.str = ...,
         undelivered: collections.abc.Iterable[Global___UndeliveredRecords] | None = ...,
+        drains: builtins.bool = ...,
         down_interfaces: collections.abc.Iterable[Global___NetworkInterface] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "down_interfaces", b"down_interfaces", "exposure", b"exposure", "failed_starts", b"failed_starts", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "problem", b"problem", "quarantine_reason", b"quarantine_reason", "quarantined_until_at", b"quarantined_until_at", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "trusted_at", b"trusted_at", "undelivered", b"undelivered", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["absent_slots", b"absent_slots", "availability", b"availability", "down_interfaces", b"down_interfaces", "drains", b"drains", "exposure", b"exposure", "failed_starts", b"failed_starts", "host_id", b"host_id", "hostname", b"hostname", "id", b"id", "interfaces", b"interfaces", "labels", b"labels", "lost_at", b"lost_at", "metrics_address", b"metrics_address", "pool", b"pool", "problem", b"problem", "quarantine_reason", b"quarantine_reason", "quarantined_until_at", b"quarantined_until_at", "registered_at", b"registered_at", "slots", b"slots", "state", b"state", "trusted_at", b"trusted_at", "undelivered", b"undelivered", "version", b"version"]) -> None: ...
 
 Global___Agent: typing_extensions.TypeAlias = Agent
 

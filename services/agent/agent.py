@@ -74,6 +74,7 @@ class Agent:
             problem=self.problem,
             exposure=self.identity.exposure,
             undelivered=self.undelivered,
+            drains=True,
         )
         return agent_pb2.AgentHello(
             agent=wire.to_proto(record),

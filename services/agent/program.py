@@ -36,7 +36,7 @@ from services.agent.machine_report import watch_machine
 from services.agent.settings import AgentSettings
 from services.common.code_cache import CodeCache, CodeLimits
 from services.common.concurrency import cancel
-from services.common.security import load_token
+from services.common.security import drain_token, load_token
 from services.common.state_folder import StateFolder
 from services.common.telemetry import serve_metrics, write_ready_file
 
@@ -100,6 +100,7 @@ class _Running:
             upkeep=CodeUpkeep(code, code_limits).run,
         )
         self._spools = SpoolWatch(StateFolder(settings.state_dir), roster.is_live, self._on_undelivered)
+        StateFolder(settings.state_dir).save_drain_token(drain_token(token, settings.id))
         self._link = LeaderStream(settings.scheduler_addresses, token, self._agent, self._outbox)
 
     async def run(self) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -22,6 +21,7 @@ from prometheus_client import Counter, Histogram
 
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol.rpc import MAX_MESSAGE_BYTES, asks_to_catch_up, find_token, status_of
+from services.common.call_limit import CallLimits, Guard, OpenReader, PeerCount, peer_host, too_slow
 
 _log = structlog.get_logger(__name__)
 
@@ -32,19 +32,20 @@ CALL_SECONDS = Histogram("gangline_grpc_server_call_seconds", "Time of one unary
 _TURNS = 10
 Admit = Callable[[str, str | None], Awaitable[None]]
 Context = Any
+NO_LIMITS = CallLimits()
+ANY_NUMBER = PeerCount(None)
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every call. admit: receives method and token; returns or raises GanglineError. It runs in the task of the
-    handler, so the handler finds the context variables that it sets. limits: by method, the most bytes of one message,
-    where that is not MAX_MESSAGE_BYTES. catch_up: runs before a call that asks for it (rpc.CATCH_UP_METADATA).
-    is_readmitting: a stream's caller is admitted again before each answer, so a stream ends with its caller's token.
-    open_calls: counts the calls that run."""
+    handler, so the handler finds the context variables that it sets. catch_up: runs before a call that asks for it
+    (rpc.CATCH_UP_METADATA). is_readmitting: a stream's caller is admitted again before each answer, so a stream ends
+    with its caller's token. open_calls: counts the calls that run."""
 
     def __init__(
         self,
         admit: Admit,
-        limits: Mapping[str, int] = MappingProxyType({}),
+        limits: CallLimits = NO_LIMITS,
         catch_up: Callable[[], Awaitable[None]] | None = None,
         *,
         is_readmitting: bool = False,
@@ -53,6 +54,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._admit = admit
         self._readmit = admit if is_readmitting else None
         self._limits = limits
+        self._streams = PeerCount(limits.streams_of_peer)
+        self._open_reader = OpenReader()
         self._catch_up = catch_up
         # By method: the handler of the service, and the same with all that happens around it.
         self._wrapped: dict[str, tuple[Any, grpc.RpcMethodHandler[Any, Any]]] = {}
@@ -71,11 +74,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             if self._catch_up is not None and asks_to_catch_up(metadata):
                 await self._catch_up()
         except Exception as error:  # noqa: BLE001 - the top of every call
-            return _Call(method, MAX_MESSAGE_BYTES, self.open_calls).refuse(error)
+            return _Call(method, self.open_calls).refuse(error)
         wrapped = self._wrapped.get(method)
         if wrapped is None or wrapped[0] is not handler:
-            call = _Call(method, self._limits.get(method, MAX_MESSAGE_BYTES), self.open_calls, self._readmit)
-            wrapped = handler, call.wrap(handler)
+            call = _Call(method, self.open_calls, self._limits, self._readmit, self._streams)
+            guard = self._limits.guards.get(method)
+            wrapped = (
+                handler,
+                call.wrap(handler) if guard is None else call.wrap_open(handler, guard, self._open_reader),
+            )
             self._wrapped[method] = wrapped
         return wrapped[1]
 
@@ -113,16 +120,24 @@ class _Unreadable:
 
 
 class _Requests:
-    """Yields the requests of a stream, up to the first that cannot be read."""
+    """Yields the requests of a stream, up to the first that cannot be read, or that does not arrive in time. seconds:
+    None for no limit."""
 
-    def __init__(self, requests: AsyncIterator[Any]) -> None:
+    def __init__(self, requests: AsyncIterator[Any], seconds: float | None = None) -> None:
         self._requests = aiter(requests)
+        self._seconds = seconds
 
     def __aiter__(self) -> _Requests:
         return self
 
     async def __anext__(self) -> Any:
-        return _check(await anext(self._requests))
+        if self._seconds is None:
+            return _check(await anext(self._requests))
+        try:
+            async with asyncio.timeout(self._seconds):
+                return _check(await anext(self._requests))
+        except TimeoutError:
+            raise too_slow(self._seconds) from None
 
 
 def _check(request: Any) -> Any:
@@ -131,15 +146,28 @@ def _check(request: Any) -> Any:
     return request
 
 
+def _no_request(method: str) -> _Unreadable:
+    return _Unreadable(invalid("rpc.malformed", f"{method} got no message"))
+
+
 class _Call:
     """Handles every call of one method. It keeps nothing of a call but its metrics. readmit: admits the caller of a
-    stream before each answer; None admits it once."""
+    stream before each answer; None admits it once. streams: counts the streams of each peer."""
 
-    def __init__(self, method: str, max_bytes: int, open_calls: OpenCalls, readmit: Admit | None = None) -> None:
+    def __init__(
+        self,
+        method: str,
+        open_calls: OpenCalls,
+        limits: CallLimits = NO_LIMITS,
+        readmit: Admit | None = None,
+        streams: PeerCount = ANY_NUMBER,
+    ) -> None:
         self._method = method
-        self._max_bytes = max_bytes
         self._open_calls = open_calls
+        self._max_bytes = limits.bytes_by_method.get(method, MAX_MESSAGE_BYTES)
+        self._message_seconds = limits.seconds_by_method.get(method)
         self._readmit = readmit
+        self._streams = streams
         # To look a metric up by its labels takes longer than to count.
         self._count_by_status: dict[str, Counter] = {}
         self._seconds: Histogram | None = None
@@ -154,6 +182,28 @@ class _Call:
             yield
 
         return grpc.stream_stream_rpc_method_handler(cast("Any", run))
+
+    def wrap_open(self, handler: Any, guard: Guard, reader: OpenReader) -> grpc.RpcMethodHandler[Any, Any]:
+        """Wraps a unary method that needs no token. It is a stream for grpc, so that nothing of a call is read before
+        the guard has judged the caller's address."""
+        deserialize = self._deserializer(handler.request_deserializer)
+
+        async def run(requests: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                with self._open_calls:
+                    peer = peer_host(context.peer())
+                    request = await reader.read(guard, peer, aiter(requests))
+                    if isinstance(request, _Unreadable | None):
+                        guard.fail_address(peer)
+                    response = await handler.unary_unary(_check(request or _no_request(self._method)), context)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the top of every call
+                await self._end(context, error)
+            self._count("ok")
+            yield response
+
+        return grpc.stream_stream_rpc_method_handler(
+            cast("Any", run), request_deserializer=deserialize, response_serializer=handler.response_serializer
+        )
 
     def wrap(self, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
         is_stream = handler.request_streaming
@@ -191,7 +241,11 @@ class _Call:
             started = time.monotonic()
             try:
                 with self._open_calls:
-                    response = await inner(_Requests(request) if is_stream else _check(request), context)
+                    if is_stream:
+                        with self._streams.held(peer_host(context.peer())):
+                            response = await inner(_Requests(request, self._message_seconds), context)
+                    else:
+                        response = await inner(_check(request), context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the top of every call
                 await self._end(context, error)
             self._count("ok")
@@ -205,8 +259,9 @@ class _Call:
     ) -> Callable[[Any, Context], Any]:
         async def run(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                with self._open_calls:
-                    async for response in inner(_Requests(request) if is_stream else _check(request), context):
+                with self._open_calls, self._streams.held(peer_host(context.peer())):
+                    requests = _Requests(request, self._message_seconds) if is_stream else _check(request)
+                    async for response in inner(requests, context):
                         if self._readmit is not None:
                             await self._readmit(self._method, find_token(context.invocation_metadata()))
                         yield response

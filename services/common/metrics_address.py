@@ -2,12 +2,17 @@
 
 A runner reports its address, and a trial can report in its runner's name. So the report decides only on the port, and
 the host comes from the record of the runner's agent. Otherwise a trial could make Prometheus call any server within its
-reach.
+reach. A port below 1024 is that of a service of the host, which no runner has. The first report of an attempt counts
+(`place.came_up`), and discovery leaves out a runner at the address of a service or of an earlier attempt. What is left
+to a trial is another port of its own host that no target has: Prometheus then asks it for /metrics.
 """
 
 from __future__ import annotations
 
 from gangline.domain.resource import Agent
+
+# The kernel gives a runner a free port, which is never one of the host's well-known services.
+FIRST_PORT = 1024
 
 
 def runner_metrics_address(agent: Agent | None, reported: str) -> str:
@@ -18,10 +23,11 @@ def runner_metrics_address(agent: Agent | None, reported: str) -> str:
     names another machine for a Prometheus elsewhere.
     """
     host, port = _split(reported)
-    if agent is None or not port:
+    if agent is None or port < FIRST_PORT:
         return ""
     if agent.metrics_address:
-        return f"{_split(agent.metrics_address)[0]}:{port}"
+        address = f"{_split(agent.metrics_address)[0]}:{port}"
+        return address if address != agent.metrics_address else ""
     own = sorted((interface.address for interface in agent.interfaces), key=_is_loopback)
     chosen = host if host in own and not _is_loopback(host) else next(iter(own), "")
     return f"{chosen}:{port}" if chosen else ""

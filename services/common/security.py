@@ -18,6 +18,8 @@ from gangline.errors import GanglineError, invalid, unauthenticated
 
 _ALLOCATION_PREFIX = "alloc"
 _ALLOCATION_PURPOSE = b"gangline allocation token v1:"
+_DRAIN_PREFIX = "drain"
+_DRAIN_PURPOSE = b"gangline drain token v1:"
 # By the beginning of the token: sessions of Determined's client, and those of our own.
 _DETERMINED_SESSION, _OWN_SESSION = "session", "login"
 _SESSION_PURPOSES = {
@@ -86,6 +88,26 @@ def bad_allocation_token() -> GanglineError:
     )
 
 
+def drain_token(cluster_token: str, agent_id: str) -> str:
+    """Returns the token under which the records of ended attempts are delivered from the host of this agent."""
+    return f"{_DRAIN_PREFIX}:{agent_id}:{_sign(cluster_token, agent_id, _DRAIN_PURPOSE)}"
+
+
+def is_drain_token(token: str) -> bool:
+    """Returns whether the token claims to be an agent's for draining; `check_drain_token` verifies the claim."""
+    return token.startswith(_DRAIN_PREFIX + ":")
+
+
+def check_drain_token(cluster_token: str, token: str) -> str:
+    """Returns the id of the agent. Raises GanglineError `security.bad_drain_token`."""
+    agent_id, _, signature = token.removeprefix(_DRAIN_PREFIX + ":").rpartition(":")
+    if not agent_id or not is_same_token(signature, _sign(cluster_token, agent_id, _DRAIN_PURPOSE)):
+        raise unauthenticated(
+            "security.bad_drain_token", "this is no token of an agent of this cluster; was the cluster token changed?"
+        )
+    return agent_id
+
+
 def as_password(token: str) -> str:
     """Returns what a client sends when a user gives the token as a password."""
     return hash_password(token)
@@ -147,8 +169,8 @@ def _sign_session(kind: str, cluster_token: str, user: str, login_sha256: str, e
     return hmac.new(cluster_token.encode(), message, hashlib.sha256).hexdigest()
 
 
-def _sign(cluster_token: str, allocation_id: str) -> str:
-    message = _ALLOCATION_PURPOSE + allocation_id.encode()
+def _sign(cluster_token: str, holder_id: str, purpose: bytes = _ALLOCATION_PURPOSE) -> str:
+    message = purpose + holder_id.encode()
     return hmac.new(cluster_token.encode(), message, hashlib.sha256).hexdigest()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ import structlog
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol.rpc import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from services.common.address import bind_error, join_address, split_address
-from services.common.interceptor import CallInterceptor, OpenCalls
+from services.common.call_limit import CallLimits
+from services.common.interceptor import NO_LIMITS, CallInterceptor, OpenCalls
 
 _log = structlog.get_logger(__name__)
 
@@ -39,10 +40,10 @@ MAX_OPEN_FILES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Identifies the caller. name: the user's name, the allocation's id, or "cluster"; empty for the anonymous caller
-    of a call that needs no token."""
+    """Identifies the caller. name: the user's name, the id of the allocation or of the agent, or "cluster"; empty for
+    the anonymous caller of a call that needs no token."""
 
-    kind: Literal["cluster", "user", "allocation", "anonymous"]
+    kind: Literal["cluster", "user", "allocation", "agent", "anonymous"]
     name: str
     is_admin: bool = False
 
@@ -88,7 +89,7 @@ async def serve(
     authenticate: Authenticate,
     tls: ServerTls | None = None,
     *,
-    limit_by_method: Mapping[str, int] | None = None,
+    limits: CallLimits = NO_LIMITS,
     flag: str = "--listen",
     catch_up: Callable[[], Awaitable[None]] | None = None,
     is_readmitting: bool = False,
@@ -96,15 +97,13 @@ async def serve(
     """Serves until stopped.
 
     authenticate: receives the method's full name and the bearer token; returns the caller or raises GanglineError. It
-    is called before any of the request is read. limit_by_method: the most bytes of one request message, for methods
-    that take more than MAX_MESSAGE_BYTES. flag: the command line's name of `listen`, for messages. catch_up: runs
+    is called before any of the request is read. flag: the command line's name of `listen`, for messages. catch_up: runs
     before a call that asks for it (rpc.CATCH_UP_METADATA). is_readmitting: `authenticate` runs before each answer of a
     stream as well.
 
     Raises GanglineError `server.port_in_use`.
     """
     _allow_open_files()
-    limits = limit_by_method or {}
     host, port = split_address(listen)
     # Another process may take the port in between; then grpc's own error is reported.
     _check_free(listen, host, port, flag)
@@ -113,7 +112,7 @@ async def serve(
         _principal.set(await authenticate(method, token))
 
     # grpc has one limit for all methods of a server; the interceptor applies the limit of each.
-    largest = max([MAX_MESSAGE_BYTES, *limits.values()])
+    largest = max([MAX_MESSAGE_BYTES, *limits.bytes_by_method.values()])
     options = [*(dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": largest}).items()]
     interceptor = CallInterceptor(admit, limits, catch_up, is_readmitting=is_readmitting)
     server = grpc.aio.server(interceptors=[interceptor], options=options, maximum_concurrent_rpcs=MAX_CALLS)

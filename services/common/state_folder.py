@@ -128,6 +128,22 @@ class StateFolder:
         """Returns whether a drainer runs, by its flock. Raises OSError."""
         return _is_locked(self.drainer_lock_path)
 
+    @property
+    def drain_token_path(self) -> Path:
+        return self.path / "drain.token"
+
+    def save_drain_token(self, token: str) -> None:
+        """Writes the token under which the drainer delivers records of ended attempts. Only the agent's user may read
+        it."""
+        write_atomic(self.drain_token_path, token, mode=0o600)
+
+    def load_drain_token(self) -> str:
+        """Returns the token; empty if an agent of an earlier version has written none."""
+        try:
+            return self.drain_token_path.read_text().strip()
+        except OSError:
+            return ""
+
     def has_agent(self) -> bool:
         """Returns whether the agent lives, by the pid in agent.lock.
 

@@ -24,6 +24,7 @@ from sqlalchemy import Engine
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import invalid
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
+from services.common.call_limit import CallLimits
 from services.common.concurrency import cancel, until_available
 from services.common.etcd import EtcdClient, HealthWatch
 from services.common.presence import announce
@@ -39,6 +40,7 @@ from services.gateway.history.retention_sweep import Retention
 from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.http.app import build_app
+from services.gateway.http.connection_limit import check_networks
 from services.gateway.http.server import serve_http
 from services.gateway.leader.leader_client import Leader
 from services.gateway.leader.submitter import Submitter
@@ -58,7 +60,8 @@ from services.gateway.usecase.following import Following
 class GatewaySettings(ServiceSettings):
     """Holds the settings of a gateway. storage_url: an fsspec URL or a folder, the same as the schedulers'.
     database_url: SQLite for one gateway, PostgreSQL for several that share their history. The retention days count from
-    the end of a trial; -1 keeps for ever."""
+    the end of a trial; -1 keeps for ever. trusted_proxies: addresses and networks of HTTP proxies in front of the
+    gateway, whose X-Forwarded-For and X-Forwarded-Proto it believes."""
 
     service: ClassVar[str] = "gateway"
 
@@ -68,6 +71,15 @@ class GatewaySettings(ServiceSettings):
     database_url: str = "sqlite:////var/lib/gangline/gateway.db"
     log_retention_days: int = Field(default=FOR_EVER, ge=FOR_EVER)
     metric_retention_days: int = Field(default=FOR_EVER, ge=FOR_EVER)
+    trusted_proxies: tuple[str, ...] = ()
+
+    @field_validator("trusted_proxies", mode="before")
+    @classmethod
+    def _are_networks(cls, value: object) -> object:
+        texts = tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+        if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
+            check_networks(texts)
+        return texts
 
     @field_validator("storage_url")
     @classmethod
@@ -78,7 +90,12 @@ class GatewaySettings(ServiceSettings):
 
 # A record of metrics comes from a rank, whose frames have up to 16 MiB. A record that no gateway accepts would block
 # its runner's spool.
-MESSAGE_LIMITS = {"/gangline.v1.IngestService/Ingest": 20 << 20}
+LOGIN_METHOD = "/gangline.v1.GatewayService/LogIn"
+MESSAGE_LIMITS = {"/gangline.v1.IngestService/Ingest": 20 << 20, LOGIN_METHOD: 16 << 10}
+# Time for each piece of an upload.
+UPLOAD_METHOD, UPLOAD_SECONDS = "/gangline.v1.GatewayService/UploadCode", 30.0
+# A quarter of all. Each trial runner holds two, and each follower one.
+MAX_STREAMS_OF_PEER = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +205,7 @@ async def _serve(
     authenticator: Authenticator,
     catch_up: Callable[[], Awaitable[None]],
 ) -> Addresses:
-    http = await serve_http(build_app(usecases, authenticator), settings.http_listen)
+    http = await serve_http(build_app(usecases, authenticator), settings.http_listen, settings.trusted_proxies)
     parts.push_async_callback(http.stop)
     rpc = await _serve_grpc(settings.grpc_listen, usecases, authenticator, catch_up)
     parts.push_async_callback(rpc.stop)
@@ -208,7 +225,9 @@ async def _serve_grpc(
         listen,
         add_services,
         admit,
-        limit_by_method=MESSAGE_LIMITS,
+        limits=CallLimits(
+            MESSAGE_LIMITS, {LOGIN_METHOD: usecases.users}, {UPLOAD_METHOD: UPLOAD_SECONDS}, MAX_STREAMS_OF_PEER
+        ),
         flag="--grpc-listen",
         catch_up=catch_up,
         is_readmitting=True,

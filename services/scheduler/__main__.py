@@ -19,6 +19,7 @@ import structlog
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.v1 import agent_pb2_grpc, runner_pb2_grpc, scheduler_pb2_grpc
+from services.common.call_limit import CallLimits
 from services.common.concurrency import first_of
 from services.common.election import Election
 from services.common.etcd import EtcdClient
@@ -103,7 +104,7 @@ async def _serve(settings: SchedulerSettings, leader_status: LeaderStatus, clust
         agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(leader_status), server)
         runner_pb2_grpc.add_RunnerServiceServicer_to_server(RunnerService(leader_status), server)
 
-    return await serve(settings.listen, add, authenticator(cluster_token), limit_by_method=_MESSAGE_LIMITS)
+    return await serve(settings.listen, add, authenticator(cluster_token), limits=CallLimits(_MESSAGE_LIMITS))
 
 
 async def _run_leadership(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gangline.config.layer.secret import MASK
+from gangline.config.layer.secret_name import MASK
 from gangline.domain.state import Outcome
 from gangline.errors import GanglineError
 from tests.support.cluster import Cluster

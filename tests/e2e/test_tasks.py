@@ -218,6 +218,7 @@ def test_answers_act_on_the_path_of_the_task_alone(browser: Browser) -> None:
     answer.read()
     assert answer.headers.get_all("set-cookie") == [f"a=1; Path={browser.base}"]
     assert answer.headers["service-worker-allowed"] is None
+    assert answer.headers["x-accel-redirect"] is None
     assert f"connect-src http://{browser.host}{browser.base} " in answer.headers["content-security-policy"]
 
 

@@ -173,6 +173,26 @@ CONFIGS: dict[str, tuple[str, str, str]] = {
         "config.invalid_value",
         "beyond a float",
     ),
+    "counted classes": (
+        CONFIG + "log_policies: [{pattern: '\\pL{400}'}]\n",
+        "config.invalid_value",
+        "pattern too large",
+    ),
+    "a long pattern": (
+        CONFIG + f"log_policies: [{{pattern: '{'[a-z]' * 300}'}}]\n",
+        "config.invalid_value",
+        "has 1500 characters, at most 1000 are allowed",
+    ),
+    "many patterns": (
+        CONFIG + f"log_policies: [{', '.join(['{pattern: x}'] * 33)}]\n",
+        "config.invalid_value",
+        "has 33 patterns, at most 32 are allowed",
+    ),
+    "many long patterns": (
+        CONFIG + f"log_policies: [{', '.join(['{pattern: ' + 'x' * 700 + '}'] * 3)}]\n",
+        "config.invalid_value",
+        "more than 2000 characters together",
+    ),
     "too many ranges": (
         CONFIG + "hyperparameters:\n" + "".join(f"  h{n}: {{type: int, minval: 0, maxval: 9}}\n" for n in range(201)),
         "config.invalid_value",

@@ -12,7 +12,10 @@ import os
 import sys
 
 _MOST_BYTES = 256 << 20
-_COOKIES = "Set-Cookie: a=1; Path=/\r\nSet-Cookie: gangline_proxy=stolen; Path=/\r\nService-Worker-Allowed: /\r\n"
+_COOKIES = (
+    "Set-Cookie: a=1; Path=/\r\nSet-Cookie: gangline_proxy=stolen; Path=/\r\n"
+    "Service-Worker-Allowed: /\r\nX-Accel-Redirect: /etc/x\r\n"
+)
 num_sent = 0
 
 

@@ -21,5 +21,8 @@ class StandInMirror:
     async def confirm(self, key: str) -> None:
         pass
 
+    def ended_for(self, allocation_id: str) -> float:
+        return 0.0
+
     def leaderless_seconds(self) -> float:
         return 0.0

@@ -1,65 +1,55 @@
 """PURE: secrets in a configuration, which no view shows.
 
-Owns the rule by which a value counts as a secret: by the words of its key's name. The gateway masks the configurations
-that it reads, and the leader puts the values back where a user submits a masked configuration again, as in a fork.
+Owns the places that may hold secrets. A value is one by the name of its key (secret_name.py), or by a name that the
+user lists in `environment.secret_names`; of any other text the secret parts of URLs are masked. The gateway masks the
+configurations that it reads, and the leader puts the values back where a user submits a masked configuration again, as
+in a fork.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, TypeVar
 
+from gangline.config.layer.secret_name import MASK, is_secret, mask_inside
 from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Template, Workspace
 from gangline.errors import invalid
 
-MASK = "******"
 # Sections whose values may be secrets. Hyperparameters are shown with each trial, so they are none.
-SECTIONS = ("data", "environment", "checkpoint_storage", "integrations")
-_WORDS = {
-    "auth",
-    "apikey",
-    "credential",
-    "credentials",
-    "passphrase",
-    "passwd",
-    "password",
-    "secret",
-    "secrets",
-    "token",
-}
-_PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("account", "key")}
+SECTIONS = (
+    "data", "environment", "checkpoint_storage", "integrations", "tensorboard_storage", "data_layer", "internal",
+    "security", "slurm", "pbs",
+)  # fmt: skip
 R = TypeVar("R", Experiment, Template)
 D = TypeVar("D", Workspace, Project)
 _VARIABLES = "environment_variables"
+_LISTED = ("environment", "secret_names")
+_NONE: frozenset[str] = frozenset()
 _Path = tuple[str, ...]
-_Change = Callable[[_Path, str], str]
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-
-
-@lru_cache(maxsize=4096)
-def is_secret(name: str) -> bool:
-    """Whether a key, or an environment variable, of this name holds a secret. `tokenizer` and `max_tokens` do not."""
-    words = [word.lower() for word in _WORD.findall(name)]
-    return bool(_WORDS.intersection(words)) or any(pair in _PAIRS for pair in pairwise(words))
+# Receives the place of a text, the text, and whether all of it is a secret. Returns what takes its place.
+_Change = Callable[[_Path, str, bool], str]
 
 
 @lru_cache(maxsize=256)
 def mask_secrets(config_json: str) -> str:
     """Returns the configuration with MASK for the text of each secret; the same text if there is none."""
-    is_masked = False
+    is_changed = False
 
-    def mask(_path: _Path, text: str) -> str:
-        nonlocal is_masked
-        is_masked = is_masked or bool(text)
-        return MASK if text else text
+    def mask(_path: _Path, text: str, is_whole: bool) -> str:
+        nonlocal is_changed
+        masked = _mask(text, is_whole)
+        is_changed = is_changed or masked != text
+        return masked
 
     masked = _walk_sections(_load(config_json), mask)
-    return json.dumps(masked) if is_masked else config_json
+    return json.dumps(masked) if is_changed else config_json
+
+
+def _mask(text: str, is_whole: bool) -> str:
+    return MASK if is_whole and text else mask_inside(text)
 
 
 def hide_secrets(record: R) -> R:
@@ -102,13 +92,16 @@ def restore_secrets(config_json: str, sources: Sequence[str]) -> str:
         return config_json
     known = [secrets for secrets in map(_find_secrets, sources) if secrets]
 
-    def restore(path: _Path, text: str) -> str:
-        if text != MASK:
+    def restore(path: _Path, text: str, is_whole: bool) -> str:
+        if MASK not in text:
             return text
         for secrets in known:
             for place in (path, _without_kind(path)):
-                if place in secrets:
-                    return secrets[place]
+                masked, secret = secrets.get(place, ("", ""))
+                if masked == text:
+                    return secret
+        if not (is_whole and text == MASK) and f"://{MASK}@" not in text and f"={MASK}" not in text:
+            return text
         where = ".".join(path)
         raise invalid("config.masked", f"{where}: {MASK} stands for a value that is not shown; write the value itself")
 
@@ -120,12 +113,15 @@ def _load(config_json: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _find_secrets(config_json: str) -> dict[_Path, str]:
-    secrets: dict[_Path, str] = {}
+def _find_secrets(config_json: str) -> dict[_Path, tuple[str, str]]:
+    """Returns each text that has a secret, masked and as it is, by its place."""
+    secrets: dict[_Path, tuple[str, str]] = {}
 
-    def note(path: _Path, text: str) -> str:
-        secrets[path] = text
-        secrets.setdefault(_without_kind(path), text)
+    def note(path: _Path, text: str, is_whole: bool) -> str:
+        masked = _mask(text, is_whole)
+        if is_whole or masked != text:
+            secrets[path] = masked, text
+            secrets.setdefault(_without_kind(path), (masked, text))
         return text
 
     _walk_sections(_load(config_json), note)
@@ -138,33 +134,56 @@ def _without_kind(path: _Path) -> _Path:
 
 
 def _walk_sections(values: Mapping[str, Any], change: _Change) -> dict[str, Any]:
+    walk = _Walk(change, _listed_names(values))
     return {
-        name: _walk(value, (name,), change, inside=False) if name in SECTIONS else value
-        for name, value in values.items()
+        name: walk.value(value, (name,), inside=False) if name in SECTIONS else value for name, value in values.items()
     }
 
 
-def _walk(value: Any, path: _Path, change: _Change, *, inside: bool) -> Any:
-    """Returns the value with `change` applied to the text of each secret. inside: whether a key above names one."""
-    match value:
-        case dict():
-            return {
-                name: _walk(below, (*path, name), change, inside=inside or is_secret(name))
-                for name, below in value.items()
-            }
-        case list() if _VARIABLES in path:
-            return [_walk_assignment(entry, path, change) for entry in value]
-        case list():
-            return [_walk(entry, (*path, str(index)), change, inside=inside) for index, entry in enumerate(value)]
-        case str() if inside:
-            return change(path, value)
-        case _:
+def _listed_names(values: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the names that the user has listed, in lower case."""
+    environment = values.get("environment")
+    names = environment.get("secret_names") if isinstance(environment, dict) else None
+    return frozenset(name.lower() for name in names if isinstance(name, str)) if isinstance(names, list) else _NONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """Applies `change` to the texts of a section. names: further names of secrets, in lower case."""
+
+    change: _Change
+    names: frozenset[str]
+
+    def value(self, value: Any, path: _Path, *, inside: bool) -> Any:
+        """Returns the value with its texts changed. inside: whether a key above names a secret."""
+        match value:
+            case dict():
+                return {name: self._entry(name, below, value, path, inside=inside) for name, below in value.items()}
+            case list() if path == _LISTED:
+                return value
+            case list() if _VARIABLES in path:
+                return [self._assignment(entry, path, inside=inside) for entry in value]
+            case list():
+                return [self.value(entry, (*path, str(index)), inside=inside) for index, entry in enumerate(value)]
+            case str():
+                return self.change(path, value, inside)
+            case _:
+                return value
+
+    def _entry(self, name: str, value: Any, siblings: Mapping[str, Any], path: _Path, *, inside: bool) -> Any:
+        if not isinstance(value, str | dict | list):
             return value
+        # Kubernetes writes a variable as {name: NAME, value: VALUE}.
+        named = siblings.get("name") if name == "value" else name
+        is_named = inside or (isinstance(named, str) and self._is_secret(named))
+        return self.value(value, (*path, name), inside=is_named)
 
+    def _assignment(self, entry: Any, path: _Path, *, inside: bool) -> Any:
+        """Changes an entry NAME=VALUE, whose place is its name: a merge with other lists moves it."""
+        if not isinstance(entry, str):
+            return entry
+        name, sign, text = entry.partition("=")
+        return f"{name}={self.change((*path, name), text, inside or self._is_secret(name))}" if sign else entry
 
-def _walk_assignment(entry: Any, path: _Path, change: _Change) -> Any:
-    """Does the same for an entry NAME=VALUE, whose place is its name: a merge with other lists moves it."""
-    if not isinstance(entry, str):
-        return entry
-    name, sign, text = entry.partition("=")
-    return f"{name}={change((*path, name), text)}" if sign and is_secret(name) else entry
+    def _is_secret(self, name: str) -> bool:
+        return is_secret(name) or name.lower() in self.names

@@ -9,17 +9,18 @@ from typing import Any
 import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gangline.errors import GanglineError, invalid
+from services.common.concurrency import first_of
 from services.common.server import Principal
 from services.gateway.determined import agent, checkpoint, experiment, project, retention, task, token, trial, user
 from services.gateway.determined.call import Call, Handler, Lines, Routes
 from services.gateway.determined.lacking_call import lacking
 from services.gateway.determined.values import Json
-from services.gateway.http.problem import STATUS_BY_KIND, bug_error
+from services.gateway.http.problem import STATUS_BY_KIND, bug_error, on_disconnect
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.following import begin
@@ -45,7 +46,12 @@ def build_determined_app(usecases: UseCases, authenticator: Authenticator) -> St
         for method, path, handler in table
     ]
     routes.append(Route("/checkpoints/{uuid}", _download(usecases), methods=["GET"]))
-    handlers: Any = {GanglineError: _on_error, HTTPException: _on_http, Exception: _on_bug}
+    handlers: Any = {
+        GanglineError: _on_error,
+        HTTPException: _on_http,
+        ClientDisconnect: on_disconnect,
+        Exception: _on_bug,
+    }
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
@@ -69,9 +75,19 @@ def _endpoint(handler: Handler, usecases: UseCases, authenticator: Authenticator
         given = handler(call)
         if isinstance(given, AsyncIterator):
             return StreamingResponse(_write(await begin(given)), media_type="application/json")
+        if call.principal is None:
+            # A login may wait for others. One whose client has gone makes room.
+            given = first_of(given, _disconnected(request))
         return JSONResponse(await given)
 
     return answer
+
+
+async def _disconnected(request: Request) -> Any:
+    """Raises ClientDisconnect when the client has gone. The whole body has been read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnect
 
 
 async def _body(request: Request) -> Json:

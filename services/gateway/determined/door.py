@@ -19,6 +19,9 @@ from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 
 _OPEN = frozenset((method, path) for method, path, _ in OPEN_ROUTES)
+LOGIN = "POST", "/api/v1/auth/login"
+# Most bytes of a body whose caller has no session: a name and a hashed password.
+MAX_OPEN_BYTES = 16 << 10
 # Clients ask for these with or without a session. Without one, ours would refuse them.
 _EITHER = frozenset({("GET", "/api/v1/master")})
 
@@ -29,6 +32,7 @@ class Door:
     def __init__(self, app: ASGIApp, usecases: UseCases, authenticator: Authenticator) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._users = usecases.users
         self._determined = build_determined_app(usecases, authenticator)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,7 +50,12 @@ class Door:
             if is_session and place not in _OPEN:
                 scope.setdefault("state", {})["principal"] = self._authenticator.identify(token.strip())
                 send = while_admitted(send, self._authenticator, token.strip())
-            check_body(scope)
+                check_body(scope)
+            else:
+                # Little is read of a caller without a session, and nothing once it has tried too many passwords.
+                check_body(scope, MAX_OPEN_BYTES)
+                if place == LOGIN:
+                    self._users.check_address(scope["client"][0] if scope.get("client") else "")
         except GanglineError as error:
             await error_response(error)(scope, receive, send)
             return

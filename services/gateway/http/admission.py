@@ -92,16 +92,17 @@ def _is_of_page(headers: Headers, path: str) -> bool:
     return headers.get("sec-fetch-site", "none") != "none" and path != "/openapi.json"
 
 
-def check_body(scope: Scope) -> None:
-    """Refuses a body that is too long, or of an unknown length, before it is read. Raises GanglineError `request.*`."""
+def check_body(scope: Scope, most: int = MAX_BODY_BYTES) -> None:
+    """Refuses a body that is too long, or of an unknown length, before it is read. most: bytes of a body that is no
+    archive and no submission. Raises GanglineError `request.*`."""
     headers = Headers(scope=scope)
     if "transfer-encoding" in headers and not scope["path"].startswith(_UPLOADS):
         # Such a body is read into memory as a whole, so its size must be known first.
         raise invalid("request.no_length", "send this body with Content-Length instead of in chunks")
-    _check_length(scope["path"], headers.get("content-length", "0"))
+    _check_length(scope["path"], headers.get("content-length", "0"), most)
 
 
-def _check_length(path: str, length: str) -> None:
+def _check_length(path: str, length: str, most: int) -> None:
     """Refuses a body that is too long by its Content-Length. uvicorn has refused a length that is no number."""
     is_longer = functools.partial(_is_longer, length)
     if path.startswith(_UPLOADS):
@@ -110,10 +111,8 @@ def _check_length(path: str, length: str) -> None:
     elif path in _SUBMITS:
         if is_longer(MAX_SUBMIT_BYTES):
             raise too_large("too much even when packed")
-    elif is_longer(MAX_BODY_BYTES):
-        raise invalid(
-            "request.too_large", f"the body has {length[:20]} bytes, at most {MAX_BODY_BYTES} are read here; send less"
-        )
+    elif is_longer(most):
+        raise invalid("request.too_large", f"the body has {length[:20]} bytes, at most {most} are read here; send less")
 
 
 def _is_longer(length: str, most: int) -> bool:

@@ -6,8 +6,9 @@ from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
 from gangline.config.complaint import say_mistake
@@ -49,6 +50,7 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(GanglineError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
 
 
@@ -71,6 +73,11 @@ async def _on_http(request: Request, failure: Exception) -> JSONResponse:
     detail = f"{request.method} {request.url.path}: {failure.detail}; see /docs"
     headers = {"Allow": _allowed(request)} if status is HTTPStatus.METHOD_NOT_ALLOWED else failure.headers
     return _respond(_problem(status, code, detail), headers)
+
+
+async def on_disconnect(_: Request, __: Exception) -> Response:
+    """Answers a caller that has gone in the middle of its body: it gets nothing, and the log says nothing."""
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 
 def _allowed(request: Request) -> str:

@@ -84,6 +84,8 @@ class Proxy:
             return
         principal, seconds_left = authenticate(self._usecases, self._authenticator, scope, target)
         experiment = self._usecases.tunnels.find(principal, target.experiment_id)
+        # The server keeps connections of admitted callers.
+        scope.setdefault("state", {})["principal"] = principal
 
         def admit() -> None:
             caller, _ = authenticate(self._usecases, self._authenticator, scope, target)

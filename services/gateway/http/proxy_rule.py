@@ -26,12 +26,18 @@ _HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
     b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-# Would act on the whole origin or on the gateway's other ports, or are the gateway's own.
-_ORIGIN_WIDE = frozenset({
-    b"date", b"server",
-    b"service-worker-allowed", b"clear-site-data", b"strict-transport-security", b"alt-svc", b"nel", b"report-to",
-    b"public-key-pins", b"origin-agent-cluster", b"www-authenticate",
+# Of a task's answer these reach the browser, and nothing else does. Other headers would act on the whole origin
+# (Clear-Site-Data, Service-Worker-Allowed, Strict-Transport-Security, Alt-Svc), or are orders to a proxy in front of
+# the gateway (X-Accel-Redirect and X-Sendfile make it send its own files), or are the gateway's own.
+_ANSWERED = frozenset({
+    b"accept-ranges", b"age", b"allow", b"cache-control", b"content-disposition", b"content-encoding",
+    b"content-language", b"content-length", b"content-location", b"content-range",
+    b"content-security-policy", b"content-security-policy-report-only", b"content-type",
+    b"deprecation", b"etag", b"expires", b"last-modified", b"link", b"location", b"permissions-policy", b"pragma",
+    b"referrer-policy", b"retry-after", b"server-timing", b"sourcemap", b"vary", b"warning",
+    b"x-content-type-options", b"x-frame-options", b"x-request-id", b"x-xsrf-token", b"x-xsrftoken",
 })  # fmt: skip
+_ANSWERED_PREFIXES = (b"access-control-", b"cross-origin-", b"sec-websocket-", b"x-jupyter", b"x-ratelimit-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +115,17 @@ def response_headers(
     kept: Headers = []
     for name, value in headers:
         low = name.lower()
-        if low in _ORIGIN_WIDE or (low in _HOP_BY_HOP and not (is_upgrade and low in (b"connection", b"upgrade"))):
-            continue
         if low == b"set-cookie":
             cookie = narrow_cookie(value.decode("latin-1"), target.base)
             if cookie:
                 kept.append((low, cookie.encode("latin-1")))
-        else:
+        elif _is_answered(low) or (is_upgrade and low in (b"connection", b"upgrade")):
             kept.append((low, value))
     return kept if is_upgrade else [*kept, (b"content-security-policy", _policy(target, host).encode("latin-1"))]
+
+
+def _is_answered(low: bytes) -> bool:
+    return low in _ANSWERED or low.startswith(_ANSWERED_PREFIXES)
 
 
 def parse_head(head: bytes) -> tuple[bytes, Headers] | None:
@@ -131,9 +139,11 @@ def parse_head(head: bytes) -> tuple[bytes, Headers] | None:
 
 
 def narrow_cookie(cookie: str, base: str) -> str:
-    """Returns a cookie that is sent to the task alone; empty for one with the name of ours."""
+    """Returns a cookie that is sent to the task alone; empty for one with the name of ours, and for one without a name:
+    a browser sends its value alone, which may look like ours."""
     pair, *attributes = [part.strip() for part in cookie.split(";")]
-    if pair.partition("=")[0].strip() == COOKIE:
+    name, sign, _ = pair.partition("=")
+    if name.strip() in ("", COOKIE) or not sign:
         return ""
     kept, path = [], base
     for attribute in attributes:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.common.address import bind_error, join_address, split_address
+from services.gateway.http.connection_limit import MAX_CONNECTIONS, ConnectionTable, Networks
 from services.gateway.http.upgrade import Upgrades
 
 # How long a stop waits for requests in progress.
@@ -24,37 +27,61 @@ HEADER_SECONDS = 10.0
 IDLE_SECONDS = 75
 # Most bytes of a request's headers.
 MAX_HEADER_BYTES = 32 << 10
-# Each follower of logs holds one connection. Connections beyond this number are closed at once.
-MAX_CONNECTIONS = 2048
+# While a body arrives, at least so many bytes have to come in each of these periods. A caller that is not admitted has
+# one period for all of its body.
+BODY_SECONDS = 10.0
+MIN_BODY_BYTES = 32 << 10
+# What a connection on a reserved place may ask.
+_HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
 
 
 class _Connection(H11Protocol):
-    """Closes a connection whose headers do not arrive in time, and connections beyond the limit.
+    """Closes a connection whose headers or body do not arrive in time, and connections without a place.
 
-    uvicorn waits for ever for the first request, and for the rest of any request whose headers have begun. It closes
-    idle connections itself, after IDLE_SECONDS.
+    uvicorn waits for ever for the first request, and for the rest of any request that has begun. It closes idle
+    connections itself, after IDLE_SECONDS.
     """
 
+    was_admitted = False
     _deadline: asyncio.TimerHandle | None = None
+    _body_deadline: asyncio.TimerHandle | None = None
+    # Of the present period: bytes of the body, and whether the gateway itself read no further.
+    _num_body_bytes = 0
+    _was_paused = False
+
+    @property
+    def is_busy(self) -> bool:
+        is_serving = self.cycle is not None and not self.cycle.response_complete
+        return is_serving and "principal" in self.scope["state"]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        place = self._table.enter(self, self.client[0] if self.client else "")
+        if isinstance(place.closed, _Connection):
+            place.closed.transport.abort()
+        if place.is_refused:
             transport.abort()
-        else:
-            self._watch()
+            return
+        if place.is_reserve:
+            self.app = _only_health(self.app)
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
+        self._num_body_bytes += len(data)
         super().data_received(data)
+        self._was_paused = self._was_paused or self.flow.read_paused
         self._watch()
 
     def on_response_complete(self) -> None:
+        self.was_admitted = self.was_admitted or "principal" in self.scope["state"]
         super().on_response_complete()
         if self.conn.trailing_data[0]:  # the next request has begun already
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._table.leave(self)
         self._rest()
+        self._stop_body()
         super().connection_lost(exc)
 
     def _should_upgrade(self) -> bool:
@@ -63,11 +90,19 @@ class _Connection(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._rest()
+        self._stop_body()
+        self._table.leave(self)
         self.connections.discard(self)
         lines = [event.method + b" " + event.target + b" HTTP/1.1"]
         lines += [name + b": " + value for name, value in self.headers]
         head = b"\r\n".join([*lines, b"", b""])
         self._upgrades.start(self.transport, self.scope, head, self.conn.trailing_data[0])
+
+    @property
+    def _table(self) -> ConnectionTable:
+        table = self.config.app.state.connections  # type: ignore[union-attr]  # a FastAPI
+        assert isinstance(table, ConnectionTable)
+        return table
 
     @property
     def _upgrades(self) -> Upgrades:
@@ -76,17 +111,48 @@ class _Connection(H11Protocol):
         return upgrades
 
     def _watch(self) -> None:
-        """Runs a deadline until the headers of a request are complete."""
+        """Runs a deadline until the headers of a request are complete, and then one for its body."""
+        if self.transport.is_closing():
+            self._rest()
+            self._stop_body()
+            return
         is_serving = self.cycle is not None and not self.cycle.response_complete
-        if is_serving or self.transport.is_closing():
+        is_body_open = self.conn.their_state is h11.SEND_BODY
+        if is_body_open and self._body_deadline is None:
+            self._num_body_bytes, self._was_paused = 0, False
+            self._body_deadline = self.loop.call_later(BODY_SECONDS, self._check_body)
+        elif not is_body_open:
+            self._stop_body()
+        if is_serving or is_body_open:
             self._rest()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _check_body(self) -> None:
+        """Ends a connection whose body stays away. Time in which the gateway reads no further is not the caller's."""
+        self._body_deadline = None
+        is_moving = self._was_paused or self.flow.read_paused or self._num_body_bytes >= MIN_BODY_BYTES
+        if self.is_busy and is_moving:
+            self._watch()
+        else:
+            self.transport.abort()
+
+    def _stop_body(self) -> None:
+        if self._body_deadline is not None:
+            self._body_deadline.cancel()
+            self._body_deadline = None
 
     def _rest(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _only_health(app: Any) -> Any:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await (app if scope["path"] in _HEALTH_PATHS else service_unavailable)(scope, receive, send)
+
+    return answer
 
 
 class _Server(uvicorn.Server):
@@ -111,14 +177,16 @@ class HttpServer:
         await self._serving
 
 
-async def serve_http(app: FastAPI, listen: str) -> HttpServer:
-    """Returns once the server accepts requests. Raises GanglineError `server.port_in_use`."""
+async def serve_http(app: FastAPI, listen: str, trusted_proxies: Sequence[str] = ()) -> HttpServer:
+    """Returns once the server accepts requests. trusted_proxies: addresses and networks whose X-Forwarded-For names the
+    caller; from other peers it means nothing. Raises GanglineError `server.port_in_use`."""
     listening = _bind(listen)
+    app.state.connections = ConnectionTable(Networks(trusted_proxies), most=MAX_CONNECTIONS)
     # log_config None: logging is configured by __main__ alone.
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         server_header=False, http=_Connection, h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        timeout_keep_alive=IDLE_SECONDS,
+        timeout_keep_alive=IDLE_SECONDS, proxy_headers=bool(trusted_proxies), forwarded_allow_ips=[*trusted_proxies],
     )  # fmt: skip
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")

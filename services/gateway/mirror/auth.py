@@ -1,7 +1,8 @@
 """Maps a token to a principal, and decides what that principal may call.
 
-A token is one of four: a user's (its sha256 is in the mirror), the cluster's own (services and operators), one of an
-allocation (for its trial runners), or one of a session, which a user opens with a password. Tokens are compared in
+A token is one of five: a user's (its sha256 is in the mirror), the cluster's own (services and operators), one of an
+allocation (for its trial runners), one of an agent (for the records of ended attempts on its host), or one of a
+session, which a user opens with a password. Tokens are compared in
 constant time, or by their sha256, and never logged. Each call is judged by the mirror's present users and tokens, so
 whatever ends them holds from the moment at which the mirror has seen it.
 """
@@ -16,9 +17,11 @@ from gangline.errors import Effect, ErrorKind, GanglineError, unauthenticated, u
 from services.common import keys
 from services.common.security import (
     check_allocation_token,
+    check_drain_token,
     check_session_token,
     hash_token,
     is_allocation_token,
+    is_drain_token,
     is_same_token,
     is_session_token,
     session_over,
@@ -56,6 +59,8 @@ class Authenticator:
         if is_allocation_token(token):
             allocation_id = check_allocation_token(self._cluster_token, token)
             return Principal(kind="allocation", name=allocation_id, is_admin=False)
+        if is_drain_token(token):
+            return Principal(kind="agent", name=check_drain_token(self._cluster_token, token))
         if is_session_token(token):
             return self._identify_session(token)
         if is_same_token(token, self._cluster_token):
@@ -177,13 +182,14 @@ def check_owner(principal: Principal, owner: str, action: str) -> None:
 
 
 def check_trial(principal: Principal, trial_id: str, allocation_id: str) -> None:
-    """Admits deliveries of trial runners, each for its own allocation only. Raises GanglineError `auth.forbidden`."""
+    """Admits deliveries of trial runners, each for its own allocation only, and of agents. Raises GanglineError
+    `auth.forbidden`."""
     is_own = (
         principal.kind == "allocation"
         and principal.name == allocation_id
         and parse_allocation_id(allocation_id)[0] == trial_id
     )
-    if principal.kind != "cluster" and not is_own:
+    if principal.kind not in ("cluster", "agent") and not is_own:
         raise GanglineError(
             "auth.forbidden",
             f"{principal.kind} {principal.name} may not deliver for {describe_allocation(allocation_id)}",

@@ -27,9 +27,18 @@ def list_targets(
 ) -> list[Target]:
     """Returns the targets in a stable order. Services without metrics are left out."""
     agent_by_id = {agent.id: agent for agent in agents}
-    runners = _of_runners(allocations, agent_by_id)
-    targets = [*_of_instances(instances), *_of_agents(agent_by_id.values()), *runners]
+    targets = [*_of_instances(instances), *_of_agents(agent_by_id.values())]
+    taken = {target.address for target in targets}
+    for target in _of_runners(sorted(allocations, key=_order), agent_by_id):
+        # A trial can report in its runner's name, and so could name the address of another target.
+        if target.address not in taken:
+            taken.add(target.address)
+            targets.append(target)
     return sorted((target for target in targets if target.address), key=lambda target: sorted(target.labels.items()))
+
+
+def _order(allocation: Allocation) -> tuple[float, str]:
+    return allocation.timeline.placed_at, allocation.id
 
 
 def _of_instances(instances: Iterable[ServiceInstance]) -> Iterator[Target]:

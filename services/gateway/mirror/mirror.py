@@ -7,6 +7,8 @@ as the last revision seen). It writes nothing. One task of this module lives as 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
 
@@ -31,6 +33,8 @@ CONFIRM_SECONDS = 2.0
 CATCH_UP_SECONDS = 1.0
 # Pause after a watch that failed.
 BACKOFF_SECONDS = 1.0
+# For so long the end of an allocation is remembered. An older end is as old as the gateway for its readers.
+ENDED_SECONDS = 600.0
 LISTED = "listed"
 ADVANCED = "advanced"
 
@@ -52,6 +56,8 @@ class Watched(Protocol):
 
     def leaderless_seconds(self) -> float: ...
 
+    def ended_for(self, allocation_id: str) -> float: ...
+
 
 class Mirror:
     """Mirrors etcd. `state` is replaced as a whole after a compaction: read it anew after every await.
@@ -69,6 +75,9 @@ class Mirror:
         self._revisions = NotificationBoard()
         self._leaderless_at: float | None = None
         self._task: asyncio.Task[None] | None = None
+        # When this gateway saw the ends of allocations, by their keys, the earliest first; and since when it sees them.
+        self._ended_at: OrderedDict[str, float] = OrderedDict()
+        self._listed_at = 0.0
 
     async def start(self) -> None:
         """Returns once the whole state was read; logs why when that takes long."""
@@ -126,6 +135,20 @@ class Mirror:
             return 0.0
         return asyncio.get_running_loop().time() - self._leaderless_at
 
+    def ended_for(self, allocation_id: str) -> float:
+        """Returns the seconds since this gateway saw the end of the allocation. For one whose end it has not seen, it
+        returns the time for which it has mirrored etcd."""
+        now = asyncio.get_running_loop().time()
+        return now - self._ended_at.get(keys.allocation(allocation_id), self._listed_at)
+
+    def _note_ends(self, ended_keys: Iterable[str]) -> None:
+        now = asyncio.get_running_loop().time()
+        for key in ended_keys:
+            self._ended_at[key] = now
+            self._ended_at.move_to_end(key)
+        while self._ended_at and now - next(iter(self._ended_at.values())) > ENDED_SECONDS:
+            self._ended_at.popitem(last=False)
+
     async def _run(self) -> None:
         while True:
             try:
@@ -153,6 +176,11 @@ class Mirror:
         for item in listing.items:
             state.apply(item.key, item.value)
         state.revision = listing.revision
+        if self.is_listed:
+            before = (keys.allocation(allocation.id) for allocation in self.state.allocations.all())
+            self._note_ends([key for key in before if state.allocations.find(key) is None])
+        else:
+            self._listed_at = asyncio.get_running_loop().time()
         self.state = state
         self.is_listed = True
         self._warn_unreadable(state.num_unreadable)
@@ -164,6 +192,9 @@ class Mirror:
         touched: set[int] = set()
         for event in batch.events:
             touched |= self.state.apply(event.key, event.value)
+        self._note_ends(
+            event.key for event in batch.events if event.value is None and event.key.startswith(keys.ALLOCATIONS)
+        )
         self.state.revision = max(self.state.revision, batch.revision)
         self._warn_unreadable(self.state.num_unreadable - unreadable_before)
         self.changes.ring(touched)

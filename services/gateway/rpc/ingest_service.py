@@ -43,6 +43,8 @@ class IngestService(IngestServiceServicer):
                     stored_sequence=stored,
                     over_reason=ingest.why_over(request.spool_id),
                 )
+                if ingest.is_closed(principal, request.spool_id):
+                    return
 
     async def FetchCode(self, request: pb.FetchCodeRequest, context: Context) -> AsyncIterator[pb.FetchCodeResponse]:
         async for chunk in self._usecases.code.fetch(current_principal(), request.code_sha256):

@@ -30,7 +30,7 @@ from services.gateway.mirror import metrics
 from services.gateway.mirror.mirror import DELETION_NOTIFICATION, Watched
 from services.gateway.storage.call_deadline import DeadlinedCalls
 from services.gateway.storage.cleanup import FOLDER, clear
-from services.gateway.storage.storage import Storage, code_path
+from services.gateway.storage.storage import Storage, code_marks, code_path
 
 TENSORBOARD_FOLDER = "tensorboard"
 # Deletions at a time, and the limits of their calls to the storage; see cleanup.py.
@@ -171,6 +171,7 @@ class ExperimentCleanup:
         present = self._mirror.state.deleting.get(keys.experiment(experiment.id))
         if present is not None and present.deletion is DeletionStage.CODE:
             for code_sha256 in present.code_sha256s:
+                self._storage.remove_folder(code_marks(code_sha256))
                 self._storage.remove_file(code_path(code_sha256))
 
     async def _report(self, experiment: Experiment) -> None:

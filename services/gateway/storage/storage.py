@@ -6,6 +6,7 @@ disk by renaming, on an object store by the store's own semantics.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
 import shutil
@@ -285,6 +286,16 @@ def _not_writable(url: str, failure: Exception) -> GanglineError:
 def code_path(code_sha256: str) -> str:
     """Returns the path of a code archive, which is stored under its content's sha256."""
     return f"code/{code_sha256}.tar.gz"
+
+
+def code_marks(code_sha256: str) -> str:
+    """Returns the path of the folder with the marks of a code archive."""
+    return f"code_owners/{code_sha256}"
+
+
+def code_mark(code_sha256: str, user: str) -> str:
+    """Returns the path of the mark that this user has sent the archive."""
+    return f"{code_marks(code_sha256)}/{hashlib.sha256(user.encode()).hexdigest()[:32]}"
 
 
 def _remove_tree(path: Path) -> None:

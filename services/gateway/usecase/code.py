@@ -1,4 +1,9 @@
-"""Code archives: received from users, judged, stored under their sha256, and delivered to trial runners."""
+"""Code archives: received from users, judged, stored under their sha256, and delivered to trial runners.
+
+A user may submit an archive that the same user has sent, or that an experiment of the user has. The sha256 alone gives
+no right to it: views show it to everybody, and a trial can read its code. Who has sent an archive is a mark in the
+storage, because any gateway may get the submit. Equal archives of several users are stored once.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from gangline.domain.experiment import Experiment
 from gangline.domain.id import parse_allocation_id
 from gangline.domain.limits import MB
 from gangline.errors import ErrorKind, GanglineError, invalid, not_found
@@ -19,7 +25,7 @@ from services.common.server import Principal
 from services.gateway.mirror.attempt_fence import why_over
 from services.gateway.mirror.auth import check_owner, check_user
 from services.gateway.mirror.mirror import Watched
-from services.gateway.storage.storage import Storage, code_path
+from services.gateway.storage.storage import Storage, code_mark, code_path
 from services.gateway.usecase.following import in_thread
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -38,13 +44,17 @@ class Code:
         # Emptied when an experiment is deleted, because its archive may go with it.
         self._seen: dict[str, tuple[float, int]] = {}
         self._deletions: tuple[object, ...] = ()
+        # Users and archives that they may submit. A right never ends, because the user has had the content.
+        self._rights: set[tuple[str, str]] = set()
 
     async def upload(self, principal: Principal, code_sha256: str, chunks: AsyncIterator[bytes]) -> str:
-        """Stores the archive, unless it is stored already and intact. Raises GanglineError `code.*`."""
+        """Stores the archive, unless it is stored already and intact. Then nothing more is read of a user who may use
+        it; another one has to send all of it. Raises GanglineError `code.*`."""
         check_user(principal)
         _check_sha256(code_sha256)
-        # Archives are stored by content, so an equal one needs no upload.
-        if await asyncio.to_thread(_is_intact, self._storage, code_sha256):
+        # Archives are stored by content, so an equal one is not stored again.
+        is_stored = await asyncio.to_thread(_is_intact, self._storage, code_sha256)
+        if is_stored and await self._may_use(principal, code_sha256):
             return code_sha256
         with tempfile.TemporaryDirectory(prefix="gangline-code-") as folder:
             archive = Path(folder) / "code.tar.gz"
@@ -55,13 +65,23 @@ class Code:
                     f"the uploaded archive has sha256 {received_sha256}, announced was {code_sha256}; upload it again",
                 )
             await judge_archive(archive)
-            await asyncio.to_thread(self._storage.put, archive, code_path(code_sha256))
+            if not is_stored:
+                await asyncio.to_thread(self._storage.put, archive, code_path(code_sha256))
+            mark = Path(folder) / "mark"
+            mark.touch()
+            await asyncio.to_thread(self._storage.put, mark, code_mark(code_sha256, principal.name))
+        self._note_right(principal.name, code_sha256)
         return code_sha256
 
-    async def check_stored(self, code_sha256: str) -> int:
-        """Returns how many experiments had been deleted when the code was found in the storage. Raises GanglineError
-        `code.not_uploaded` if it is not stored."""
+    async def check_stored(self, principal: Principal, code_sha256: str, parent: Experiment | None = None) -> int:
+        """Returns how many experiments had been deleted when the code was found in the storage. parent: the experiment
+        that is forked. Raises GanglineError `code.not_uploaded` if it is not stored, or not for this user, and
+        `auth.not_owner` for the code of another user's experiment that is forked."""
         _check_sha256(code_sha256)
+        if not await self._may_use(principal, code_sha256):
+            if parent is not None and parent.code_sha256 == code_sha256:
+                check_owner(principal, parent.owner, f"use the code of experiment {parent.id}")
+            raise _not_uploaded(code_sha256)
         now, state = asyncio.get_running_loop().time(), self._mirror.state
         num_deleted = state.num_deleted_experiments
         deletions = (id(state), num_deleted, *state.deleting)
@@ -72,11 +92,28 @@ class Code:
         if now - seen_at < STORED_SECONDS:
             return num_deleted_then
         if not await asyncio.to_thread(self._storage.has, code_path(code_sha256)):
-            raise not_found("code.not_uploaded", f"no code with sha256 {code_sha256} is stored; upload it first")
+            raise _not_uploaded(code_sha256)
         if len(self._seen) >= _MOST_REMEMBERED:
             self._seen.clear()
         self._seen[code_sha256] = now, num_deleted
         return num_deleted
+
+    async def _may_use(self, principal: Principal, code_sha256: str) -> bool:
+        """Whether the user has sent this archive, or owns an experiment with it. Administrators read all code."""
+        name = principal.name
+        if principal.is_admin or (name, code_sha256) in self._rights:
+            return True
+        experiments = self._mirror.state.experiments.all()
+        is_own = any(code_sha256 in each.code_sha256s and each.owner == name for each in experiments)
+        if not is_own and not await asyncio.to_thread(self._storage.has, code_mark(code_sha256, name)):
+            return False
+        self._note_right(name, code_sha256)
+        return True
+
+    def _note_right(self, name: str, code_sha256: str) -> None:
+        if len(self._rights) >= _MOST_REMEMBERED:
+            self._rights.clear()
+        self._rights.add((name, code_sha256))
 
     async def fetch(self, principal: Principal, code_sha256: str) -> AsyncIterator[bytes]:
         """Yields the code of a trial runner's own experiment."""
@@ -151,6 +188,11 @@ def _is_intact(storage: Storage, code_sha256: str) -> bool:
     except FileNotFoundError:
         return False
     return digest.hexdigest() == code_sha256
+
+
+def _not_uploaded(code_sha256: str) -> GanglineError:
+    """Makes the error. It is the same for an archive of another user, so it tells nothing of what is stored."""
+    return not_found("code.not_uploaded", f"you have uploaded no code with sha256 {code_sha256}; upload it first")
 
 
 def _check_sha256(text: str) -> None:

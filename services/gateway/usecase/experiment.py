@@ -7,10 +7,11 @@ import json
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 
-from gangline.config import check_config, check_resource_change
+from gangline.config import check_config, check_patterns, check_resource_change, fork_config
 from gangline.config.layer.experiment_text import check_text_change
 from gangline.config.layer.retention import check_retention_change
 from gangline.config.searcher import MAX_PREVIEWED
+from gangline.domain.document import read_document
 from gangline.domain.experiment import (
     EVERY_EXPERIMENT,
     Experiment,
@@ -80,10 +81,11 @@ class Experiments:
         record; 0 for none."""
         check_user(principal)
         check_request_id(request_id)
-        await read_text(check_config, config_json)
-        if forked_from:
-            self._views.experiment(forked_from)
-        num_deleted = await self._code.check_stored(code_sha256)
+        config = await read_text(check_config, config_json)
+        if config.log_policies:
+            await off_loop(check_patterns, config)
+        parent = self._views.experiment(forked_from) if forked_from else None
+        num_deleted = await self._code.check_stored(principal, code_sha256, parent)
         request = scheduler_pb2.SubmitExperimentRequest(
             request_id=request_id,
             owner=principal.name,
@@ -173,11 +175,13 @@ class Experiments:
         # The leader answers for an experiment that the mirror does not have.
         if experiment is not None:
             check_owner(principal, experiment.owner, f"continue experiment {experiment_id}")
+            if "log_policies" in overrides_json:
+                await off_loop(_check_new_patterns, experiment.config_json, overrides_json)
         request = scheduler_pb2.SchedulerServiceContinueExperimentRequest(
             experiment_id=experiment_id, overrides_json=overrides_json, code_sha256=code_sha256
         )
         if code_sha256:
-            request.num_deleted_experiments = await self._code.check_stored(code_sha256)
+            request.num_deleted_experiments = await self._code.check_stored(principal, code_sha256)
         answer = await self._leader.change(
             principal, request_id, lambda scheduler: scheduler.ContinueExperiment, request
         )
@@ -334,6 +338,13 @@ class Experiments:
                     return
                 await asyncio.sleep(MIN_INTERVAL_SECONDS)
                 await self._following.wait(changed, LOOK_AGAIN_SECONDS)
+
+
+def _check_new_patterns(config_json: str, overrides_json: str) -> None:
+    """Raises GanglineError `config.*`. The leader refuses new values that are no JSON object."""
+    overrides = read_document(overrides_json)
+    if isinstance(overrides, dict):
+        check_patterns(fork_config(config_json, overrides)[0])
 
 
 def _only(changes: Sequence[ExperimentChange | None]) -> ExperimentChange:

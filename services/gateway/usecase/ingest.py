@@ -13,12 +13,12 @@ from contextlib import contextmanager
 
 import structlog
 
-from gangline.domain.id import parse_trial_id
-from gangline.errors import invalid
+from gangline.domain.id import describe_allocation, parse_trial_id
+from gangline.errors import ErrorKind, GanglineError, invalid
 from services.common.server import Principal
 from services.gateway.history.writer import Writer
 from services.gateway.mirror import metrics
-from services.gateway.mirror.attempt_fence import admitted, why_over
+from services.gateway.mirror.attempt_fence import admitted, is_of_agent, may_deliver, why_over
 from services.gateway.mirror.auth import check_trial
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, has_values, plausible_record
 from services.gateway.mirror.mirror import Watched
@@ -51,7 +51,13 @@ class Ingest:
         of the trial had begun before the record was made. Without records it only asks for that number."""
         allocation_id = spool_id.partition("/")[0]
         check_trial(principal, trial_id, allocation_id)
+        if principal.kind == "agent" and not is_of_agent(self._mirror.state, allocation_id, principal.name):
+            text = f"agent {principal.name} has no part in {describe_allocation(allocation_id)}"
+            raise GanglineError("auth.forbidden", text, ErrorKind.FORBIDDEN)
         _check_sequences(spool_id, records)
+        if self.is_closed(principal, spool_id):
+            # Nothing new is acknowledged, so the records wait in their spool for the drainer.
+            records = ()
         if self._mirror.state.is_removed(experiment_id_of(trial_id)):
             # Nothing of a deleted experiment is stored, not even the cursor of its spool.
             metrics.INGEST_FENCED_ROWS.inc(len(records))
@@ -63,6 +69,13 @@ class Ingest:
         last_sequence = records[-1].sequence if records else 0
         return await self._writer.store(
             IngestBatch(spool_id, experiment_id_of(trial_id), trial_id, kept, last_sequence)
+        )
+
+    def is_closed(self, principal: Principal, spool_id: str) -> bool:
+        """Returns whether the caller's token is that of an attempt which has ended, and delivers no more."""
+        allocation_id = spool_id.partition("/")[0]
+        return principal.kind == "allocation" and not may_deliver(
+            self._mirror.state, allocation_id, self._mirror.ended_for(allocation_id), time.time()
         )
 
     def why_over(self, spool_id: str) -> str:

@@ -19,6 +19,8 @@ MAX_ENTRIES = 4096
 FAILURES_OF_USER, SECONDS_OF_USER = 10, 10.0
 FAILURES_OF_ADDRESS, SECONDS_OF_ADDRESS = 50, 2.0
 Key = tuple[str, str]
+# Each budget's key, its failures, and the seconds in which one of them comes back.
+_Rules = tuple[tuple[Key, int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,18 @@ class LoginLimit:
     def check(self, peer: str, name: str, now: float) -> None:
         """Refuses a login before its password is looked at. peer: the address of the caller. now: monotonic seconds.
         Raises GanglineError `auth.too_many_logins`."""
-        waits = [(self._spent(key, seconds, now) + 1 - most) * seconds for key, most, seconds in _rules(peer, name)]
+        self._check(_rules(peer, name), now)
+
+    def check_address(self, peer: str, now: float) -> None:
+        """Refuses a login before any of it is read, by its address. Raises GanglineError `auth.too_many_logins`."""
+        self._check(_rules(peer, "")[:1], now)
+
+    def fail_address(self, peer: str, now: float) -> None:
+        """Counts a login of this address as failed whose message could not be read."""
+        self._count(_rules(peer, "")[:1], now)
+
+    def _check(self, rules: _Rules, now: float) -> None:
+        waits = [(self._spent(key, seconds, now) + 1 - most) * seconds for key, most, seconds in rules]
         if max(waits) > 0:
             raise GanglineError(
                 "auth.too_many_logins",
@@ -50,7 +63,10 @@ class LoginLimit:
 
     def begin(self, peer: str, name: str, now: float) -> None:
         """Counts a login as failed until `succeed` takes that back, so that logins at the same time count too."""
-        for key, most, seconds in _rules(peer, name):
+        self._count(_rules(peer, name), now)
+
+    def _count(self, rules: _Rules, now: float) -> None:
+        for key, most, seconds in rules:
             self._budgets[key] = _Budget(min(float(most), self._spent(key, seconds, now) + 1), now)
             self._budgets.move_to_end(key)
         while len(self._budgets) > MAX_ENTRIES:
@@ -82,15 +98,8 @@ def network_of(peer: str) -> str:
     return str(address.ipv4_mapped if address.version == 6 else address)
 
 
-def peer_host(peer: str) -> str:
-    """Returns the host of a peer in gRPC's form, as "ipv4:10.0.0.1:5000" or "ipv6:%5B::1%5D:5000"."""
-    kind, _, address = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return peer
-    return address.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
-
-
-def _rules(peer: str, name: str) -> tuple[tuple[Key, int, float], ...]:
+def _rules(peer: str, name: str) -> _Rules:
+    """Returns the budgets of a login: of its address, and of the user at this address."""
     network = network_of(peer)
     return (
         ((network, ""), FAILURES_OF_ADDRESS, SECONDS_OF_ADDRESS),

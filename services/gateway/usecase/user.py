@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 import structlog
 
@@ -40,10 +42,19 @@ from services.gateway.usecase.login_limit import LoginLimit
 
 # Passwords that are hashed at a time. Each takes 16 MiB and a processor for 0.2 s.
 _MAX_HASHING = 2
+_hashing = ThreadPoolExecutor(_MAX_HASHING, thread_name_prefix="hashing")
 # Logins that wait for that. Further ones are refused, so that a flood of them takes no memory.
 _MAX_WAITING = 64
 
 log = structlog.get_logger(__name__)
+
+
+T = TypeVar("T")
+
+
+async def _hashed(work: Callable[..., T], *arguments: object) -> T:
+    """Runs work that hashes a password. A caller that is cancelled while it waits leaves the queue."""
+    return await asyncio.get_running_loop().run_in_executor(_hashing, work, *arguments)
 
 
 class Users:
@@ -53,8 +64,15 @@ class Users:
         self._cluster_token = cluster_token
         self._authenticator = Authenticator(mirror, cluster_token)
         self._limit = LoginLimit()
-        self._hashing = asyncio.Semaphore(_MAX_HASHING)
         self._num_waiting = 0
+
+    def check_address(self, peer: str) -> None:
+        """Refuses a login before its message is read. Raises GanglineError `auth.too_many_logins`."""
+        self._limit.check_address(peer, time.monotonic())
+
+    def fail_address(self, peer: str) -> None:
+        """Counts a login whose message could not be read."""
+        self._limit.fail_address(peer, time.monotonic())
 
     async def log_in(self, name: str, password: str, peer: str, *, is_determined: bool = False) -> Session:
         """Opens a session. password: as clients hash it. peer: the address of the caller. Raises GanglineError
@@ -222,8 +240,7 @@ class Users:
             return change
         check_hashed(change.password)
         salt, password = secrets.token_bytes(SALT_BYTES), change.password
-        async with self._hashing:
-            return replace(change, password=await asyncio.to_thread(store_password, password, salt))
+        return replace(change, password=await _hashed(store_password, password, salt))
 
     async def _is_right(self, user: User | None, password: str) -> bool:
         """Compares a password. It takes as long for a name without a user."""
@@ -238,8 +255,7 @@ class Users:
         stored = user.password_hash if user is not None and user.password_hash else UNKNOWN
         self._num_waiting += 1
         try:
-            async with self._hashing:
-                is_right = await asyncio.to_thread(is_password, stored, password)
+            is_right = await _hashed(is_password, stored, password)
         finally:
             self._num_waiting -= 1
         return is_right and stored is not UNKNOWN

@@ -39,7 +39,7 @@ from services.scheduler.state.state_store import Store, Transition
 from services.scheduler.transition.checkpoint import abandoned, delete_checkpoints
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.fence import fenced, is_superseded, live, why_over
-from services.scheduler.transition.fusion import fusion_forgotten, fusion_found
+from services.scheduler.transition.fusion import fusion_doubted, fusion_found
 from services.scheduler.transition.place import accepted, came_up
 from services.scheduler.transition.report import (
     checkpointed,
@@ -179,8 +179,13 @@ class Intake:
                     live(allocation_id, node_rank, lambda records: fusion_found(records, record, trial_id, time.time()))
                 )
             case "forgotten_fusion":
+                trial_id = parse_allocation_id(allocation_id)[0]
                 await self._store.commit(
-                    live(allocation_id, node_rank, lambda records: fusion_forgotten(records, report.forgotten_fusion))
+                    live(
+                        allocation_id,
+                        node_rank,
+                        lambda records: fusion_doubted(records, report.forgotten_fusion, trial_id),
+                    )
                 )
 
     async def _commit(self, allocation_id: str, transition: Transition) -> None:

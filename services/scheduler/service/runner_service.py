@@ -11,9 +11,9 @@ from typing import Any
 import structlog
 
 from gangline.domain.allocation import Allocation, ExitReport
-from gangline.domain.experiment import Trial
-from gangline.domain.fusion import FusionRecord, family_of
-from gangline.domain.id import describe_allocation
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.fusion import FusionRecord, recall
+from gangline.domain.id import describe_allocation, parse_trial_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import ExitKind, Outcome, State
 from gangline.errors import GanglineError, conflict, invalid
@@ -105,10 +105,10 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
     ) -> runner_pb2.FindFusionResponse:
         require_allocation(request.allocation_id)
         state = (await self._leader_status.reach()).state
-        get(state, Allocation, request.allocation_id)
-        records = state.all_of(FusionRecord)
-        matches = [wire.to_proto(record) for record in records if family_of(record.key) == request.family]
-        return runner_pb2.FindFusionResponse(records=matches)
+        allocation = get(state, Allocation, request.allocation_id)
+        experiment = get(state, Experiment, parse_trial_id(allocation.trial_id)[0])
+        matches = recall(state.all_of(FusionRecord), request.family, experiment.owner)
+        return runner_pb2.FindFusionResponse(records=[wire.to_proto(record) for record in matches])
 
     async def FindTrialFacts(  # noqa: N802 - grpc's name
         self, request: runner_pb2.FindTrialFactsRequest, _context: Any

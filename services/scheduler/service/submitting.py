@@ -17,7 +17,8 @@ import structlog
 from gangline.config.bound import is_small
 from gangline.config.hyperparameter import Random
 from gangline.config.layer.lookup import find_home
-from gangline.config.layer.secret import MASK, as_config, restore_secrets
+from gangline.config.layer.secret import as_config, restore_secrets
+from gangline.config.layer.secret_name import MASK
 from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Template, Workspace
 from gangline.domain.resource import Agent
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid

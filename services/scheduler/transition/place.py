@@ -119,14 +119,15 @@ def came_up(
     records: Records, allocation_id: str, node_rank: int, seen: Timeline, *, metrics_address: str, now: float
 ) -> StateChange:
     """Records the phases that a runner has seen. The gang runs once ranks are up on any member: all members have passed
-    the rendezvous then, and a failure from here on is reported, not timed out."""
+    the rendezvous then, and a failure from here on is reported, not timed out. A runner has one address for its
+    metrics, so a later report changes none."""
     allocation = records.find(Allocation, allocation_id)
     if allocation is None:
         return StateChange()
     draft = Draft(records)
     timeline = merge_timeline(allocation.timeline, seen)
     members = tuple(
-        replace(member, metrics_address=metrics_address or member.metrics_address)
+        replace(member, metrics_address=member.metrics_address or metrics_address)
         if member.node_rank == node_rank
         else member
         for member in allocation.members

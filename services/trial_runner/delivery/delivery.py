@@ -81,7 +81,7 @@ class Delivery:
         )
         self._tasks = [
             asyncio.create_task(self.reporter.run(spec.token)),
-            asyncio.create_task(self._record_stream.run(spec.token)),
+            asyncio.create_task(self._record_stream.run(lambda: spec.token)),
         ]
 
     def _tell_over(self, reason: str) -> None:

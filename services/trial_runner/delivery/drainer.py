@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -154,7 +154,8 @@ async def _deliver(folder: Path, target: dict[str, object]) -> None:
     ingest = RecordStream(
         spool, asyncio.Event(), route, spool_id=str(target["spool_id"]), trial_id=str(target["trial_id"])
     )
-    running = asyncio.create_task(ingest.run(str(target["token"])))
+    tokens = _tokens(StateFolder(folder.parent.parent), str(target["token"]))
+    running = asyncio.create_task(ingest.run(lambda: next(tokens)))
     age = time.time() - (folder / _TARGET).stat().st_mtime
     is_delivered = await ingest.drain(max(0.0, MAX_AGE_SECONDS - age))
     note = log.info if is_delivered and not spool.num_damaged else log.error
@@ -168,6 +169,17 @@ async def _deliver(folder: Path, target: dict[str, object]) -> None:
     await cancel(running)
     await route.close()
     spool.close()
+
+
+def _tokens(state: StateFolder, own_token: str) -> Iterator[str]:
+    """Yields the agent's token and the attempt's own in turn, for one stream each.
+
+    The own token is good for minutes after the end of the attempt. But a gateway of an earlier version knows no other,
+    and an agent of an earlier version has written none.
+    """
+    while True:
+        yield state.load_drain_token() or own_token
+        yield own_token
 
 
 def _load_target(folder: Path) -> dict[str, object] | None:

@@ -56,8 +56,8 @@ class RecordStream:
         self._is_drained = asyncio.Event()
         self._is_hurried = asyncio.Event()
 
-    async def run(self, token: str) -> None:
-        """Delivers until it is cancelled."""
+    async def run(self, find_token: Callable[[], str]) -> None:
+        """Delivers until it is cancelled. find_token: returns the token, for each stream anew."""
         is_lost = False
         while True:
             await self._wait_for_records()
@@ -65,7 +65,7 @@ class RecordStream:
                 log.warning("no gateway is registered; records wait on disk")
                 await self._route.wait_address()
             try:
-                await self._stream(token)
+                await self._stream(find_token())
             except (grpc.aio.AioRpcError, OSError) as error:
                 if not is_lost:
                     reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else error

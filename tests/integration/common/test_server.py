@@ -20,6 +20,7 @@ from gangline.protocol import wire
 from gangline.protocol.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, error_of, token_metadata
 from gangline.v1 import agent_pb2, agent_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.common import server as server_module
+from services.common.call_limit import CallLimits
 from services.common.server import Principal, Server, ServerTls, current_principal, serve
 from tests.support.certificate import Authority
 
@@ -236,7 +237,7 @@ async def counting_proxy(target: str) -> AsyncIterator[tuple[str, Callable[[], i
 async def test_message_beyond_its_methods_limit_is_one_line() -> None:
     metadata = token_metadata("token of ann")
     limits = {CONNECT: 24 << 20}
-    server = await serve("127.0.0.1:0", add_services, authenticate, limit_by_method=limits)
+    server = await serve("127.0.0.1:0", add_services, authenticate, limits=CallLimits(limits))
     try:
         async with grpc.aio.insecure_channel(server.address, options=CHANNEL_OPTIONS) as channel:
             large = scheduler_pb2.SubmitExperimentRequest(config_json="x" * (5 << 20))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -9,15 +12,21 @@ import pytest
 
 from gangline.domain.allocation import Allocation, Member, Timeline
 from gangline.domain.experiment import Experiment, Trial
-from gangline.domain.state import State
-from gangline.protocol import wire
+from gangline.domain.resource import Agent
+from gangline.domain.state import AgentState, State
+from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2
 from services.common import keys
 from services.common.etcd import Delete, EtcdClient, Put
+from services.common.security import allocation_token, drain_token
+from services.common.state_folder import StateFolder
+from services.gateway.mirror import attempt_fence
 from services.gateway.mirror.attempt_fence import LOG_LINGER_SECONDS
+from services.trial_runner.delivery import drainer
+from services.trial_runner.delivery.spool import Spool
 from tests.integration.gateway.test_stream import collect
-from tests.support.gateway import Client
+from tests.support.gateway import CLUSTER_TOKEN, Client
 from tests.support.wait import until_async
 
 BEGAN_AT = 2000.0
@@ -55,6 +64,13 @@ class World:
         metadata = self.client.runner_metadata(f"7.1.{attempt}")
         answer: ingest_pb2.IngestResponse
         [answer] = [answer async for answer in self.client.ingest.Ingest(iter([request]), metadata=metadata)]
+        return answer
+
+    async def deliver_as(self, token: str, *records: ingest_pb2.IngestRecord) -> ingest_pb2.IngestResponse:
+        request = ingest_pb2.IngestRequest(spool_id="7.1.1/0", trial_id="7.1", records=records)
+        answers = self.client.ingest.Ingest(iter([request]), metadata=rpc.token_metadata(token))
+        answer: ingest_pb2.IngestResponse
+        [answer] = [answer async for answer in answers]
         return answer
 
     async def lines(self) -> list[str]:
@@ -133,3 +149,64 @@ async def test_the_token_of_an_ended_attempt_fetches_no_code(world: World) -> No
         [chunk async for chunk in world.client.ingest.FetchCode(code, metadata=world.client.runner_metadata("7.1.1"))]
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert "trial 7.1, attempt 1 has ended" in str(caught.value.details())
+
+
+async def test_token_of_an_ended_attempt_writes_nothing_new_and_the_drainer_delivers_however_late(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_fence, "RUNNER_LINGER_SECONDS", 0.0)
+    await world.begin(1, placed_at=1000.0)
+    assert (await world.deliver(1, line(1, 1500.0, "while it lives"))).stored_sequence == 1
+    await world.end(1)
+    answer = await world.deliver(1, line(2, 1501.0, "of a thief"))
+    assert (answer.stored_sequence, answer.over_reason) == (1, "trial 7.1, attempt 1 has ended")
+    # What the runner could not deliver lies on its host, with the same token beside it.
+    state = StateFolder(tmp_path / "host")
+    spool = Spool(state.spools / "7.1.1-0")
+    records = [ingest_pb2.IngestRecord(at=1500.0, log=line(0, 0.0, text).log) for text in ("while it lives", "its end")]
+    spool.append(records)
+    spool.close()
+    token = allocation_token(CLUSTER_TOKEN, "7.1.1")
+    drainer.save_target(
+        state.spools / "7.1.1-0", spool_id="7.1.1/0", trial_id="7.1", addresses=[world.client.grpc_address], token=token
+    )
+    state.lock_path.write_text(f"{os.getpid()}\n")
+    state.save_drain_token(drain_token(CLUSTER_TOKEN, "a1"))
+    assert state.drain_token_path.stat().st_mode & 0o077 == 0
+    await drainer.drain_all(state.spools)
+    assert not list(state.spools.glob("7.1.1-0"))
+    assert await world.lines() == ["while it lives", "its end"]
+
+
+async def test_agent_delivers_for_the_attempts_that_it_had(world: World) -> None:
+    await world.begin(1, placed_at=1000.0)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await world.deliver_as(drain_token(CLUSTER_TOKEN, "a2"), line(1, 1500.0, "of another host"))
+    assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await world.deliver_as("drain:a1:" + "0" * 64, line(1, 1500.0, "of nobody"))
+    assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    answer = await world.deliver_as(drain_token(CLUSTER_TOKEN, "a1"), line(1, 1500.0, "its own"))
+    assert answer.stored_sequence == 1
+
+
+async def test_token_stays_good_while_an_agent_of_an_earlier_version_is_there(
+    world: World, etcd: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_fence, "RUNNER_LINGER_SECONDS", 0.0)
+    await etcd.commit(
+        [Put(keys.agent("a1"), wire.encode(Agent("a1"))), Put(keys.agent("a2"), wire.encode(Agent("a2", drains=True)))]
+    )
+    await world.begin(1, placed_at=1000.0)
+    await world.end(1)
+    assert (await world.deliver(1, line(1, 1500.0, "of an earlier drainer"))).stored_sequence == 1
+    lost = wire.encode(Agent("a1", state=AgentState.LOST))
+    await etcd.commit([Put(keys.agent("a1"), lost)])
+
+    numbers = itertools.count(2)
+
+    async def is_refused() -> bool:
+        number = next(numbers)
+        return (await world.deliver(1, line(number, 1500.0, "x"))).stored_sequence < number
+
+    await until_async(is_refused, "the gateway seeing that all agents have tokens")

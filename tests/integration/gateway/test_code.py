@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2
 from services.common import keys
-from services.common.etcd import EtcdClient, Put
-from tests.support.gateway import Client, pack, sha256
+from services.common.etcd import EtcdClient, EtcdSettings, Put
+from services.gateway.program import run_gateway
+from tests.support.gateway import CONFIG, Client, add_user, pack, settings_in, sha256
+from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until_async
 
 ARCHIVE = pack({"model_def.py": b"x = 1\n" * 500_000, "data.bin": bytes(range(256)) * 9000})
@@ -54,6 +58,51 @@ async def test_runner_may_not_fetch_the_code_of_others(client: Client, etcd: Etc
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         [answer async for answer in answers]
     assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def submit_of(code_sha256: str, forked_from: int = 0) -> pb.CreateExperimentRequest:
+    return pb.CreateExperimentRequest(
+        request_id=uuid.uuid4().hex, config_json=json.dumps(CONFIG), code_sha256=code_sha256, forked_from=forked_from
+    )
+
+
+async def refusal(call: Any) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call
+    return rpc.error_of(failure.value, "").code
+
+
+async def test_code_of_another_user_is_submitted_only_by_who_has_its_content(
+    client: Client, etcd: EtcdClient, etcd_settings: EtcdSettings, leader: StandInLeader, tmp_path: Path
+) -> None:
+    """bob knows the sha256 of alice's code, as all views show it."""
+    name = sha256(ARCHIVE)
+    await upload(client, name, ARCHIVE)
+    created = await client.gateway.CreateExperiment(submit_of(name), metadata=client.metadata)
+    parent_id = created.experiment.id
+    await add_user(etcd, "bob", "token-of-bob")
+    async with run_gateway(settings_in(tmp_path, etcd_settings)) as addresses:
+        # Another gateway over the same storage remembers nothing.
+        bob, alice = Client(addresses.grpc, addresses.http, "token-of-bob"), Client(addresses.grpc, addresses.http)
+        await until_async(lambda: has(bob, f"/api/v1/experiments/{parent_id}"), "the gateway seeing the experiment")
+        submit = bob.gateway.CreateExperiment
+        assert await refusal(submit(submit_of(name), metadata=bob.metadata)) == "code.not_uploaded"
+        assert await refusal(submit(submit_of(name, parent_id), metadata=bob.metadata)) == "auth.not_owner"
+        # To announce the archive is not to have it.
+        assert await refusal(upload(bob, name)) == "code.wrong_sha256"
+        assert await refusal(submit(submit_of(name), metadata=bob.metadata)) == "code.not_uploaded"
+        forked = await alice.gateway.CreateExperiment(submit_of(name, parent_id), metadata=alice.metadata)
+        assert forked.experiment.owner == "alice"
+        await upload(bob, name, ARCHIVE)
+        own = await submit(submit_of(name), metadata=bob.metadata)
+        assert (own.experiment.owner, own.experiment.code_sha256) == ("bob", name)
+        assert stored(tmp_path) == [f"{name}.tar.gz"], "equal archives are stored once"
+        await bob.close()
+        await alice.close()
+    # The first gateway has bob's right from the storage.
+    again = Client(client.grpc_address, client.http_address, "token-of-bob")
+    assert (await again.gateway.CreateExperiment(submit_of(name), metadata=again.metadata)).experiment.owner == "bob"
+    await again.close()
 
 
 async def test_http_takes_a_raw_archive(client: Client, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import resource
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
@@ -24,12 +25,13 @@ from google.protobuf.message_factory import GetMessageClass
 
 from gangline.protocol import rpc
 from gangline.v1 import gateway_pb2 as pb
-from services.common.etcd import EtcdSettings
+from services.common.etcd import EtcdClient, EtcdSettings
 from services.gateway.http import server as http_server
+from services.gateway.http.connection_limit import MAX_CONNECTIONS
 from services.gateway.program import run_gateway
 from tests.support import hostile
 from tests.support.etcd import EtcdServer
-from tests.support.gateway import Client, GatewayProcess, pack, settings_in, sha256
+from tests.support.gateway import USER_TOKEN, Client, GatewayProcess, add_user, pack, settings_in, sha256
 from tests.support.scheduler import ADMIN_TOKEN, SchedulerProcess
 
 HEALTHY_SECONDS = 5.0
@@ -115,6 +117,11 @@ JSON_CONFIGS = {
     "values": ("[" + "1," * 60_000 + "1]", "config.too_large"),
     "text": (" " * (3 << 20), "config.too_large"),
     "list": ("[]", "config.wrong_type"),
+    "pattern": (
+        '{"entrypoint": "true", "searcher": {"name": "single", "metric": "l"}, "log_policies": [{"pattern": '
+        '"\\\\pL{400}"}, {"pattern": "\\\\pL{401}"}]}',
+        "config.invalid_value",
+    ),
     "grid": (
         '{"entrypoint": "a:B", "searcher": {"name": "grid", "metric": "l", "max_length": 1}, "hyperparameters": '
         '{"x": {"type": "int", "minval": 0, "maxval": 2000000000, "count": 1000000000}}}',
@@ -361,6 +368,77 @@ async def test_headers_that_do_not_end_are_cut_off(
         host, _, port = addresses.http.rpartition(":")
         for seconds in await asyncio.wait_for(asyncio.gather(*map(trickle, starts)), 60):
             assert 0.9 < seconds < 40
+
+
+async def test_begun_bodies_shut_nobody_out(client: Client) -> None:
+    """More connections than the gateway keeps begin a body: without a token, of a login, and of a probe."""
+    host, _, port = client.http_address.rpartition(":")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    paths = ["/api/v1/experiments", "/api/v1/auth/login", "/healthz"]
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        for number in range(MAX_CONNECTIONS + 100):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"POST {paths[number % 3]} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nx".encode())
+            writers.append(writer)
+        async with httpx.AsyncClient(base_url=f"http://{client.http_address}", timeout=60) as http:
+            assert (await http.get("/healthz")).status_code == 200
+            listed = await http.get("/api/v1/experiments", headers={"Authorization": f"Bearer {client.token}"})
+            assert listed.status_code == 200
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_bodies_that_do_not_come_are_cut_off(
+    etcd: EtcdClient, etcd_settings: EtcdSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body of a caller without a token ends in time however it trickles, and one of a user when it stands still."""
+    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.5)
+    await add_user(etcd)
+    token = f"Authorization: Bearer {USER_TOKEN}\r\n"
+    heads = [
+        "POST /api/v1/auth/login HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
+        "POST /api/v1/experiments HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
+        f"PUT /api/v1/code/{'0' * 64} HTTP/1.1\r\nHost: x\r\n{token}Content-Length: 1000\r\n\r\n",
+    ]
+
+    async def trickle(head: str) -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head.encode())
+        closing = asyncio.create_task(_read_all(reader))
+        while not closing.done():
+            writer.write(b"x")
+            await asyncio.wait({closing}, timeout=0.1)
+        with contextlib.suppress(ConnectionError):
+            assert closing.result() == "closed"
+        writer.close()
+
+    async with run_gateway(settings_in(tmp_path, etcd_settings)) as addresses:
+        host, _, port = addresses.http.rpartition(":")
+        await asyncio.wait_for(asyncio.gather(*map(trickle, heads)), 60)
+
+
+async def test_slow_upload_that_moves_is_not_cut_off(
+    etcd: EtcdClient, etcd_settings: EtcdSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "BODY_SECONDS", 1.0)
+    monkeypatch.setattr(http_server, "MIN_BODY_BYTES", 1)
+    await add_user(etcd)
+
+    async def trickle() -> AsyncIterator[bytes]:
+        for byte in CODE:
+            yield bytes([byte])
+            # Two and a half periods in all.
+            await asyncio.sleep(2.5 / len(CODE))
+
+    async with run_gateway(settings_in(tmp_path, etcd_settings)) as addresses:
+        client = Client(addresses.grpc, addresses.http)
+        answer = await client.http.put(f"/api/v1/code/{sha256(CODE)}", content=trickle())
+        assert answer.status_code == 200, answer.text
+        await client.close()
 
 
 async def test_idle_connections_stay_open_longer_than_clients_keep_them(

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gangline.domain.experiment import Checkpoint
-from gangline.domain.fusion import FusionRecord
+from gangline.domain.fusion import FusionRecord, owned_key
 from gangline.domain.state import ExitKind, State
 from gangline.errors import GanglineError
 from gangline.protocol import rpc, wire
@@ -48,7 +48,10 @@ async def test_absurd_times_and_counts_are_replaced(bench: Bench, absurd: float)
     _, runner = await _started(bench)
     allocation_id = runner.spec.allocation.id
     timeline = types_pb2.Timeline(runner_up_at=absurd, rendezvous_at=absurd, ranks_up_at=absurd, first_step_at=absurd)
-    await runner.report(running=runner_pb2.RunningReport(timeline=timeline, metrics_address="169.254.169.254:80"))
+    await runner.report(running=runner_pb2.RunningReport(timeline=timeline, metrics_address="169.254.169.254:9009"))
+    # A trial that reports in its runner's name moves nothing.
+    await runner.report(running=runner_pb2.RunningReport(timeline=timeline, metrics_address="10.0.0.1:22"))
+    await runner.report(running=runner_pb2.RunningReport(timeline=timeline, metrics_address="10.0.0.1:9010"))
     progress = runner_pb2.ProgressReport(batches_completed=3, batches_total=-5, seconds_per_batch=absurd)
     await runner.report(progress=progress)
     saved = types_pb2.Checkpoint(
@@ -63,12 +66,12 @@ async def test_absurd_times_and_counts_are_replaced(bench: Bench, absurd: float)
         lambda: bench.allocation(allocation_id), lambda allocation: allocation.state is State.RUNNING
     )
     assert all(map(_is_now, (allocation.timeline.ranks_up_at, allocation.timeline.first_step_at)))
-    assert allocation.members[0].metrics_address == "10.0.0.1:80"
+    assert allocation.members[0].metrics_address == "10.0.0.1:9009"
     checkpoint = await _checkpoint(bench, "c1")
     assert checkpoint is not None
     assert _is_now(checkpoint.created_at)
     assert (checkpoint.batches_completed, checkpoint.file_bytes) == (0, {"w": 0})
-    stored = await bench.etcd.get(keys.fusion(key))
+    stored = await bench.etcd.get(keys.fusion(owned_key(key, "ann")))
     assert stored is not None
     record = wire.decode(FusionRecord, stored.value)
     assert _is_now(record.created_at)

@@ -108,7 +108,7 @@ async def test_an_ended_attempt_changes_no_fusion_record_of_others(bench: Bench)
     scheduler = await bench.scheduler()
     agent = await bench.agent("a1", slots=2)
     await bench.caller.submit(config_json())
-    await bench.caller.submit(config_json())
+    await bench.caller.submit(config_json(), owner="bob")
     await until(lambda: {"1.1.1", "2.1.1"} <= agent.specs.keys(), "both starts", 20)
     keeper, other = (
         ScriptedRunner(agent.specs[allocation_id], scheduler.address) for allocation_id in ("1.1.1", "2.1.1")
@@ -119,6 +119,12 @@ async def test_an_ended_attempt_changes_no_fusion_record_of_others(bench: Bench)
     await keeper.report(fusion=types_pb2.FusionRecord(key=key, bucket_bytes=[8], summary="measured"))
     before = await _fusion(bench)
     assert len(before) == 1
+    # A live trial of another user neither changes nor forgets it.
+    await other.report(forgotten_fusion=key)
+    await other.report(fusion=types_pb2.FusionRecord(key=key, bucket_bytes=[1]))
+    assert before[0] in await _fusion(bench)
+    await other.report(forgotten_fusion=key)
+    assert await _fusion(bench) == before
     agent.finish("2.1.1", ExitKind.COMPLETED)
     await bench.eventually(lambda: bench.trial("2.1"), lambda trial: trial.state is State.TERMINAL)
     assert (await other.report(fusion=types_pb2.FusionRecord(key=key, bucket_bytes=[1]))).over_reason

@@ -201,10 +201,11 @@ async def test_a_request_for_which_a_slot_is_free_starts_though_others_wait(benc
 async def test_a_masked_value_stands_for_a_secret_of_ones_own_experiment_alone(bench: Bench) -> None:
     await bench.scheduler()
     await bench.agent("a1")
-    secret = config_json(data={"db": {"password": "s3cr3t"}})
+    secret = config_json(data={"db": {"password": "s3cr3t"}, "DATABASE_URL": "postgres://u:s3cr3t@db/x"})
     parent = (await bench.caller.submit_group(_request(secret, "parent")))[0].created.experiment
     assert parent.config_json == secret
     masked = mask_secrets(secret)
+    assert "s3cr3t" not in masked
     fork = _request(masked, "fork")
     fork.forked_from = parent.id
     stolen = _request(masked, "stolen", owner="bob")

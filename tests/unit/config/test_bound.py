@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import yaml
 
 from gangline.config import check_config, parse_config, read_config
+from gangline.config.bound import MAX_ENTRIES, find_unusable
 from gangline.errors import ErrorKind, GanglineError
 from tests.support import hostile
 
@@ -91,3 +93,15 @@ def test_what_the_parser_itself_stumbles_over_is_refused(text: str, code: str) -
         parse_config(text)
     assert caught.value.code == code
     assert len(caught.value.message.splitlines()) == 1
+
+
+def test_entries_of_a_list_of_settings_are_limited() -> None:
+    assert find_unusable({"labels": ["x"] * MAX_ENTRIES, "data": {"a": [1] * (MAX_ENTRIES + 1)}}) is None
+    refused: tuple[dict[str, Any], ...] = (
+        {"labels": [{}] * (MAX_ENTRIES + 1)},
+        {"environment": {"proxy_ports": [1] * (MAX_ENTRIES + 1)}},
+    )
+    for values in refused:
+        found = find_unusable(values)
+        assert found is not None
+        assert found.text == f"has {MAX_ENTRIES + 1} entries, at most {MAX_ENTRIES} are allowed"

@@ -10,6 +10,7 @@ import pytest
 from gangline.config import (
     ExperimentConfig,
     check_config,
+    check_patterns,
     export_schema,
     parse_config,
     sample_hyperparameters,
@@ -102,7 +103,7 @@ def test_stored_json_with_a_pattern_that_only_python_knows_is_read_but_not_taken
     stored = parse(MINIMAL).model_copy(update={"log_policies": [LogPolicy.model_validate(policy)]}).model_dump_json()
     assert ExperimentConfig.model_validate_json(stored).log_policies[0].pattern == policy["pattern"]
     with pytest.raises(GanglineError, match=r"^log_policies\[0\]\.pattern: '\(\?<!no \)error' is no pattern of RE2: "):
-        check_config(stored)
+        check_patterns(check_config(stored))
 
 
 def test_determined_keys_of_every_section_are_known() -> None:

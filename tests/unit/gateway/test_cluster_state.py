@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gangline.config.layer.secret import MASK
+from gangline.config.layer.secret_name import MASK
 from gangline.domain.allocation import Allocation, Member, Request
 from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Trial, Workspace
 from gangline.domain.resource import Counter, ServiceInstance

@@ -13,11 +13,13 @@ from gangline.domain.resource import Counter
 from gangline.domain.state import DeletionStage, State
 from gangline.errors import GanglineError
 from services.common import keys
+from services.common.server import Principal
 from services.gateway.storage.storage import Storage, code_path
 from services.gateway.usecase.code import Code
 from tests.support.stand_in_mirror import StandInMirror
 
 _SHA256 = "a" * 64
+_OWNER = Principal("user", "o")
 _ENDED = Experiment(7, "n", "o", "{}", _SHA256, State.TERMINAL)
 
 
@@ -29,15 +31,15 @@ async def test_code_that_may_have_gone_with_an_experiment_is_looked_for_again(tm
     archive.parent.mkdir()
     archive.write_text("archive")
     mirror.put(keys.experiment(7), _ENDED)
-    await code.check_stored(_SHA256)
+    await code.check_stored(_OWNER, _SHA256)
     archive.unlink()
     # Within a second it is not looked for again, for bursts of submits.
-    await code.check_stored(_SHA256)
+    await code.check_stored(_OWNER, _SHA256)
     mirror.put(keys.experiment(7), Experiment(7, "n", "o", "{}", _SHA256, State.TERMINAL, deletion=DeletionStage.FILES))
     if is_over:
         await _refused(code)
         archive.write_text("archive")
-        await code.check_stored(_SHA256)
+        await code.check_stored(_OWNER, _SHA256)
         archive.unlink()
         mirror.state.apply(keys.experiment(7), None)
     await _refused(code)
@@ -53,12 +55,12 @@ async def test_the_answer_is_how_many_experiments_were_deleted_when_the_code_was
     archive.write_text("archive")
     mirror.put(keys.NEXT_EXPERIMENT, Counter(8))
     mirror.put(keys.experiment(7), _ENDED)
-    assert await code.check_stored(_SHA256) == 6
-    assert await code.check_stored(_SHA256) == 6
+    assert await code.check_stored(_OWNER, _SHA256) == 6
+    assert await code.check_stored(_OWNER, _SHA256) == 6
     mirror.put(keys.experiment(7), replace(_ENDED, deletion=DeletionStage.CODE))
     storage.on_look = lambda: mirror.state.apply(keys.experiment(7), None)
-    assert await code.check_stored(_SHA256) == 6
-    assert await code.check_stored(_SHA256) == 7
+    assert await code.check_stored(_OWNER, _SHA256) == 6
+    assert await code.check_stored(_OWNER, _SHA256) == 7
 
 
 async def test_an_experiment_that_cannot_be_read_is_not_taken_for_deleted() -> None:
@@ -83,5 +85,5 @@ class _DeletingStorage(Storage):
 
 async def _refused(code: Code) -> None:
     with pytest.raises(GanglineError) as caught:
-        await code.check_stored(_SHA256)
+        await code.check_stored(_OWNER, _SHA256)
     assert caught.value.code == "code.not_uploaded"

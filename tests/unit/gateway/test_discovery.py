@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.domain.allocation import Allocation, Member
+from gangline.domain.allocation import Allocation, Member, Timeline
 from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.state import AgentState, State
 from services.gateway.mirror.discovery import list_targets
@@ -38,6 +38,28 @@ def test_who_serves_no_metrics_or_is_gone_is_left_out() -> None:
     starting = Allocation("7.1.2", "7.1", 7, 2, 1, "p", (Member("a1", 0),), State.STARTING)
     agents = [Agent("a1"), Agent("a2", state=AgentState.LOST, metrics_address="h:8")]
     assert list_targets([ServiceInstance("s1", "scheduler", "h:1")], agents, [ended, starting]) == []
+
+
+def test_address_of_another_target_is_not_that_of_a_runner() -> None:
+    def started(allocation_id: str, at: float, address: str) -> Allocation:
+        members = (Member("a1", 0, metrics_address=address),)
+        trial_id = allocation_id.rpartition(".")[0]
+        timeline = Timeline(placed_at=at)
+        return Allocation(allocation_id, trial_id, 7, 1, 1, "p", members, State.RUNNING, timeline=timeline)
+
+    targets = list_targets(
+        [ServiceInstance("g1", "gateway", "h:2", http_address="h:8080")],
+        [Agent("a1", metrics_address="h:8084")],
+        [
+            started("9.1.1", 5.0, "h:9001"),
+            started("8.1.1", 4.0, "h:9001"),
+            started("5.1.1", 1.0, "h:8080"),
+            started("6.1.1", 2.0, "h:8084"),
+            started("7.1.1", 3.0, "h:80"),
+        ],
+    )
+    runners = [target for target in targets if target.labels["service"] == "trial_runner"]
+    assert [(target.address, target.labels["allocation_id"]) for target in runners] == [("h:9001", "8.1.1")]
 
 
 def test_order_does_not_depend_on_the_order_of_the_state() -> None:

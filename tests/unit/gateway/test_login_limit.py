@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.errors import ErrorKind, GanglineError
+from services.common.call_limit import peer_host
 from services.gateway.usecase.login_limit import (
     FAILURES_OF_ADDRESS,
     FAILURES_OF_USER,
@@ -12,7 +13,6 @@ from services.gateway.usecase.login_limit import (
     SECONDS_OF_USER,
     LoginLimit,
     network_of,
-    peer_host,
 )
 
 
@@ -94,3 +94,13 @@ def test_memory_is_bounded_and_an_attack_forgets_itself_last() -> None:
 def test_an_address_is_read_as_grpc_writes_it(peer: str, host: str, network: str) -> None:
     assert peer_host(peer) == host
     assert network_of(host) == network
+
+
+def test_an_address_without_a_budget_is_refused_before_a_name_is_known() -> None:
+    limit = LoginLimit()
+    for _ in range(FAILURES_OF_ADDRESS):
+        limit.check_address("10.0.0.1", 0.0)
+        limit.fail_address("10.0.0.1", 0.0)
+    with pytest.raises(GanglineError, match="too many wrong passwords came from your address"):
+        limit.check_address("10.0.0.1", 0.0)
+    limit.check_address("10.0.0.2", 0.0)

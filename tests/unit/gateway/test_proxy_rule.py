@@ -66,6 +66,9 @@ def test_nothing_that_authenticates_a_user_reaches_the_task() -> None:
         ("a=1; Path=/proxy/12/../13/", "a=1; Path=/proxy/12/"),
         ("a=1; Domain=example.org; Secure", "a=1; Secure; Path=/proxy/12/"),
         ("gangline_proxy=mine; Path=/proxy/12/", ""),
+        ("gangline_proxy\t=mine", ""),
+        ("=gangline_proxy=mine", ""),
+        ("gangline_proxy", ""),
         ("a=1", "a=1; Path=/proxy/12/"),
     ],
 )
@@ -120,3 +123,24 @@ def test_our_cookie_is_of_one_path_and_out_of_reach_of_scripts() -> None:
 def test_pages_of_other_sites_are_told_by_their_origin(origin: bytes, is_other: bool) -> None:
     assert is_of_other_site([(b"host", HOST), (b"origin", origin)]) is is_other
     assert not is_of_other_site([(b"host", HOST)])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "X-Accel-Redirect", "X-Accel-Buffering", "X-Accel-Expires", "X-Sendfile", "X-LIGHTTPD-send-file",
+        "X-LiteSpeed-Location", "X-Reproxy-URL", "Surrogate-Control", "CDN-Cache-Control", "Clear-Site-Data",
+        "Strict-Transport-Security", "Alt-Svc", "Service-Worker-Allowed", "Public-Key-Pins", "NEL", "Report-To",
+        "Reporting-Endpoints", "Origin-Agent-Cluster", "WWW-Authenticate", "Proxy-Authenticate", "Transfer-Encoding",
+        "Refresh", "Server", "Date", "Accept-CH", "Critical-CH", "Set-Cookie2", "Supports-Loading-Mode", "X-Unknown",
+    ],
+)  # fmt: skip
+def test_headers_that_act_beyond_the_task_stay_behind(name: str) -> None:
+    for is_upgrade in (False, True):
+        answered = response_headers([(name.encode(), b"/etc/passwd")], TARGET, HOST, is_upgrade=is_upgrade)
+        assert b"/etc/passwd" not in [value for _, value in answered]
+
+
+@pytest.mark.parametrize("name", ["Content-Type", "ETag", "Location", "Cache-Control", "X-Jupyter-Version", "Vary"])
+def test_headers_of_an_answer_arrive(name: str) -> None:
+    assert response_headers([(name.encode(), b"x")], TARGET, HOST)[0] == (name.lower().encode(), b"x")

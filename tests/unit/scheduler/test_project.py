@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.config.layer.secret import MASK
+from gangline.config.layer.secret_name import MASK
 from gangline.domain.experiment import (
     Experiment,
     Project,

@@ -61,7 +61,7 @@ async def test_it_ends_though_its_last_write_completes_as_it_is_cancelled(
     stream = RecordStream(
         spool, recorder.has_news, ChannelRoute("gateway", ["127.0.0.1:1"]), spool_id="7.1.1/0", trial_id="7.1"
     )
-    running = asyncio.create_task(stream.run("token"))
+    running = asyncio.create_task(stream.run(lambda: "token"))
     recorder.note("the last line")
     await within(60, call.has_begun.wait())
     draining = asyncio.create_task(stream.drain(60))

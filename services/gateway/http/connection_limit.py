@@ -1,0 +1,141 @@
+"""PURE: which HTTP connections a gateway keeps, so that no caller without a token shuts the others out.
+
+Owns the table of open connections. A connection counts for the address of its peer. It is *busy* while it serves a
+request whose caller was admitted. When an address or the gateway is full, the connection with the least claim is
+closed for a new one: first those that never carried an admitted request, then those that are idle. So connections that
+only begin a request hold no place. RESERVED further places are for calls of monitoring (/healthz) alone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from collections import Counter
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+# Each follower of logs holds one connection.
+MAX_CONNECTIONS = 2048
+MAX_OF_ADDRESS = 512
+RESERVED = 64
+
+
+class Connection(Protocol):
+    """A connection, as the table sees it. is_busy: serves a request of an admitted caller. was_admitted: has served
+    one."""
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    @property
+    def was_admitted(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    connection: Connection
+    address: str
+    number: int
+    is_reserve: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The decision about a new connection. is_refused: it gets no place. is_reserve: it may only ask for the gateway's
+    health. closed: the connection that is closed for it."""
+
+    is_refused: bool = False
+    is_reserve: bool = False
+    closed: Connection | None = None
+
+
+class Networks:
+    """A set of addresses, given as addresses and networks. Raises ValueError for a text that is neither."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._networks = [ipaddress.ip_network(text, strict=False) for text in texts]
+
+    def __contains__(self, address: object) -> bool:
+        try:
+            parsed = ipaddress.ip_address(str(address).partition("%")[0])
+        except ValueError:
+            return False
+        return any(parsed in network for network in self._networks)
+
+
+def check_networks(texts: Iterable[str]) -> None:
+    """Raises ValueError, with a text for the operator, unless each text is an address or a network."""
+    for text in texts:
+        try:
+            Networks([text])
+        except ValueError as error:
+            raise ValueError(f"{text!r} is no address and no network; write as in 10.0.0.5 or 10.0.0.0/24") from error
+
+
+class ConnectionTable:
+    """Decides about new connections. proxies: addresses that stand for many callers, so they have no limit of their
+    own."""
+
+    def __init__(
+        self,
+        proxies: Container[str] = (),
+        *,
+        most: int = MAX_CONNECTIONS,
+        most_of_address: int = MAX_OF_ADDRESS,
+        reserved: int = RESERVED,
+    ) -> None:
+        self._proxies = proxies
+        self._most, self._most_of_address, self._reserved = most, most_of_address, reserved
+        self._entries: dict[int, _Entry] = {}
+        self._num_by_address: Counter[str] = Counter()
+        self._num_reserve = 0
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def enter(self, connection: Connection, address: str) -> Place:
+        """Returns the place of a new connection, which has it from now on unless it is refused."""
+        closed: _Entry | None = None
+        is_reserve = False
+        if address not in self._proxies and self._num_by_address[address] >= self._most_of_address:
+            closed = self._weakest(entry for entry in self._entries.values() if entry.address == address)
+            if closed is None:
+                return Place(is_refused=True)
+        elif len(self._entries) - self._num_reserve >= self._most:
+            closed = self._weakest(entry for entry in self._entries.values() if not entry.is_reserve)
+            if closed is None:
+                is_reserve = True
+                if self._num_reserve >= self._reserved:
+                    closed = min(
+                        (entry for entry in self._entries.values() if entry.is_reserve), key=lambda entry: entry.number
+                    )
+        if closed is not None:
+            self.leave(closed.connection)
+        self._entries[id(connection)] = _Entry(connection, address, next(self._numbers), is_reserve)
+        self._num_by_address[address] += 1
+        self._num_reserve += is_reserve
+        return Place(is_reserve=is_reserve, closed=closed.connection if closed is not None else None)
+
+    def leave(self, connection: Connection) -> None:
+        """Frees the place. May be called again."""
+        entry = self._entries.pop(id(connection), None)
+        if entry is None:
+            return
+        self._num_reserve -= entry.is_reserve
+        self._num_by_address[entry.address] -= 1
+        if not self._num_by_address[entry.address]:
+            del self._num_by_address[entry.address]
+
+    def _weakest(self, entries: Iterable[_Entry]) -> _Entry | None:
+        """Returns the entry to close: of the address with most entries, the oldest. None if all are busy."""
+        return min(
+            (entry for entry in entries if not entry.connection.is_busy),
+            key=lambda entry: (
+                entry.connection.was_admitted,
+                -self._num_by_address[entry.address],
+                entry.number,
+            ),
+            default=None,
+        )
