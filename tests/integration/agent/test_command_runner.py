@@ -44,7 +44,8 @@ class Commands:
         self.roster = Roster("a1", self.journal, self.launcher, self._on_status)
 
     def begin(self, allocation_id: str, command: str, slot: str = "a1/0") -> None:
-        spec = make_spec([("a1", 1)], 0, command, allocation_id=allocation_id, scheduler=["127.0.0.1:1"])
+        away = ["127.0.0.1:1"]
+        spec = make_spec([("a1", 1)], 0, command, allocation_id=allocation_id, scheduler=away, gateway=away)
         self.roster.accept(spec, (slot,), "")
 
     async def run(self, allocation_id: str, command: str, slot: str = "a1/0") -> types_pb2.ExitReport:
