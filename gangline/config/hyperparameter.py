@@ -197,6 +197,12 @@ def ranges_of(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator
             yield (*path, name), parse_range(value)
 
 
+def count_draws(values: Mapping[str, Any]) -> int:
+    """Returns the work of drawing one trial's values: one for each range, and one for each 100 choices."""
+    ranges = [each for _, each in ranges_of(values) if not isinstance(each, Const)]
+    return sum(1 + (len(each.vals) // 100 if isinstance(each, Categorical) else 0) for each in ranges)
+
+
 def find_undrawable(values: Mapping[str, Any]) -> tuple[tuple[str, ...], str] | None:
     """Returns the path of the first range that no sampler can draw from, and the reason. Too many ranges are a reason
     as well."""

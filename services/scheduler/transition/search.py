@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
+from gangline.config.hyperparameter import count_draws
 from gangline.config.searcher import MAX_TRIALS
 from gangline.domain.allocation import Request, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
@@ -34,6 +36,8 @@ from services.scheduler.transition.stop import StopOrder, stop_allocation
 # too.
 MAX_CREATED = 32
 MAX_CREATED_BYTES = 512 << 10
+# Draws of one transaction (count_draws). Each takes 50 us, and the leader does nothing else meanwhile.
+MAX_DRAWS = 500
 
 # Operations that the process of a custom search posts at once, and bytes of all their hyperparameters. A post is an
 # event, and a page in etcd has 64 of them.
@@ -206,7 +210,7 @@ def _make(
     new_trials: list[Trial] = []
     num_bytes = 0
     first = draft.num_trials_of(experiment.id) + 1
-    for number in range(first, min(search.num_wanted, first + MAX_CREATED - 1) + 1):
+    for number in range(first, min(search.num_wanted, first + _most_created(experiment.config_json) - 1) + 1):
         values = searcher.hyperparameters(number)
         if values is None:
             values = suggestions.get(number)
@@ -221,6 +225,13 @@ def _make(
         draft.put(trial)
         queue(draft, trial, facts_of(experiment.config_json), rules)
     return new_trials
+
+
+@lru_cache(maxsize=1024)
+def _most_created(config_json: str) -> int:
+    """Returns how many trials of this experiment one transaction may create."""
+    num_draws = count_draws(facts_of(config_json).hyperparameters)
+    return max(1, min(MAX_CREATED, MAX_DRAWS // max(1, num_draws)))
 
 
 def _tell_created(draft: Draft, new_trials: Sequence[Trial], rules: Rules, now: float) -> None:

@@ -35,6 +35,7 @@ from services.scheduler.transition.end import (
 from services.scheduler.transition.fence import fenced
 from services.scheduler.transition.queue_move import update_resources
 from services.scheduler.transition.report import checkpointed, progressed, validated
+from services.scheduler.transition.search import MAX_CREATED, MAX_DRAWS
 from tests.support.search_world import RULES, SearchWorld, config_of
 
 RANDOM = {"name": "random", "max_trials": 3, "max_concurrent_trials": 2}
@@ -55,6 +56,23 @@ def test_a_closed_trial_makes_room_for_the_next_and_the_last_ends_the_experiment
         world.exit(trial_id, ExitKind.COMPLETED)
     assert (world.experiment.outcome, world.experiment.reason) == (Outcome.COMPLETED, "all 3 trials completed")
     assert world.search.is_shut_down
+
+
+@pytest.mark.parametrize(
+    ("ranges", "num_made"),
+    [
+        ({f"h{number}": {"type": "double", "minval": 0.0, "maxval": 1.0} for number in range(200)}, MAX_DRAWS // 200),
+        ({"h": {"type": "categorical", "vals": list(range(10_000))}}, MAX_DRAWS // 101),
+        ({"h": {"type": "categorical", "vals": list(range(100))}}, MAX_CREATED),
+    ],
+    ids=["ranges", "choices", "few"],
+)
+def test_one_transaction_draws_no_more_than_a_leader_has_time_for(ranges: dict[str, Any], num_made: int) -> None:
+    search = {"name": "random", "max_trials": 100, "max_concurrent_trials": 0}
+    world = SearchWorld(config_of(search, hyperparameters=ranges))
+    assert len(world.trials) == num_made
+    world.continue_change()
+    assert len(world.trials) == 100
 
 
 def test_trials_differ_and_say_so() -> None:
