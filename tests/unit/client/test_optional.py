@@ -20,7 +20,16 @@ def entry(number: int, group: str, batches: int, **metrics: float) -> StoredMetr
 
 def test_each_report_is_a_row_and_each_metric_a_column() -> None:
     frame = make_frame([entry(1, "training", 10, loss=0.5), entry(2, "validation", 10, accuracy=0.9, at=3.0)])
-    assert list(frame.columns) == ["trial_id", "group", "batches_completed", "attempt", "at", "loss", "accuracy", "metric_at"]
+    assert list(frame.columns) == [
+        "trial_id",
+        "group",
+        "batches_completed",
+        "attempt",
+        "at",
+        "loss",
+        "accuracy",
+        "metric_at",
+    ]
     assert list(frame["group"]) == ["training", "validation"]
     assert frame["loss"].tolist()[0] == 0.5
     assert frame["loss"].isna().tolist() == [False, True]
