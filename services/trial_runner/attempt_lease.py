@@ -294,11 +294,13 @@ class AttemptLease:
         except grpc.FutureTimeoutError:
             self._forget_channel(address, channel)
             call.add_done_callback(partial(self._on_late_answer, address, channel, sent_at))
-        except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
-            # ValueError: the channel was closed, because the runner ends.
+        except (grpc.FutureCancelledError, ValueError):
+            # The channel was closed, by another round or because the runner ends.
+            self._forget_channel(address, channel)
+        except grpc.RpcError as error:
             self._forget_channel(address, channel)
             channel.close()
-            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 return SchedulerSign.STANDBY, find_leader(error)
         else:
             self._on_answer(address, answer, sent_at)
