@@ -14,7 +14,7 @@ import typer
 from gangline.cli import logs
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import complain, say, say_json, table_lines, terminal_width
-from gangline.cli.output.text import format_age, format_duration, format_report
+from gangline.cli.output.text import count, format_age, format_duration, format_report
 from gangline.cli.selection import Labels, NamePart, Owners, States, make_filter
 from gangline.cli.shared import (
     ExperimentId,
@@ -177,7 +177,7 @@ def show_experiments(
         (
             experiment.id,
             experiment.name,
-            stage_of(experiment),
+            _stage(experiment, progress),
             experiment.owner,
             _progress(progress),
             format_age(experiment.created_at, now),
@@ -371,6 +371,11 @@ def do_each(numbers: list[int], change: Callable[[int], T], is_json: bool, line_
 def stage_of(experiment: Experiment) -> str:
     """Returns the word that a list shows for how far the experiment has come."""
     return "DELETING" if experiment.is_deleting else experiment.outcome or experiment.state
+
+
+def _stage(experiment: Experiment, progress: ExperimentProgress | None) -> str:
+    ending = progress.num_slots_ending if progress is not None else 0
+    return f"{stage_of(experiment)}, {count(ending, 'slot')} until its ranks end" if ending else stage_of(experiment)
 
 
 def _follow(views: Iterable[ExperimentView], is_json: bool, *, on_stderr: bool = False) -> ExperimentView | None:

@@ -5,8 +5,10 @@ They are named by their ids, or chosen by conditions.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from gangline.domain.experiment import Experiment
     from gangline.domain.state import State
 
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Return once the slots are free, that is when all ranks have ended.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
 
 # Experiments that a question names; it counts the others.
@@ -48,7 +53,8 @@ _MOST_NAMED = 10
 @dataclass(frozen=True, slots=True)
 class _Action:
     """Describes a command. done: a participle. states: in which conditions choose experiments. archived: which of them
-    conditions choose; None for all. is_final: it asks even where ids are given. warning: for the question."""
+    conditions choose; None for all. is_final: it asks even where ids are given. warning: for the question.
+    frees_slots: it has --wait, for the moment at which the slots are free."""
 
     name: str
     done: str
@@ -58,6 +64,7 @@ class _Action:
     archived: bool | None = False
     is_final: bool = False
     warning: str = ""
+    frees_slots: bool = False
     line_of: Callable[[Any], str] = state_line
 
 
@@ -75,13 +82,21 @@ def _deletion_line(deletion: dict[str, int | str]) -> str:
 
 
 _ACTIONS = (
-    _Action("kill", "killed", "End experiments at once.", lambda client: client.kill_experiment, LIVE_STATES),
+    _Action(
+        "kill",
+        "killed",
+        "End experiments at once.",
+        lambda client: client.kill_experiment,
+        LIVE_STATES,
+        frees_slots=True,
+    ),
     _Action(
         "pause",
         "paused",
         "Take a checkpoint of every trial and give its slots back until the experiment is activated.",
         lambda client: client.pause_experiment,
         LIVE_STATES,
+        frees_slots=True,
     ),
     _Action(
         "activate",
@@ -96,6 +111,7 @@ _ACTIONS = (
         "End experiments after a checkpoint of every trial.",
         lambda client: client.cancel_experiment,
         LIVE_STATES,
+        frees_slots=True,
     ),
     _Action(
         "archive",
@@ -129,7 +145,6 @@ _ACTIONS = (
 
 
 def _add(action: _Action) -> None:
-    @app.command(action.name, help=action.help)
     def run(
         experiment_ids: SomeExperimentIds = None,
         *,
@@ -139,6 +154,7 @@ def _add(action: _Action) -> None:
         name: NamePart = "",
         workspace: InWorkspace = "",
         project: InProject = "",
+        is_waiting: Wait = False,
         is_yes: Yes = False,
         is_json: Json = False,
     ) -> None:
@@ -154,11 +170,43 @@ def _add(action: _Action) -> None:
         with connect() as client:
             if not experiment_ids:
                 experiment_ids = _choose(client, action, selection, is_yes=is_yes, is_json=is_json)
-            do_each(experiment_ids, action.call(client), is_json, action.line_of)
+            changing = partial(do_each, experiment_ids, is_json=is_json, line_of=action.line_of)
+            if is_waiting:
+                _change_and_wait(client, action, changing)
+            else:
+                changing(action.call(client))
+
+    if not action.frees_slots:
+        signature = inspect.signature(run, eval_str=True)
+        kept = [parameter for name, parameter in signature.parameters.items() if name != "is_waiting"]
+        run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # what typer reads
+    app.command(action.name, help=action.help)(run)
 
 
 for _action in _ACTIONS:
     _add(_action)
+
+
+def _change_and_wait(client: Client, action: _Action, changing: Callable[[Callable[[int], Any]], None]) -> None:
+    """Waits only after all experiments were changed, also where some were refused."""
+    changed: list[int] = []
+    call = action.call(client)
+
+    def change(experiment_id: int) -> Any:
+        record = call(experiment_id)
+        changed.append(experiment_id)
+        return record
+
+    refusal: typer.Exit | None = None
+    try:
+        changing(change)
+    except typer.Exit as end:
+        refusal = end
+    for experiment_id in changed:
+        client.wait_released(experiment_id)
+        mention(f"experiment {experiment_id}: its slots are free")
+    if refusal is not None:
+        raise refusal
 
 
 def _choose(client: Client, action: _Action, selection: Selection, *, is_yes: bool, is_json: bool) -> list[int]:

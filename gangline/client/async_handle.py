@@ -100,8 +100,7 @@ class AsyncExperiment:
 
     async def reload(self) -> AsyncExperiment:
         """Reads the record again. Returns this object."""
-        view = await self._client.get_experiment(self.id)
-        self.record = view.experiment
+        await self.view()
         return self
 
     async def view(self) -> ExperimentView:
@@ -122,6 +121,10 @@ class AsyncExperiment:
         self.record = view.experiment
         return self.outcome
 
+    async def wait_released(self, timeout: float | None = None) -> None:
+        """Waits until its slots are free after `pause`, `cancel` or `kill`. Raises as `wait`."""
+        self.record = (await self._client.wait_released(self.id, timeout)).experiment
+
     def logs(
         self, *, follow: bool = False, tail: int = 0, trial_id: str = "", **options: Unpack[LogOptions]
     ) -> AsyncIterator[LogEntry]:
@@ -138,12 +141,10 @@ class AsyncExperiment:
         return AsyncMetricsReader(self._client.stream_metrics(self.id, trial_id, group, follow, attempt=attempt))
 
     async def trials(self) -> list[AsyncTrial]:
-        view = await self.view()
-        return [AsyncTrial(self._client, entry.trial) for entry in view.trials]
+        return [AsyncTrial(self._client, entry.trial) for entry in (await self.view()).trials]
 
     async def checkpoints(self) -> list[AsyncCheckpoint]:
-        checkpoints = await self._client.list_checkpoints(self.id)
-        return [AsyncCheckpoint(self._client, record) for record in checkpoints]
+        return [AsyncCheckpoint(self._client, record) for record in await self._client.list_checkpoints(self.id)]
 
     async def top_n_checkpoints(
         self, n: int, sort_by: str | None = None, smaller_is_better: bool | None = None
@@ -231,8 +232,7 @@ class AsyncExperiment:
 
     async def delete(self) -> None:
         """Begins to delete it with its files, logs and metrics, for good. It must have ended."""
-        deleted = await self._client.delete_experiment(self.id)
-        self.record = deleted or self.record
+        self.record = (await self._client.delete_experiment(self.id)) or self.record
 
     async def update(
         self,

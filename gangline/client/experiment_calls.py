@@ -78,6 +78,21 @@ class ExperimentCalls(CreationCalls):
             raise GanglineError("experiment.wait_timeout", text, ErrorKind.TIMEOUT) from error
         return last if last is not None else self.get_experiment(experiment_id)
 
+    def wait_released(self, experiment_id: int, seconds: float | None = None) -> ExperimentView:
+        """Waits until an experiment that was paused, canceled or killed has given its slots back. Its state changes at
+        once, but its ranks run until they have written a checkpoint. Raises GanglineError `experiment.wait_timeout`
+        when it takes longer than `seconds`."""
+        try:
+            for view in self.watch_experiment(experiment_id, seconds):
+                if view.is_released:
+                    return view
+        except GanglineError as error:
+            if error.code != "rpc.timeout":
+                raise
+            text = f"experiment {experiment_id} still holds slots after {seconds:g} s"
+            raise GanglineError("experiment.wait_timeout", text, ErrorKind.TIMEOUT) from error
+        return self.get_experiment(experiment_id)
+
     def kill_experiment(self, experiment_id: int, request_id: str | None = None) -> Experiment:
         """Ends it at once. Killing an ended one changes nothing."""
         request = pb.KillExperimentRequest(request_id=request_id or new_request_id(), experiment_id=experiment_id)

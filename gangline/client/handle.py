@@ -99,8 +99,7 @@ class Experiment:
 
     def reload(self) -> Experiment:
         """Reads the record again. Returns this object."""
-        view = self._client.get_experiment(self.id)
-        self.record = view.experiment
+        self.view()
         return self
 
     def view(self) -> ExperimentView:
@@ -121,6 +120,10 @@ class Experiment:
         self.record = view.experiment
         return self.outcome
 
+    def wait_released(self, timeout: float | None = None) -> None:
+        """Waits until its slots are free after `pause`, `cancel` or `kill`. Raises as `wait`."""
+        self.record = self._client.wait_released(self.id, timeout).experiment
+
     def logs(
         self, *, follow: bool = False, tail: int = 0, trial_id: str = "", **options: Unpack[LogOptions]
     ) -> Iterator[LogEntry]:
@@ -137,12 +140,10 @@ class Experiment:
         return MetricsReader(self._client.stream_metrics(self.id, trial_id, group, follow, attempt=attempt))
 
     def trials(self) -> list[Trial]:
-        view = self.view()
-        return [Trial(self._client, entry.trial) for entry in view.trials]
+        return [Trial(self._client, entry.trial) for entry in self.view().trials]
 
     def checkpoints(self) -> list[Checkpoint]:
-        checkpoints = self._client.list_checkpoints(self.id)
-        return [Checkpoint(self._client, record) for record in checkpoints]
+        return [Checkpoint(self._client, record) for record in self._client.list_checkpoints(self.id)]
 
     def top_n_checkpoints(
         self, n: int, sort_by: str | None = None, smaller_is_better: bool | None = None
@@ -228,8 +229,7 @@ class Experiment:
 
     def delete(self) -> None:
         """Begins to delete it with its files, logs and metrics, for good. It must have ended."""
-        deleted = self._client.delete_experiment(self.id)
-        self.record = deleted or self.record
+        self.record = self._client.delete_experiment(self.id) or self.record
 
     def update(
         self,

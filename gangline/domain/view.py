@@ -6,7 +6,7 @@ and back, the HTTP models read its attributes, and the SDK and the commands show
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gangline.domain.allocation import Allocation, Reason
@@ -14,6 +14,7 @@ from gangline.domain.experiment import Experiment, Project, Trial, Workspace
 from gangline.domain.history import MetricsPoint, Newest, ProgressPoint
 from gangline.domain.resource import Agent, Cluster, EtcdHealth, ServiceInstance
 from gangline.domain.search import Search
+from gangline.domain.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +60,39 @@ class ExperimentView:
     search: Search | None = None
     reason: Reason | None = None
 
+    @property
+    def num_slots_ending(self) -> int:
+        """Returns the slots that it holds until its ranks have ended, although it is PAUSED or STOPPING."""
+        held = (trial.allocation for trial in self.trials if trial.allocation is not None)
+        return count_slots_ending(self.experiment, held)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether it is paused or ended, or is being ended, and none of its trials runs any more: its slots are
+        free."""
+        is_out = self.experiment.state in (State.PAUSED, State.STOPPING, State.TERMINAL)
+        return is_out and all(trial.allocation is None for trial in self.trials)
+
+
+def count_slots_ending(experiment: Experiment, allocations: Iterable[Allocation]) -> int:
+    """Returns the slots of the experiment's live allocations, if they are to end."""
+    if experiment.state not in (State.PAUSED, State.STOPPING):
+        return 0
+    return sum(allocation.num_slots for allocation in allocations)
+
 
 @dataclass(frozen=True, slots=True)
 class ExperimentProgress:
     """States how far an experiment is. num_trials_planned: 0 when unknown. batches_completed: of all trials that were
-    made. batches_total: 0 while a trial does not know its length."""
+    made. batches_total: 0 while a trial does not know its length. num_slots_ending: slots that it holds until its ranks
+    have ended, although it is PAUSED or STOPPING."""
 
     experiment_id: int
     num_trials_ended: int = 0
     num_trials_planned: int = 0
     batches_completed: int = 0
     batches_total: int = 0
+    num_slots_ending: int = 0
 
 
 @dataclass(frozen=True, slots=True)

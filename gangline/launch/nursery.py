@@ -16,6 +16,8 @@ From the runner:
   ends of the rank's standard output and error. A program takes the rank's place; a target is called in the rank. The
   rank gets the user and the limits of the confinement, see confinement.py.
 - {"do": "signal", "ranks", "signal"}
+- {"do": "hold_lease"}, with a descriptor of the lease's record, see lease_record.py. Once the lease is over, everything
+  that the nursery started is killed, and nothing is started any more.
 - {"do": "clear"}, before its runner takes another allocation.
 
 To the runner:
@@ -23,6 +25,7 @@ To the runner:
 - {"event": "started", "rank", "pid"} or {"event": "start_failed", "rank", "error"}
 - {"event": "exited", "rank", "pid", "exit_code", "signal", "at", "was_killed"}, where was_killed reports that a SIGKILL
   of the nursery found the rank alive.
+- {"event": "lease_over"}, before the ends of the ranks that it killed for that reason.
 - {"event": "cleared", "is_empty"}, once it has killed and reaped the processes that its ranks left behind.
 """
 
@@ -41,6 +44,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from gangline.launch import channel, child, confinement, store_host
+from gangline.launch.lease_record import LeaseGuard
 
 DEFAULT_TARGET = "gangline.rank.entrypoint:run"
 # Time limit for the kernel to end the killed processes.
@@ -59,6 +63,8 @@ class Nursery:
         self._pid_by_pidfd: dict[int, int] = {}
         self._killed_pids: set[int] = set()
         self._store_fd = -1
+        self._lease: LeaseGuard | None = None
+        self._is_lease_over = False
 
     def serve(self) -> None:
         """Serves until the runner has gone, then returns once all descendants are dead or BURIAL_SECONDS are over."""
@@ -81,6 +87,8 @@ class Nursery:
             self._on_request(*received)
         elif fd == self._store_fd:
             self._on_store_answer()
+        elif self._lease is not None and fd == self._lease.timer_fd:
+            self._check_lease(self._lease)
         elif fd in self._pid_by_pidfd:
             self._on_exit(fd)
         return True
@@ -94,6 +102,8 @@ class Nursery:
                 self._start(request, fds)
             case "signal":
                 self._signal(request["ranks"], request["signal"])
+            case "hold_lease":
+                self._hold_lease(fds[0])
             case "clear":
                 self._clear()
 
@@ -109,9 +119,28 @@ class Nursery:
                     self._killed_pids.add(pid)
                 _signal(pid, number)
 
+    def _hold_lease(self, record_fd: int) -> None:
+        self._lease = LeaseGuard(record_fd)
+        self._poll.register(self._lease.timer_fd, select.POLLIN)
+
+    def _check_lease(self, lease: LeaseGuard) -> None:
+        """Kills everything that was started, if the lease is over. The runner may be stopped, so it is not asked."""
+        if lease.check():
+            self._is_lease_over = True
+            self._signal(list(self._rank_by_pid.values()), signal.SIGKILL)
+            child.kill_descendants(os.getpid())
+            channel.send(self._control, {"event": "lease_over"})
+
+    def _drop_lease(self) -> None:
+        if self._lease is not None:
+            self._poll.unregister(self._lease.timer_fd)
+            self._lease.close()
+            self._lease = None
+
     def _clear(self) -> None:
         """Kills the processes that the ranks left behind. While a rank has not ended, they are left to the end of this
         process."""
+        self._drop_lease()
         if not self._pid_by_pidfd:
             child.bury_descendants(BURIAL_SECONDS)
         channel.send(self._control, {"event": "cleared", "is_empty": not child.descendants(os.getpid())})
@@ -126,14 +155,20 @@ class Nursery:
         else:
             channel.send(self._control, {"event": "store", "error": detail or "the store's process died"})
 
+    def _refuse_start(self, request: dict[str, Any], problem: str) -> None:
+        channel.send(self._control, {"event": "start_failed", "rank": request["rank"], "error": problem})
+
     def _start(self, request: dict[str, Any], fds: list[int]) -> None:
         try:
+            if self._is_lease_over:
+                self._refuse_start(request, "the lease of the attempt is over")
+                return
             may_spawn = self._spawns and request.get("program") and not request.get("confinement")
             pid = _spawn(request, fds) if may_spawn else None
             if pid is None:
                 pid = self._fork(request, fds)
         except OSError as error:
-            channel.send(self._control, {"event": "start_failed", "rank": request["rank"], "error": f"fork: {error}"})
+            self._refuse_start(request, f"fork: {error}")
             return
         finally:
             for fd in fds:
@@ -161,6 +196,8 @@ class Nursery:
                 os.close(fd)
             if self._store_fd >= 0:
                 os.close(self._store_fd)
+            if self._lease is not None:
+                self._lease.close()
             child.close_standard_input()
             child.take_output(*fds)
             if confined := request.get("confinement"):

@@ -271,6 +271,7 @@ class ExperimentProgress(google.protobuf.message.Message):
     NUM_TRIALS_PLANNED_FIELD_NUMBER: builtins.int
     BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
     BATCHES_TOTAL_FIELD_NUMBER: builtins.int
+    NUM_SLOTS_ENDING_FIELD_NUMBER: builtins.int
     experiment_id: builtins.int
     num_trials_ended: builtins.int
     num_trials_planned: builtins.int
@@ -279,6 +280,8 @@ class ExperimentProgress(google.protobuf.message.Message):
     """Of all trials that were made."""
     batches_total: builtins.int
     """0 while a trial does not know its length."""
+    num_slots_ending: builtins.int
+    """Slots that it holds until its ranks have ended, although it is PAUSED or STOPPING; 0 in any other state."""
     def __init__(
         self,
         *,
@@ -287,8 +290,9 @@ class ExperimentProgress(google.protobuf.message.Message):
         num_trials_planned: builtins.int = ...,
         batches_completed: builtins.int = ...,
         batches_total: builtins.int = ...,
+        num_slots_ending: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "batches_total", b"batches_total", "experiment_id", b"experiment_id", "num_trials_ended", b"num_trials_ended", "num_trials_planned", b"num_trials_planned"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches_completed", b"batches_completed", "batches_total", b"batches_total", "experiment_id", b"experiment_id", "num_slots_ending", b"num_slots_ending", "num_trials_ended", b"num_trials_ended", "num_trials_planned", b"num_trials_planned"]) -> None: ...
 
 Global___ExperimentProgress: typing_extensions.TypeAlias = ExperimentProgress
 

@@ -125,15 +125,8 @@ class TrialRunner:
         self._trial_facts = TrialFacts(spec, self._delivery.reporter, self._delivery.recorder, self._link.send)
         self._log_policy = LogPolicyMatcher(log_rules_of(config), self._delivery.recorder.warn)
         self._pump = LogPump(self._on_lines)
-        self._preparation = Preparation(
-            spec,
-            self._place,
-            folder,
-            rank_forkserver,
-            self._gang,
-            self._delivery.recorder.note,
-            forked,
-        )
+        note = self._delivery.recorder.note
+        self._preparation = Preparation(spec, self._place, folder, rank_forkserver, self._gang, note, forked)
         self._has_spoken = False
         self._speaking: asyncio.TimerHandle | None = None
         self._confinement = confinement.Confinement()
@@ -222,6 +215,7 @@ class TrialRunner:
             raise EndedEarly(self._stopped_early())
         nursery = self._preparation.nursery
         assert nursery is not None
+        self._lease.guard(nursery)
         self._note_left_out()
         paths, container = self._watchdog.paths, self._preparation.container
         setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths, self._confinement, container)
@@ -475,7 +469,7 @@ class TrialRunner:
         self._lease.start(self._pids)
 
     def _pids(self) -> list[int]:
-        return [pid for pid in (self._rank_group.pids if self._rank_group is not None else [self._hook_pid]) if pid]
+        return [pid for pid in (self._rank_group.living_pids if self._rank_group else [self._hook_pid]) if pid]
 
     def _hush(self) -> None:
         """Cancels the first report if it was not sent yet: the ranks have ended, so the exit reports everything."""

@@ -13,7 +13,7 @@ from gangline.domain.state import Outcome, State
 from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError
 from tests.support.cluster import Cluster
-from tests.support.gated_trial import NUM_BATCHES, Gate, wait_for
+from tests.support.gated_trial import NUM_BATCHES, Gate
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -57,14 +57,20 @@ def test_grid_of_four_completes_two_at_a_time(cluster: Cluster, tmp_path: Path) 
 
 def test_paused_trial_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "pause")
-    gate.allow(NUM_BATCHES)
-    # So slow that it cannot end before the command has arrived.
-    gate.pace(2)
+    gate.allow(2)
     with cluster.connect() as client:
         number = client.create_experiment(gate.config(slots=2), gate.code).experiment.id
+        # The ranks take no checkpoint, and do not end, before the gate lets them go on.
         gate.wait_at(f"{number}.1.1", 2, num_ranks=2)
         assert cluster.run("experiment", "pause", str(number)).stdout == f"experiment {number} gated: PAUSED\n"
-        wait_for(lambda: client.get_experiment(number).trials[0].allocation is None, "the slots to be free")
+        ending = "2 slots until its ranks end"
+        assert f"PAUSED, {ending}" in cluster.run("experiment", "list").stdout
+        assert f"PAUSED, stopping: {ending}" in cluster.run("experiment", "describe", str(number)).stdout
+        with pytest.raises(GanglineError, match=r"still holds slots after 0\.1 s"):
+            client.experiment(number).wait_released(0.1)
+        gate.allow(NUM_BATCHES)
+        waited = cluster.run("experiment", "pause", "--wait", str(number))
+        assert waited.stderr == f"experiment {number}: its slots are free\n"
         view = client.get_experiment(number)
         saved = view.trials[0].trial.batches_completed
         assert view.experiment.state is State.PAUSED
@@ -72,7 +78,6 @@ def test_paused_trial_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Pa
         assert client.get_cluster().num_slots_used == 0
         described = cluster.run("experiment", "describe", str(number)).stdout
         assert f"it is activated: gangline experiment activate {number}" in described
-        gate.pace(0)
         client.activate_experiment(number)
         trial = client.wait_experiment(number, 90).trials[0].trial
         assert (trial.outcome, trial.attempts, trial.restarts) == (Outcome.COMPLETED, 2, 0)

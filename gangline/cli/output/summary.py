@@ -224,6 +224,8 @@ def status_line(view: ExperimentView) -> str:
     """Returns one line for the present state. Two views with the same line look the same to the user."""
     trial = current_trial(view)
     words = f"experiment {view.experiment.id} {view.experiment.name}: {status_word(view.experiment)}"
+    if ending := view.num_slots_ending:
+        words += f", stopping: {count(ending, 'slot')} until its ranks end"
     if pause := pause_of(view):
         words += f", {pause}"
     if is_search(view) and view.experiment.state is not State.TERMINAL:

@@ -297,7 +297,10 @@ class Experiments:
         state = self._mirror.state
         return tuple(
             measure_progress(
-                experiment.id, state.searches.find(keys.search(experiment.id)), state.trials.of(experiment.id)
+                experiment,
+                state.searches.find(keys.search(experiment.id)),
+                state.trials.of(experiment.id),
+                state.live_allocation,
             )
             for experiment in experiments
         )

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gangline.domain.allocation import Reason, waiting_reason
+from gangline.domain.allocation import Allocation, Reason, waiting_reason
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.explanation import describe_undelivered
 from gangline.domain.history import Newest
 from gangline.domain.id import absent
 from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, ReasonCode, State
-from gangline.domain.view import ExperimentProgress, ExperimentView, TrialView, count_at_risk
+from gangline.domain.view import ExperimentProgress, ExperimentView, TrialView, count_at_risk, count_slots_ending
 from gangline.errors import conflict
 from services.common import keys
 from services.gateway.history.reader import Reader
@@ -139,16 +139,24 @@ def _batches_of(trial: Trial, checkpoint: Checkpoint | None) -> int | None:
     return checkpoint.batches_completed if checkpoint.trial_id == trial.id else 0
 
 
-def measure_progress(experiment_id: int, search: Search | None, trials: Iterable[Trial]) -> ExperimentProgress:
-    """Sums up the trials' own records, so a list needs no history."""
+def measure_progress(
+    experiment: Experiment,
+    search: Search | None,
+    trials: Iterable[Trial],
+    find_allocation: Callable[[str], Allocation | None],
+) -> ExperimentProgress:
+    """Sums up the trials' own records, so a list needs no history. find_allocation: returns a trial's live one."""
     made = list(trials)
+    # Looked up only for the few experiments that are being paused or ended.
+    live = (find_allocation(trial.id) for trial in made if trial.state is not State.TERMINAL)
     totals = [trial.batches_total for trial in made]
     return ExperimentProgress(
-        experiment_id,
+        experiment.id,
         num_trials_ended=sum(trial.state is State.TERMINAL for trial in made),
         num_trials_planned=max(len(made), search.num_planned if search is not None else 0),
         batches_completed=sum(trial.batches_completed for trial in made),
         batches_total=sum(totals) if all(totals) else 0,
+        num_slots_ending=count_slots_ending(experiment, (allocation for allocation in live if allocation is not None)),
     )
 
 

@@ -101,7 +101,7 @@ class RankGroup:
         self._oom_kills_before = count_oom_kills()
         self._watching = asyncio.create_task(self._watch())
         for rank, environment in environments.items():
-            fds = [await self.pump.open_pipe(rank, stream) for stream in ("stdout", "stderr")]
+            fds = [self.pump.open_pipe(rank, stream) for stream in ("stdout", "stderr")]
             self._ranks[rank] = _Rank(RankEnd(rank))
             try:
                 self.nursery.start(
@@ -151,6 +151,11 @@ class RankGroup:
     def pids(self) -> list[int]:
         """The pids of all ranks, also of ended ones; 0 for a rank that is not up yet."""
         return [rank.pid for rank in self._ranks.values()]
+
+    @property
+    def living_pids(self) -> list[int]:
+        """The pids of the ranks whose end was not reported yet."""
+        return [rank.pid for rank in self._ranks.values() if rank.is_alive]
 
     def ends(self) -> list[RankEnd]:
         """Returns how each rank ended, with its last lines. The lines are complete once the log pump is drained."""

@@ -80,7 +80,7 @@ async def run_hook(
     afterwards. on_up: called with the pid.
     """
     given = {name: value for name, value in environment.items() if name not in _RANK_OWN}
-    fds = [await pump.open_pipe(HOOK_RANK, stream) for stream in ("stdout", "stderr")]
+    fds = [pump.open_pipe(HOOK_RANK, stream) for stream in ("stdout", "stderr")]
     program = ["bash", "-c", f"set -e; source ./{HOOK_NAME}; set +e; exec env -0 > {shlex.quote(str(listing))}"]
     try:
         nursery.start(HOOK_RANK, given, directory=str(directory), num_threads=1, fds=fds, program=program)

@@ -72,7 +72,7 @@ async def run_step(
     """
     printed: dict[str, deque[str]] = {stream: deque(maxlen=LAST_LINES) for stream in ("stdout", "stderr")}
     pump = LogPump(lambda _, stream, lines: printed[stream].extend(lines[-LAST_LINES:]))
-    fds = [await pump.open_pipe(STEP_RANK, stream) for stream in printed]
+    fds = [pump.open_pipe(STEP_RANK, stream) for stream in printed]
     try:
         nursery.start(STEP_RANK, environment, directory=directory, num_threads=1, fds=fds, program=command)
     finally:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from gangline.domain.state import ExitKind
 from gangline.v1 import runner_pb2, types_pb2
+from services.scheduler.agents.lease_table import STOP_MARGIN_SECONDS
 from tests.integration.trial_runner.conftest import World
 from tests.integration.trial_runner.test_stop_signal import DEAF, OBEDIENT
 from tests.support.runner_process import Runner, living
@@ -20,6 +23,18 @@ from tests.support.wait import until
 
 OVER = "attempt 2 of trial 7.1 has taken the place of attempt 1"
 LEASE_SECONDS = 2.0
+# Prints more than a file of the spool takes, once the test says so.
+PRINT_LATER = """
+import os, time
+from gangline import core
+with core.init() as context:
+    print("pid", os.getpid(), flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    while True:
+        print("x" * 1000, flush=True)
+        time.sleep(0.001)
+"""
 
 
 async def _start(world: World, script: str = DEAF, lease_seconds: float = LEASE_SECONDS) -> Runner:
@@ -147,6 +162,61 @@ async def test_no_rank_starts_without_a_renewal_when_preparing_took_the_first_le
     report = await early.wait(20)
     assert (report.kind, report.message) == (ExitKind.NETWORK, f"this attempt is over: {OVER}")
     assert not (early.directory / "ranks.pid").exists()
+
+
+async def test_ranks_train_on_while_the_disk_of_the_runner_hangs(world: World) -> None:
+    runner = await _start(world, PRINT_LATER)
+    spool = runner.directory.parent.parent / "spool" / "7.1.1-0"
+    # The runner's event loop waits in the opening of the spool's next file, for somebody who reads it.
+    for number in range(1, 3000):
+        with suppress(FileExistsError):
+            os.mkfifo(spool / f"{number:016d}.seg")
+    (runner.directory / "code" / "go").touch()
+    await until(lambda: in_open(runner.pid), "the hang", 20)
+    renewals = world.scheduler.num_renewals[0]
+    await until(lambda: world.scheduler.num_renewals[0] > renewals + 8, "renewals for two leases", 20)
+    assert len(living(world.rank_pids())) == 2
+
+
+@pytest.mark.parametrize("is_hooked", [False, True], ids=["ranks", "startup hook"])
+async def test_ranks_end_with_the_lease_of_a_runner_that_is_stopped(world: World, is_hooked: bool) -> None:
+    hook = "echo pid $$\necho pid $$\nexec sleep 600\n"
+    await world.prepare(DEAF, (2,), files={"startup-hook.sh": hook} if is_hooked else {})
+    world.specs[0].lease_seconds = LEASE_SECONDS
+    runner = world.launch(0)
+    await world.wait_pids(2)
+    await until(lambda: world.scheduler.num_renewals[0] > 1, "two renewals")
+    runner.kill(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    try:
+        await until(lambda: living(world.rank_pids()) == [], "the end of the ranks", 20)
+        # The leader starts the next attempt no sooner than STOP_MARGIN_SECONDS after the lease.
+        assert time.monotonic() - stopped_at < LEASE_SECONDS + STOP_MARGIN_SECONDS
+    finally:
+        runner.kill(signal.SIGCONT)
+    report = await runner.wait(20)
+    if not is_hooked:
+        assert report.kind is ExitKind.NETWORK, report
+        assert report.message.startswith(("cut off", f"no renewal for {LEASE_SECONDS:g} s")), report
+
+
+async def test_ranks_train_on_after_a_pause_of_all_processes(world: World) -> None:
+    runner = await _start(world)
+    await until(lambda: world.scheduler.num_renewals[0] > 1, "two renewals")
+    paused = [runner.pid, runner.nursery_pid(), *world.rank_pids()]
+    for pid in paused:
+        os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(2 * LEASE_SECONDS)
+    for pid in paused:
+        os.kill(pid, signal.SIGCONT)
+    renewals = world.scheduler.num_renewals[0]
+    await until(lambda: world.scheduler.num_renewals[0] > renewals + 4, "more renewals", 20)
+    assert len(living(world.rank_pids())) == 2
+
+
+def in_open(pid: int) -> bool:
+    """Whether the process's main thread waits in the opening of a FIFO."""
+    return Path(f"/proc/{pid}/wchan").read_text() in ("wait_for_partner", "fifo_open")
 
 
 def unused_address() -> str:

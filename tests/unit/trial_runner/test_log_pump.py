@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 
-from services.trial_runner.ranks.log_pump import LAST_LINES, MAX_LAST_LINE_LENGTH, MAX_LINE_BYTES, LogPump
+from services.trial_runner.ranks.log_pump import (
+    LAST_LINES,
+    MAX_LAST_LINE_LENGTH,
+    MAX_LINE_BYTES,
+    READ_BYTES,
+    LogPump,
+)
 
 
 async def pump(*writes: bytes, stream: str = "stderr") -> tuple[list[str], tuple[str, ...]]:
@@ -18,7 +25,7 @@ async def pump(*writes: bytes, stream: str = "stderr") -> tuple[list[str], tuple
         received.extend(lines)
 
     pumped = LogPump(sink)
-    fd = await pumped.open_pipe(3, stream)
+    fd = pumped.open_pipe(3, stream)
     for content in writes:
         await asyncio.to_thread(os.write, fd, content)
     os.close(fd)
@@ -61,6 +68,38 @@ async def test_standard_output_stands_in_where_standard_error_is_empty() -> None
 
 async def test_a_pipe_that_somebody_keeps_open_does_not_hold_up_the_end() -> None:
     pumped = LogPump(lambda _rank, _stream, _lines: None)
-    fd = await pumped.open_pipe(0, "stdout")
+    fd = pumped.open_pipe(0, "stdout")
     await pumped.drain(0.05)
     os.close(fd)
+
+
+async def test_lines_that_wait_in_the_pipe_at_the_deadline_are_taken() -> None:
+    received: list[str] = []
+
+    def take(_rank: int, _stream: str, lines: Sequence[str]) -> None:
+        # As slow as a runner that rarely gets to run.
+        time.sleep(0.02)
+        received.extend(lines)
+
+    pumped = LogPump(take)
+    fd = pumped.open_pipe(0, "stdout")
+    # A pipe takes 64 KiB. A process that the rank left behind keeps it open.
+    os.write(fd, b"".join(b"%07d\n" % number for number in range(8192)))
+    await pumped.drain(0.01)
+    os.close(fd)
+    assert [int(line) for line in received] == list(range(8192))
+
+
+async def test_a_full_pipe_leaves_the_event_loop_time() -> None:
+    batches: list[int] = []
+    pumped = LogPump(lambda _rank, _stream, lines: batches.append(len(lines)))
+    fd = pumped.open_pipe(0, "stdout")
+    os.write(fd, b"x\n" * 32_000)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    # The loop came back before the pipe was empty.
+    assert sum(batches) < 32_000
+    os.close(fd)
+    await pumped.drain(5)
+    assert sum(batches) == 32_000
+    assert max(batches) <= READ_BYTES / 2
