@@ -146,7 +146,8 @@ def _run(
     """The exit code, None when the limit was reached, and what was printed. Leaves no process behind."""
     options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "scripts.call_record", "--hypothesis-profile=mutants")
     command = [sys.executable, "scripts/run_and_reap.py", sys.executable, "-m", "pytest", *options, *tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree), **variables}
+    # tests/support/examples.py would draw a quarter of the random examples where CI is set.
+    environment = {**os.environ, "GANGLINE_EXAMPLES": "all", "PYTHONPATH": str(tree), **variables}
     process = subprocess.Popen(
         command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

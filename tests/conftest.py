@@ -4,11 +4,12 @@ garbage collections leave out."""
 from __future__ import annotations
 
 import gc
-import os
 import signal
 
 import structlog
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.support import examples
 
 # A shell that starts the tests in the background has SIGINT ignored, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -17,7 +18,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How fast an example runs says how busy the machine is, and nothing of the code. The build machine tries the same
 # examples each time, so that a change breaks it and not chance; everywhere else new ones are tried.
 settings.register_profile(
-    "gangline", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+    "gangline",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=examples.are_fixed(),
+    max_examples=examples.examples(examples.USUAL),
 )
 settings.load_profile("gangline")
 # For `make mutants`: the first example that fails is enough, and a second run with the same seed has the same result.

@@ -29,6 +29,7 @@ from services.agent.allocations.launcher import Launcher, RunnerProgram
 from services.agent.allocations.roster import Roster
 from services.common import disk
 from tests.support.agent_process import is_running, make_spec
+from tests.support.examples import examples
 
 SLOTS = ("a1/0", "a1/1", "a1/2")
 # $0 is "--spec", $1 its path; the lock that it inherits is all that the agent knows a runner by. The runners of 3.1.1
@@ -288,6 +289,6 @@ def _failure(task: asyncio.Task[None]) -> BaseException | None:
 
 
 AgentUnderCrashes.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(50), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestAgentUnderCrashes = AgentUnderCrashes.TestCase

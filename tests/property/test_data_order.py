@@ -25,6 +25,7 @@ from torch.utils.data import (
 from gangline.errors import GanglineError
 from gangline.pytorch import DataLoader
 from gangline.pytorch.trial.unit import Position
+from tests.support.examples import examples
 
 
 class Numbers(Dataset[int]):
@@ -63,7 +64,7 @@ def _train(  # noqa: PLR0917  the six numbers that make a stream
     return [batch if weight else [] for batch, weight in itertools.islice(stream, steps)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SHAPES, SIZES, st.integers(0, 2**40))
 def test_epoch_has_each_record_once_and_only_drop_last_leaves_records_out(
     shape: dict[str, Any], size: int, seed: int
@@ -80,7 +81,7 @@ def test_epoch_has_each_record_once_and_only_drop_last_leaves_records_out(
     assert shape["count"] - len(records) == left_out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SHAPES, SIZES, st.integers(0, 2**40))
 def test_each_record_of_a_step_counts_alike(shape: dict[str, Any], size: int, seed: int) -> None:
     """The mean over the ranks of what their records count is the mean over the step's records."""
@@ -98,7 +99,7 @@ def test_each_record_of_a_step_counts_alike(shape: dict[str, Any], size: int, se
                 assert math.isclose(weight / size / len(batch), 1 / total)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SHAPES, SIZES, st.integers(0, 2**40))
 def test_ranks_together_see_the_batches_of_one_process(shape: dict[str, Any], size: int, seed: int) -> None:
     loader = _loader(**shape)
@@ -110,7 +111,7 @@ def test_ranks_together_see_the_batches_of_one_process(shape: dict[str, Any], si
     assert [[record for batch in step for record in batch] for step in together] == alone
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SHAPES, SIZES, st.integers(0, 40), st.integers(0, 2**40))
 def test_resumed_stream_is_the_rest_of_the_whole_one(shape: dict[str, Any], size: int, skip: int, seed: int) -> None:
     loader = _loader(**shape)
@@ -121,7 +122,7 @@ def test_resumed_stream_is_the_rest_of_the_whole_one(shape: dict[str, Any], size
         assert _train(loader, rank, size, skip, 10, seed) == uninterrupted[skip:]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SHAPES, SIZES)
 def test_validation_sees_each_record_exactly_once(shape: dict[str, Any], size: int) -> None:
     loader = _loader(**{**shape, "drop_last": False})
@@ -130,7 +131,7 @@ def test_validation_sees_each_record_exactly_once(shape: dict[str, Any], size: i
     assert records == list(range(shape["count"]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(30, 200), st.integers(0, 2**40), st.integers(0, 2**40))
 def test_seeds_and_epochs_have_orders_of_their_own(count: int, seed: int, other_seed: int) -> None:
     loader = _loader(count, batch_size=count, shuffle=True)
@@ -144,7 +145,7 @@ def test_seeds_and_epochs_have_orders_of_their_own(count: int, seed: int, other_
 STAGES = st.lists(st.tuples(st.integers(1, 7), SIZES, st.integers(0, 12)), min_size=2, max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(1, 60), STAGES, st.booleans(), st.booleans(), st.integers(0, 2**40))
 def test_epoch_that_goes_on_with_other_batches_has_each_record_once(
     count: int, stages: list[tuple[int, int, int]], shuffle: bool, drop_last: bool, seed: int
@@ -190,7 +191,7 @@ SAMPLERS: list[Callable[[int], Sampler[int]]] = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(SAMPLERS), st.integers(2, 60), STAGES, st.booleans(), st.integers(0, 2**40))
 def test_random_sampler_has_one_order_on_all_ranks_also_where_they_change(
     make: Callable[[int], Sampler[int]], count: int, stages: list[tuple[int, int, int]], in_batches: bool, seed: int
@@ -220,7 +221,7 @@ def test_random_sampler_has_one_order_on_all_ranks_also_where_they_change(
     assert sorted(seen) == list(range(count))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SHAPES, st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**40), st.integers(0, 9))
 def test_fewer_ranks_train_the_batches_of_the_full_gang_in_rounds(
     shape: dict[str, Any], size: int, rounds: int, seed: int, skip: int
@@ -240,7 +241,7 @@ def test_fewer_ranks_train_the_batches_of_the_full_gang_in_rounds(
         assert batches == [next(stream) for stream in full], "the same batches and weights, none cut or merged"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.booleans())
 def test_rounds_read_a_sampler_of_the_users_as_the_full_gang_does(
     count: int, batch_size: int, size: int, rounds: int, in_batches: bool

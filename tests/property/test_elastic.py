@@ -19,6 +19,7 @@ from services.scheduler.placement.simulation_file import dump_plan, dump_simulat
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import get
 from services.scheduler.transition.exit import unended_agents
+from tests.support.examples import examples
 from tests.support.scheduler_model import RULES, Model
 
 AGENTS = {"a1": 2, "a2": 2}
@@ -205,6 +206,6 @@ def _text(snapshot: Snapshot, now: float) -> str:
 
 
 ElasticMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 test_elastic_trials = ElasticMachine.TestCase

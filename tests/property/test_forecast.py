@@ -12,6 +12,7 @@ from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.played import Run
 from services.scheduler.simulator.strategy import choose_strategies
 from services.scheduler.simulator.submission import Submission
+from tests.support.examples import examples
 
 # The forecast counts in steps that grow by a tenth.
 STEP_RATIO = 0.1
@@ -30,7 +31,7 @@ def _etas(runs: tuple[Run, ...]) -> list[tuple[float, float, float]]:
     return [(answer.asked_at, answer.eta_at or 0.0, run.started_at) for run in runs for answer in run.answers]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     st.lists(st.tuples(st.integers(1, 8), SECONDS), min_size=1, max_size=12),
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
@@ -45,7 +46,7 @@ def test_the_first_that_waits_starts_at_its_eta(rows: list[tuple[int, float]], s
         assert abs(eta - started_at) < 1e-6
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(SECONDS, min_size=2, max_size=12))
 def test_one_after_the_other_each_starts_at_its_eta(lengths: list[float]) -> None:
     trace = [_submission(number, 1, seconds) for number, seconds in enumerate(lengths)]
@@ -54,7 +55,7 @@ def test_one_after_the_other_each_starts_at_its_eta(lengths: list[float]) -> Non
         assert abs(eta - started_at) < 1e-6
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(SECONDS, min_size=2, max_size=12), st.integers(1, 3))
 def test_beside_one_another_each_starts_at_its_eta_but_for_the_steps_of_time(lengths: list[float], size: int) -> None:
     """Each request that is ahead has promised slots, which come back when its own run ends. A forecast may be late by
@@ -68,7 +69,7 @@ def test_beside_one_another_each_starts_at_its_eta_but_for_the_steps_of_time(len
         assert started_at - 1e-6 <= eta <= latest
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(SECONDS, min_size=1, max_size=3), st.lists(SECONDS, min_size=1, max_size=8), st.integers(1, 3))
 def test_a_group_with_a_cap_starts_as_its_own_work_ends(busy: list[float], lengths: list[float], cap: int) -> None:
     """The pool has room for all of them: what keeps a request waiting is its group's own work alone, that which runs,
@@ -94,7 +95,7 @@ def test_a_group_with_a_cap_starts_as_its_own_work_ends(busy: list[float], lengt
         assert abs(eta_at - first) < 1e-6, request.trial_id
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
 def test_a_request_that_has_work_stopped_starts_at_its_eta(sizes: list[int], data: st.DataObject) -> None:
     """All slots are busy for long with work that can be stopped. The more urgent requests come at once."""
@@ -120,7 +121,7 @@ _WORK = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(_WORK, max_size=8), st.integers(1, 12), st.floats(0.01, 10))
 def test_a_start_does_not_jump_while_nothing_happens(
     works: list[tuple[int, int, float, float | None, bool]], slots: int, passed: float

@@ -15,6 +15,7 @@ from services.gateway.history import table
 from services.gateway.history.database import open_database
 from services.gateway.history.store import store_batches
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
+from tests.support.examples import examples
 
 SPOOLS = st.sampled_from(["1.1.1/0", "1.1.1/1", "1.1.2/0"])
 
@@ -71,4 +72,4 @@ class Delivery(RuleBasedStateMachine):
 
 
 TestDelivery = Delivery.TestCase
-TestDelivery.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+TestDelivery.settings = settings(max_examples=examples(15), stateful_step_count=12, deadline=None)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from gangline.domain.manifest import StoredFile, files_of, read_document, write_document
 from gangline.errors import GanglineError
+from tests.support.examples import examples
 
 names = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=6)
 values = st.recursive(
@@ -21,7 +22,7 @@ metadata = st.dictionaries(names.filter(lambda name: name != "manifest"), values
 files = st.dictionaries(names, st.builds(StoredFile, st.integers(0, 1 << 40), st.just("0f" * 32)), max_size=3)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(metadata, files, st.data())
 def test_no_flipped_bit_is_believed(
     values: dict[str, object], files: dict[str, StoredFile], data: st.DataObject

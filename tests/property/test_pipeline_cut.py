@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from gangline.errors import GanglineError
+from tests.support.examples import examples
 from tests.support.parts_alone import cut, train_parts, train_whole
 
 _WIDTH, _NUM_UNITS, _NUM_SAVED = 4, 6, 2
@@ -106,7 +107,7 @@ def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gangline.pytorch.parallel.staged.part.dist.get_rank", lambda: 0)
 
 
-@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(70), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     act_place=st.integers(0, 4),
     has_norm=st.booleans(),
@@ -152,7 +153,7 @@ def test_parts_train_as_the_model_or_are_refused(
         torch.testing.assert_close(found, wanted)
 
 
-@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(70), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     act_place=st.integers(0, 4),
     has_norm=st.booleans(),

@@ -36,6 +36,7 @@ from services.scheduler.placement.request.queue import Queue, by_pool
 from services.scheduler.placement.request.snapshot import UNKNOWN_RUN_SECONDS, PoolView, default_backfill
 from services.scheduler.placement.request.snapshot_change import EndWork
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
+from tests.support.examples import examples
 
 NOW = 1000.0
 POOL = "default"
@@ -337,7 +338,7 @@ def test_every_request_starts_or_says_why_not(snapshot: Snapshot) -> None:
         assert reason.eta_at is None or reason.eta_at >= NOW
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(snapshot=any_snapshots)
 def test_the_named_change_starts_the_request(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)
@@ -417,7 +418,7 @@ def test_who_is_stopped_is_less_urgent_and_starts_somebody(snapshot: Snapshot) -
             assert preemption.for_trial_id in started
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(snapshot=any_snapshots)
 def test_backfill_never_moves_the_reservation_later(snapshot: Snapshot) -> None:
     """Work that starts beside it ends before it, leaves it its slots, or is preempted for it."""
@@ -442,7 +443,7 @@ def test_backfill_never_moves_the_reservation_later(snapshot: Snapshot) -> None:
         assert all(free[agent_id] >= slots for agent_id, slots in reservation.slots_by_agent.items())
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(snapshot=any_snapshots | contended_snapshots() | snapshots_with_spare(), data=st.data())
 def test_in_every_order_of_ends_the_head_starts_as_early_as_without_backfill(
     snapshot: Snapshot, data: st.DataObject
@@ -503,7 +504,7 @@ def _drawn_end(data: st.DataObject, at: float, is_bounded: bool) -> float:
     return at if is_bounded and at > NOW else NOW + data.draw(st.integers(1, 6))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(snapshot=snapshots_on_call())
 def test_on_call_nobody_waits_for_work_that_is_less_urgent_and_can_be_stopped(snapshot: Snapshot) -> None:
     """Even without all such work, the request would find no room. This also applies to the reservation's holder."""
@@ -522,7 +523,7 @@ def test_on_call_nobody_waits_for_work_that_is_less_urgent_and_can_be_stopped(sn
         assert find_fit(request, room) is None, request.trial_id
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(snapshot=snapshots())
 def test_auxiliary_places_go_by_priority(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)
@@ -547,7 +548,7 @@ def test_auxiliary_places_go_by_priority(snapshot: Snapshot) -> None:
                     assert work.priority <= request.priority
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(snapshot=snapshots_on_call())
 def test_only_who_can_be_stopped_for_the_holder_is_on_call(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)
@@ -561,7 +562,7 @@ def test_only_who_can_be_stopped_for_the_holder_is_on_call(snapshot: Snapshot) -
             assert by_priority(requests[reservation.trial_id]) < by_priority(requests[assignment.trial_id])
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(snapshot=snapshots_on_call())
 def test_the_holder_waits_for_nobody_whom_it_may_have_stopped(snapshot: Snapshot) -> None:
     """Were they all gone, it would still find no room."""
@@ -584,7 +585,7 @@ def test_the_holder_waits_for_nobody_whom_it_may_have_stopped(snapshot: Snapshot
     assert find_fit(holder, room) is None
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(snapshot=any_snapshots | contended_snapshots())
 def test_a_request_waits_behind_a_reservation_exactly_if_free_slots_would_do(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)
@@ -640,7 +641,7 @@ def test_shares_are_max_min_fair(snapshot: Snapshot, capacity: int) -> None:
             assert all(shares[other_group] / groups[other_group].weight <= mine + 1e-6 for other_group in shares)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(snapshot=snapshots() | snapshots_of_shares())
 def test_a_group_has_others_stopped_only_up_to_its_own_share(snapshot: Snapshot) -> None:
     snapshot = replace(snapshot, pools=(replace(snapshot.pools[0], policy="fair_share", is_preemption_on=True),))
@@ -678,7 +679,7 @@ def test_a_group_has_others_stopped_only_up_to_its_own_share(snapshot: Snapshot)
 
 
 @given(snapshots())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_who_is_passed_over_is_answered_as_if_asked_at_once(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)
     with patch.object(Ledger, "consider_queue", _consider_each):

@@ -18,6 +18,7 @@ from services.scheduler.state.records import SchedulerState as Known
 from services.scheduler.state.retention import Retention, find_superfluous
 from services.scheduler.transition.checkpoint import MAX_MARKED, confirm_checkpoints_deleted, retire
 from services.scheduler.transition.report import checkpointed
+from tests.support.examples import examples
 from tests.support.scheduler import config_json
 
 NUM_TRIALS = 3
@@ -210,7 +211,7 @@ def _next_attempt(world: World, trial_id: str, *, is_live: bool) -> None:
         world.commit(StateChange(puts=(replace(trial, state=State.QUEUED),)))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.integers(0, 150))
 def test_a_transaction_marks_only_so_many(num_checkpoints: int) -> None:
     """As after an upgrade from a version that kept everything."""

@@ -29,6 +29,7 @@ from services.scheduler.transition.queue_move import position_of
 from services.scheduler.transition.report import checkpointed
 from services.scheduler.transition.request import priority_of
 from services.scheduler.transition.stop import StopOrder, stop
+from tests.support.examples import examples
 from tests.support.scheduler_model import RULES, Leader, Model, Refused, encoded
 
 AGENTS = {"a1": 2, "a2": 2, "a3": 2, "a4": 3}
@@ -393,6 +394,6 @@ def _availabilities(agent: Agent) -> dict[str, Availability]:
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestSchedulerState = SchedulerMachine.TestCase

@@ -17,6 +17,7 @@ from gangline.domain.state import ExitKind, Outcome, State
 from services.scheduler.searcher.interface import most_replaced
 from services.scheduler.transition.end import activate_experiment, kill_trial, pause_experiment
 from services.scheduler.transition.report import validated
+from tests.support.examples import examples
 from tests.support.search_world import RULES, SearchWorld, config_of
 
 ENDS = [
@@ -154,7 +155,7 @@ def finish(world: SearchWorld) -> None:
 
 
 @given(limits(), steps)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_limits_hold_at_every_instant_and_the_search_ends(
     limits: Limits, taken: list[tuple[str, int, ExitKind]]
 ) -> None:
@@ -171,7 +172,7 @@ def test_limits_hold_at_every_instant_and_the_search_ends(
 
 
 @given(limits(), steps, st.sets(st.integers(0, 40)))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_new_leader_makes_the_same_trials(
     limits: Limits, taken: list[tuple[str, int, ExitKind]], changes_at: set[int]
 ) -> None:
@@ -190,7 +191,7 @@ def test_a_new_leader_makes_the_same_trials(
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 5))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_the_seed_decides_every_trial(seed: int, at_once: int) -> None:
     """However many run at a time, trial number n has the same hyperparameters and the same seed."""
     drawn_trials = []

@@ -23,6 +23,7 @@ from services.scheduler.state.facts import facts_of
 from services.scheduler.transition.end import activate_experiment, kill_experiment, kill_trial, pause_experiment
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.submit_check import admit, submit
+from tests.support.examples import examples
 from tests.support.scheduler_model import RULES, FirstOf, Leader, Model
 
 AGENTS = {"a1": 3, "a2": 2, "a3": 4}
@@ -234,6 +235,6 @@ class SearchLimitsMachine(RuleBasedStateMachine):
 
 
 SearchLimitsMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(100), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestSearchLimits = SearchLimitsMachine.TestCase

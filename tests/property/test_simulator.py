@@ -21,6 +21,7 @@ from services.scheduler.simulator.played import Played
 from services.scheduler.simulator.strategy import STRATEGIES, Strategy, choose_strategies
 from services.scheduler.simulator.submission import ESTIMATES, Estimates, Submission
 from services.scheduler.simulator.trace_file import dump_trace, parse_trace
+from tests.support.examples import examples
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 SETTINGS = st.builds(
@@ -98,7 +99,7 @@ def _assert_sound(played: Played, sizes: list[int], trace: list[Submission]) -> 
     assert (played.moments[-1].num_waiting, played.moments[-1].slots_busy) == (0, 0) if played.runs else True
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(trace=traces(), sizes=SIZES, strategy=st.sampled_from(STRATEGIES), context=SETTINGS)
 def test_no_slot_twice_and_every_request_ends(
     trace: list[Submission], sizes: list[int], strategy: Strategy, context: EngineContext
@@ -110,7 +111,7 @@ def test_no_slot_twice_and_every_request_ends(
         assert 0 <= figures_of(strategy.name, played, strategy.has_head).utilisation <= 1
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(trace=traces(priorities=(42,)), sizes=SIZES)
 def test_with_known_run_times_no_head_starts_later_than_first_promised(
     trace: list[Submission], sizes: list[int]
@@ -121,7 +122,7 @@ def test_with_known_run_times_no_head_starts_later_than_first_promised(
         assert head.moved_seconds == 0
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(trace=traces(priorities=(42,)), sizes=SIZES, context=SETTINGS)
 def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it(
     trace: list[Submission], sizes: list[int], context: EngineContext
@@ -134,7 +135,7 @@ def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it
         assert run.num_preemptions <= place
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(trace=traces(priorities=(42,)) | contended_traces(), sizes=SIZES, context=SETTINGS)
 def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
     trace: list[Submission], sizes: list[int], context: EngineContext
@@ -151,7 +152,7 @@ def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
         assert first.started_at <= starts[first.submission.id] + 1e-6
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(trace=traces(priorities=(42,)), sizes=SIZES, context=SETTINGS)
 def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
     trace: list[Submission], sizes: list[int], context: EngineContext
@@ -170,7 +171,7 @@ def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
         assert first.started_at <= starts[first.submission.id] + context.stop_seconds + 1e-6
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     trace=traces() | traces(priorities=(42,)) | contended_traces(),
     sizes=SIZES,
@@ -184,7 +185,7 @@ def test_backfill_moves_no_head(
     assert [head for head in played.heads if head.moved_seconds > 0] == []
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     name=st.sampled_from(sorted(LOADS)),
     seed=st.integers(0, 10_000),

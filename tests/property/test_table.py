@@ -11,6 +11,7 @@ from gangline.cli import agent, checkpoint, experiment, fusion, task
 from gangline.cli.output import job_summary, top_screen
 from gangline.cli.output.table_layout import Column, lay_out, line_of
 from gangline.printable import to_line
+from tests.support.examples import examples
 
 LISTS = {
     "experiment": experiment._COLUMNS, "task": task._COLUMNS, "job": job_summary.COLUMNS,
@@ -27,7 +28,7 @@ CELLS = st.one_of(
 
 
 @pytest.mark.parametrize("name", LISTS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data(), st.integers(40, 200))
 def test_no_line_is_wider_than_the_terminal_and_no_id_is_cut(name: str, data: st.DataObject, width: int) -> None:
     columns: tuple[Column, ...] = LISTS[name]

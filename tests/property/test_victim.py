@@ -12,6 +12,7 @@ from services.scheduler.placement import AgentRoom, PendingRequest, PoolConfig, 
 from services.scheduler.placement.capacity.fit import find_fit
 from services.scheduler.placement.capacity.room import Room
 from services.scheduler.placement.capacity.victim import find_victims, in_order, less_urgent
+from tests.support.examples import examples
 
 NOW = 1000.0
 POOL = "default"
@@ -70,7 +71,7 @@ def test_only_work_of_a_lower_priority_may_be_stopped(works: list[Running], prio
     assert [*less_urgent(ordered, request)] == [work for work in ordered if work.priority > priority]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(works_on("a"), st.integers(0, 3), st.integers(1, 12))
 def test_on_one_agent_no_stopped_work_could_be_replaced_by_less_urgent_work(
     works: list[Running], free: int, slots: int
@@ -96,7 +97,7 @@ def test_on_one_agent_no_stopped_work_could_be_replaced_by_less_urgent_work(
         assert free + others < slots, victims[place].allocation_id
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(works_on("a"), works_on("b"), st.integers(0, 2), st.integers(1, 16), st.booleans())
 def test_no_work_is_stopped_without_need(
     on_a: list[Running], on_b: list[Running], free: int, slots: int, is_single_agent: bool

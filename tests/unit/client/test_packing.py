@@ -16,6 +16,7 @@ from gangline.client import packing
 from gangline.client.packing import pack_code
 from gangline.errors import GanglineError
 from services.common.archive import judge
+from tests.support.examples import examples
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
@@ -31,7 +32,7 @@ def names_of(folder: Path) -> list[str]:
         return tar.getnames()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.dictionaries(st.text("abcxyz", min_size=1, max_size=6), st.binary(max_size=40), max_size=6), st.randoms())
 def test_same_files_give_the_same_archive(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], rng: object

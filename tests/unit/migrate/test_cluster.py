@@ -23,6 +23,7 @@ from services.agent.settings import AgentSettings
 from services.common.settings import ServiceSettings
 from services.gateway.program import GatewaySettings
 from services.scheduler.settings import SchedulerSettings
+from tests.support.examples import examples
 
 _CONTAINER = """
   shm_size_bytes: 4294967296
@@ -305,7 +306,7 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     st.dictionaries(st.sampled_from(sorted(MASTER)), _VALUES, max_size=12),
     st.dictionaries(st.sampled_from(sorted(AGENT)), _VALUES, max_size=6),

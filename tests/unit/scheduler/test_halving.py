@@ -17,6 +17,7 @@ from gangline.domain.search import SearchEvent, num_continuing, rung_lengths, to
 from gangline.domain.state import Outcome, SearchEventKind
 from services.scheduler.searcher.halving import SuccessiveHalving
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, ShutDown
+from tests.support.examples import examples
 
 CREATED = SearchEvent(SearchEventKind.EXPERIMENT_CREATED)
 SPACE = {"lr": {"type": "log", "minval": -4, "maxval": -1}}
@@ -262,7 +263,7 @@ class _Oracle:
     st.integers(1, 100),
     st.lists(st.tuples(st.integers(1, 12), st.integers(1, 110), st.integers(0, 6)), max_size=60),
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_every_decision_is_that_of_the_oracle(
     divisor: float, num_rungs: int, length: int, stream: list[tuple[int, int, int]]
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gangline.v1 import ingest_pb2
 from services.trial_runner.delivery.spool import Spool
+from tests.support.examples import examples
 
 
 def lines(*texts: str) -> list[ingest_pb2.IngestRecord]:
@@ -200,7 +201,7 @@ def test_a_file_of_nothing_but_noise_is_told(tmp_path: Path) -> None:
     assert spool.num_damaged == 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.text(max_size=60), min_size=1, max_size=30),
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=8),
@@ -292,7 +293,7 @@ def test_a_disk_that_refuses_loses_new_records_and_nothing_else(
     assert [(record.sequence, record.log.text) for record in spool.read(0)] == [(1, "a"), (2, "d")]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(st.one_of(st.text(max_size=40), st.integers(0, 30)), max_size=40),
     st.integers(20, 200),
