@@ -2,19 +2,26 @@
 
 The Pythons are python3.11, python3.12 and python3.13 on PATH, pyenv's, and /usr/bin/python3, which is the first that a
 newcomer has. A Python of the series of .venv borrows the packages of .venv, which takes a second; for another series
-they are installed for the demo, which takes minutes, and removed after it. A machine with one Python has nothing to do
-here. Called by .ci/run after `make demo`, with the Python of .venv.
+they are installed for the demo, which takes minutes, and removed after it: PyPI's torch for Linux brings CUDA's
+libraries and cannot be loaded without them. A machine with one Python has nothing to do here.
+
+Called by .ci/run with the Python of .venv: beside the checks with `--prepare`, which makes the environments and leaves
+them; after `make demo` without, which makes those that are missing and runs the demos.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +29,8 @@ FOLDER = ROOT / ".pythons"
 SERIES = ((3, 11), (3, 12), (3, 13))
 # What the demo needs; .venv has the tools of a developer as well.
 EXTRAS = "train,cluster,examples"
+# The limit of all installations together. They load some gigabytes.
+INSTALL_SECONDS = 1200.0
 _SAY_VERSION = "import platform; print(platform.python_version())"
 
 
@@ -52,19 +61,67 @@ def _version_of(path: Path) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def make_environment(python: Path, version: str) -> Path:
-    """Returns the interpreter of a new environment that has what the demo needs."""
+def prepare(pythons: Mapping[str, Path]) -> dict[str, str]:
+    """Makes the environments of these versions that are missing, all at once. Returns what went wrong, by version."""
+    missing = {version: python for version, python in pythons.items() if not _stamp(version).exists()}
+    installations: dict[str, subprocess.Popen[str]] = {}
+    failed = {}
+    deadline = time.monotonic() + INSTALL_SECONDS
+    try:
+        for version, python in missing.items():
+            made = _make_empty(python, version)
+            if version.split(".")[:2] == list(platform.python_version_tuple()[:2]):
+                _borrow_packages(made)
+                _stamp(version).touch()
+            else:
+                installations[version] = _begin_installation(made)
+        for version, installation in installations.items():
+            output, _ = installation.communicate(timeout=max(0.0, deadline - time.monotonic()))
+            if installation.returncode:
+                failed[version] = output
+            else:
+                _stamp(version).touch()
+    except subprocess.TimeoutExpired:
+        late = [version for version in installations if version not in failed and not _stamp(version).exists()]
+        failed |= dict.fromkeys(late, f"the installation took more than {INSTALL_SECONDS:.0f} s")
+    finally:
+        for installation in installations.values():
+            _end(installation)
+    return failed
+
+
+def interpreter(version: str) -> Path:
+    return FOLDER / version / "bin" / "python"
+
+
+def _stamp(version: str) -> Path:
+    """Returns the file that says that an environment has all that the demo needs."""
+    return FOLDER / version / "ready"
+
+
+def _make_empty(python: Path, version: str) -> Path:
     folder = FOLDER / version
     shutil.rmtree(folder, ignore_errors=True)
     # Debian's Python has venv, but lacks the pip that venv would put in.
     subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
-    made = folder / "bin" / "python"
-    if version.split(".")[:2] == list(platform.python_version_tuple()[:2]):
-        _borrow_packages(made)
-    else:
-        pip = [sys.executable, str(ROOT / "scripts" / "pip_install.py"), "--python", str(made)]
-        subprocess.run([*pip, "install", "-c", "constraints.txt", "-e", f".[{EXTRAS}]"], check=True, cwd=ROOT)
-    return made
+    return interpreter(version)
+
+
+def _begin_installation(python: Path) -> subprocess.Popen[str]:
+    """The modules are not compiled beforehand: the demo loads few of the thousands."""
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-compile"]
+    return subprocess.Popen(
+        [*pip, "-c", "constraints.txt", "-e", f".[{EXTRAS}]"],
+        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,  # so that pip and what it has started can be ended together
+    )  # fmt: skip
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def _borrow_packages(python: Path) -> None:
@@ -82,19 +139,38 @@ def _borrow_packages(python: Path) -> None:
     command.chmod(0o755)
 
 
-def main() -> int:
-    failed = []
-    for version, python in distinct(candidates(), platform.python_version()).items():
-        print(f"\n== the demo on Python {version} ({python})", flush=True)
-        try:
-            done = subprocess.run([make_environment(python, version), "scripts/demo.py"], cwd=ROOT, check=False)
-            failed += [version] if done.returncode else []
-        finally:
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--prepare", action="store_true", help="only make the environments, and leave them")
+    is_first_half = parser.parse_args(arguments).prepare
+    pythons = distinct(candidates(), platform.python_version())
+    is_kept = False
+    try:
+        failed = prepare(pythons)
+        for version, output in failed.items():
+            print(f"\n== nothing could be installed for Python {version} ({pythons[version]})\n{output}", flush=True)
+        is_kept = is_first_half and not failed
+        if not is_first_half:
+            failed |= _run_demos({version: path for version, path in pythons.items() if version not in failed})
+    finally:
+        for version in () if is_kept else pythons:
             shutil.rmtree(FOLDER / version, ignore_errors=True)
     if failed:
         print(f"the demo failed on Python {', '.join(failed)}")
     return 1 if failed else 0
 
 
+def _run_demos(pythons: Mapping[str, Path]) -> dict[str, str]:
+    """Returns what went wrong, by version."""
+    failed = {}
+    for version, python in pythons.items():
+        print(f"\n== the demo on Python {version} ({python})", flush=True)
+        done = subprocess.run([interpreter(version), "scripts/demo.py"], cwd=ROOT, check=False)
+        if done.returncode:
+            failed[version] = f"exit status {done.returncode}"
+    return failed
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main(sys.argv[1:]))
