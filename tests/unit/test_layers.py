@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from tests.support.source import ROOT, SourceFile, list_imports, list_source_files
 
@@ -34,7 +34,7 @@ def test_pure_modules_have_no_effects_through_ours() -> None:
     assert {path: modules for path, modules in offenders.items() if modules} == {}
 
 
-def _reachable(module: str, imports: Mapping[str, set[str]]) -> set[str]:
+def _reachable(module: str, imports: Mapping[str, Set[str]]) -> set[str]:
     """Returns the module and what it imports, directly or not."""
     seen, waiting = {module}, [module]
     while waiting:
