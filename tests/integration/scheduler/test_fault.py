@@ -215,7 +215,7 @@ async def test_a_gang_that_loses_one_agent_is_stopped_whole(bench: Bench) -> Non
 
 
 async def test_an_agent_that_never_accepts(bench: Bench) -> None:
-    await bench.scheduler("s1", "--accept-seconds", "0.5", "--max-infrastructure-failures", "1")
+    await bench.scheduler("s1", "--accept-seconds", "0.5")
     agent = await bench.agent("a1")
     agent.accepts = False
     await bench.caller.submit(config_json())
