@@ -2,8 +2,8 @@
 
 Two ranks print 10,000 lines a second each for half a minute, or as many as the runner takes where the processors are
 too busy for that. Each busy process has a session of its own, among which the kernel divides the processors. All
-services of the cluster share the machine with them. Every line has a number, so a lost one and a repeated one are noticed. Peers
-have no leases of this kind. Run it with `python -m benchmarks.chatty`.
+services of the cluster share the machine with them. Every line has a number, so a lost one and a repeated one are
+noticed. Peers have no leases of this kind. Run it with `python -m benchmarks.chatty`.
 """
 
 from __future__ import annotations
