@@ -223,7 +223,7 @@ async def test_discovery_names_no_host_that_a_trial_has_reported(
     client: Client, etcd: EtcdClient, leader: StandInLeader
 ) -> None:
     """Also where an earlier version has stored it."""
-    member = Member("a1", 0, ("a1/0",), metrics_address="169.254.169.254:80")
+    member = Member("a1", 0, ("a1/0",), metrics_address="169.254.169.254:9009")
     allocation = Allocation("7.1.1", "7.1", 7, 1, 1, "default", (member,), State.RUNNING)
     await etcd.commit(
         [
@@ -239,4 +239,4 @@ async def test_discovery_names_no_host_that_a_trial_has_reported(
         return targets_by_service if "trial_runner" in targets_by_service else None
 
     targets_by_service = await until_async(find, "the runner being listed")
-    assert targets_by_service["trial_runner"] == ["10.0.0.7:80"]
+    assert targets_by_service["trial_runner"] == ["10.0.0.7:9009"]
