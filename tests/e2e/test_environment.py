@@ -48,7 +48,10 @@ def write_code(folder: Path, config: dict[str, Any], hook: str = "") -> Path:
 def test_secrets_reach_the_trial_and_its_fork_and_no_view(cluster: Cluster, tmp_path: Path) -> None:
     secrets = {
         "data": {"db": {"password": SECRET, "name": "shown-name"}},
-        "environment": {"environment_variables": [f"HF_TOKEN={SECRET}"]},
+        "environment": {
+            "environment_variables": [f"HF_TOKEN={SECRET}", f"DATABASE_URL=db://u:{SECRET}@h", f"MINE={SECRET}"],
+            "secret_names": ["MINE"],
+        },
     }
     file = write_code(tmp_path / "code", secrets, "export FROM_HOOK=hooked\n")
     with cluster.connect() as client:
