@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -16,7 +15,7 @@ import yaml
 from gangline.domain.state import ExitKind, Outcome, State
 from gangline.domain.view import ExperimentView
 from gangline.pytorch import load_checkpoint
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -105,9 +104,8 @@ NUM_BATCHES = 208
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("halving"), agents=1, slots=2) as running:
-        yield running
+def cluster(one_agent: Cluster) -> Cluster:
+    return one_agent
 
 
 def _config(**more: Any) -> str:
