@@ -112,5 +112,5 @@ def test_launcher_of_a_script_s_own_counts_over_two_machines(two_agents: Cluster
     failures = [trials[name].last_failure for name in ("breaking", "killing")]
     assert [(failure.rank, failure.kind, failure.message) for failure in failures if failure] == [
         (1, ExitKind.USER_ERROR, "AssertionError: odd"),
-        (1, ExitKind.SIGNAL, "a process that it had started was ended by signal 9 (SIGKILL)"),
+        (1, ExitKind.SIGNAL, "a process that it had started was ended by signal 9 (SIGKILL); exited with code 137"),
     ]

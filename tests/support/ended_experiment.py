@@ -12,6 +12,7 @@ from gangline.domain.partial import Writer, partial_name
 from gangline.domain.resource import Cluster, Counter
 from gangline.domain.search import Search, SearchLog
 from gangline.domain.state import DeletionStage, Outcome, State
+from gangline.domain.storage_fault import MARKER_FILE
 from gangline.protocol import wire
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
@@ -90,8 +91,8 @@ def fill_history(database: Path, experiment_id: int, num_lines: int = 10) -> Non
             "values (?,?,?,?,?,?)",
             (experiment_id, trial_id, 1.0, "training", 1, "{}"),
         )
-        connection.execute("insert into newest_metrics values (?,?,?,?)", (trial_id, "training", 1, "{}"))
-        connection.execute("insert into progress values (?,?,?,?,?)", (trial_id, 1.0, 1, 2, 1.0))
+        connection.execute("insert into newest_metrics values (?,?,?,?,?)", (trial_id, "training", 1, "{}", 1))
+        connection.execute("insert into progress values (?,?,?,?,?,?)", (trial_id, 1.0, 1, 2, 1.0, 1))
         connection.execute("insert into ingest_cursors values (?,?,?)", (f"{trial_id}.1/0", 5, 1.0))
 
 
@@ -109,7 +110,9 @@ def count_rows(database: Path, experiment_id: int) -> dict[str, int]:
 
 
 def list_files(storage: Path) -> list[str]:
-    return sorted(str(path.relative_to(storage)) for path in storage.rglob("*") if path.is_file())
+    """Returns the paths of all files but the marker, which stays as long as the storage."""
+    files = (str(path.relative_to(storage)) for path in storage.rglob("*") if path.is_file())
+    return sorted(path for path in files if path != MARKER_FILE)
 
 
 async def list_keys(etcd: EtcdClient, experiment_id: int) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import httpx
 
+from gangline.domain.storage_fault import MARKER_FILE
 from gangline.domain.user import User
 from gangline.local.port import find_free_ports
 from gangline.protocol import rpc, wire
@@ -57,10 +58,17 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def mount_storage(folder: Path) -> None:
+    """Makes the folder a storage that gateways know, as it is where a test fills etcd before its gateway starts."""
+    folder.mkdir(exist_ok=True)
+    (folder / MARKER_FILE).write_text("test\n")
+
+
 def settings_in(folder: Path, etcd: EtcdSettings, **changes: Any) -> GatewaySettings:
     """Everything in this folder, every port free."""
     token_file = folder / "cluster.token"
     token_file.write_text(CLUSTER_TOKEN)
+    mount_storage(folder / "storage")
     values: dict[str, Any] = {
         "etcd": etcd,
         "cluster_token_file": token_file,
@@ -103,6 +111,7 @@ class GatewayProcess:
         self._folder = folder
         self.log = folder / "gateway.log"
         (folder / "cluster.token").write_text(CLUSTER_TOKEN)
+        mount_storage(folder / "storage")
         # Such that nobody else is given one of them while the gateway is away.
         grpc_port, http_port = find_free_ports(2)
         self.flags = {

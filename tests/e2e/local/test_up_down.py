@@ -172,7 +172,7 @@ def test_cluster_of_an_unsafe_etcd_says_so_and_its_state_is_moved_to_a_safe_one(
         assert with_safe.returncode == 0, with_safe.stderr
         [line] = _lines_of(with_safe, "moved")
         assert line.startswith("the state was moved from etcd 3.5.1 to etcd 3.4.")
-        assert _lines_of(gangline(home, "status"), "note:") == []
+        assert [line for line in _lines_of(gangline(home, "status"), "note:") if "etcd 3" in line] == []
         assert len(_lines_of(gangline(home, "experiment", "list"), "kept")) == 1
         # New writes go on above the revisions that agents and clients have seen.
         activated = gangline(home, "experiment", "activate", "1")

@@ -93,6 +93,7 @@ STREAMING_CALLS = {
     "StreamLogs": pb.StreamLogsRequest(),
     "StreamMetrics": pb.StreamMetricsRequest(),
     "DownloadCheckpoint": pb.DownloadCheckpointRequest(),
+    "DownloadCode": pb.DownloadCodeRequest(),
     "DownloadTensorboard": pb.DownloadTensorboardRequest(),
 }
 # Calls to which the caller sends a stream.

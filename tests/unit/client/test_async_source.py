@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import gangline.client
-from gangline.client import handle
+from gangline.client import cluster_handle, handle
 from gangline.client.cluster_calls import ClusterCalls
 from scripts.generate_async_client import OBJECTS, SOURCES, find_names
 from tests.support.source import ROOT
@@ -50,7 +50,10 @@ def test_every_call_of_the_gateway_is_awaited() -> None:
 
 def test_the_objects_of_a_client_are_all_exported() -> None:
     classes = {
-        name for name, value in vars(handle).items() if inspect.isclass(value) and value.__module__ == handle.__name__
+        name
+        for module in (handle, cluster_handle)
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__
     }
     assert classes == set(OBJECTS)
     assert issubclass(gangline.client.Client, ClusterCalls)
