@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, running_cluster
 from tests.support.determined_client import DeterminedClient, determined_client
 from tests.support.gated_trial import wait_for
 from tests.support.wait import until
@@ -57,8 +57,9 @@ WAIT = "import time\nprint('waits now', flush=True)\nwhile True: time.sleep(1)\n
 
 
 @pytest.fixture(scope="module")
-def cluster(one_agent: Cluster) -> Cluster:
-    return one_agent
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("det"), agents=1, slots=2) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ metrics, TensorBoard files and checkpoint where ours are; and a script that star
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import yaml
 
 from gangline.domain.state import ExitKind, Outcome
 from gangline.pytorch import load_checkpoint
-from tests.support.cluster import Cluster
+from tests.support.cluster import running_cluster
 from tests.support.determined_source import DISTRIBUTED, LAUNCHED, MNIST
 from tests.support.event_file import read_scalars
 
@@ -33,24 +31,25 @@ reproducibility: {experiment_seed: 7}
 """
 
 
-def test_trial_of_determined_trains_on_two_slots(one_agent: Cluster, tmp_path: Path) -> None:
+def test_trial_of_determined_trains_on_two_slots(tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
     (code / "model_def.py").write_text(MNIST)
     (code / "exp.yaml").write_text(_CONFIG)
-    done = one_agent.run("experiment", "create", "-f", code / "exp.yaml", code, "--json", seconds=180)
-    view = json.loads(done.stdout)
-    assert view["experiment"]["outcome"] == "COMPLETED", done.stdout
-    number, latest = view["experiment"]["id"], view["trials"][0]["trial"]["latest_checkpoint_id"]
-    lines = one_agent.run("experiment", "metrics", str(number), "--json").stdout.splitlines()
-    points = [json.loads(line)["point"] for line in lines]
-    assert {point["group"] for point in points} == {"training", "validation", "profiling"}
-    accuracies = [point["metrics"]["accuracy"] for point in points if point["group"] == "validation"]
-    assert accuracies[-1] > 0.8
-    [checkpoint] = one_agent.folder.rglob(f"checkpoints/{latest}")
-    assert load_checkpoint(checkpoint)["callbacks"] == {"epochs": {"seen": [0, 1]}}
-    [folder] = one_agent.folder.rglob(f"tensorboard/{number}.1")
-    assert 16 in read_scalars(folder)["training/loss"]
+    with running_cluster(tmp_path / "cluster", agents=1, slots=2) as cluster:
+        done = cluster.run("experiment", "create", "-f", code / "exp.yaml", code, "--json", seconds=180)
+        view = json.loads(done.stdout)
+        assert view["experiment"]["outcome"] == "COMPLETED", done.stdout
+        number, latest = view["experiment"]["id"], view["trials"][0]["trial"]["latest_checkpoint_id"]
+        lines = cluster.run("experiment", "metrics", str(number), "--json").stdout.splitlines()
+        points = [json.loads(line)["point"] for line in lines]
+        assert {point["group"] for point in points} == {"training", "validation", "profiling"}
+        accuracies = [point["metrics"]["accuracy"] for point in points if point["group"] == "validation"]
+        assert accuracies[-1] > 0.8
+        [checkpoint] = cluster.folder.rglob(f"checkpoints/{latest}")
+        assert load_checkpoint(checkpoint)["callbacks"] == {"epochs": {"seen": [0, 1]}}
+        [folder] = cluster.folder.rglob(f"tensorboard/{number}.1")
+        assert 16 in read_scalars(folder)["training/loss"]
 
 
 _COUNTING = {
@@ -69,20 +68,7 @@ _TORCHRUN = (
 )
 
 
-@contextmanager
-def _one_slot_each(cluster: Cluster) -> Iterator[None]:
-    """Makes a gang of two lie on both agents."""
-    seconds = [f"agent-{number}/1" for number in (1, 2)]
-    try:
-        for slot in seconds:
-            cluster.run("slot", "disable", slot)
-        yield
-    finally:
-        for slot in seconds:
-            cluster.run("slot", "enable", slot)
-
-
-def test_launcher_of_a_script_s_own_counts_over_two_machines(two_agents: Cluster, tmp_path: Path) -> None:
+def test_launcher_of_a_script_s_own_counts_over_two_machines(tmp_path: Path) -> None:
     """And an error of one of its workers ends the trial by its name and kind. torchrun in a shell line counts as well,
     and a line without a slot runs beside."""
     breaking = LAUNCHED.replace("x = 0\n", "x = 0\n    assert distributed.rank == 0, 'odd'\n")
@@ -92,7 +78,7 @@ def test_launcher_of_a_script_s_own_counts_over_two_machines(two_agents: Cluster
     trials = {}
     torchrun = {**_COUNTING, "entrypoint": _TORCHRUN}
     line = {**_COUNTING, "entrypoint": "echo $DET_SLOT_IDS $DET_MASTER", "resources": {"slots_per_trial": 0}}
-    with _one_slot_each(two_agents), two_agents.connect() as client:
+    with running_cluster(tmp_path / "cluster", agents=2, slots=1) as cluster, cluster.connect() as client:
         for name, source in sources.items():
             (tmp_path / name).mkdir()
             (tmp_path / name / "4_distributed.py").write_text(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -15,7 +16,7 @@ import yaml
 from gangline.domain.state import ExitKind, Outcome, State
 from gangline.domain.view import ExperimentView
 from gangline.pytorch import load_checkpoint
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -104,8 +105,9 @@ NUM_BATCHES = 208
 
 
 @pytest.fixture(scope="module")
-def cluster(one_agent: Cluster) -> Cluster:
-    return one_agent
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("halving"), agents=1, slots=2) as running:
+        yield running
 
 
 def _config(**more: Any) -> str:

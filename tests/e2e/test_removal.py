@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, running_cluster
 from tests.support.gated_trial import wait_for
 
 SCRIPT = """
@@ -28,8 +27,9 @@ with core.init() as context:
 
 
 @pytest.fixture(scope="module")
-def cluster(one_agent: Cluster) -> Cluster:
-    return one_agent
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("d"), agents=1, slots=2) as cluster:
+        yield cluster
 
 
 def test_usage_archive_and_delete(cluster: Cluster, tmp_path: Path) -> None:
@@ -42,49 +42,33 @@ def test_usage_archive_and_delete(cluster: Cluster, tmp_path: Path) -> None:
         yaml.safe_dump({"name": "old", "entrypoint": "python3 train.py", "searcher": searcher, "resources": resources})
     )
     storage = cluster.layout.root / "storage"
-    before = _files(storage)
-    number = _number(cluster.run("experiment", "create", "-f", str(config), str(code)).stdout)
-    assert {path.parts[0] for path in _files(storage) - before} == {"checkpoints", "code", "tensorboard"}
+    cluster.run("experiment", "create", "-f", str(config), str(code))
+    assert {path.parts[0] for path in _files(storage)} == {"checkpoints", "code", "tensorboard"}
 
-    [trial] = cluster.read("experiment", "describe", number)["trials"]
+    [trial] = cluster.read("experiment", "describe", "1")["trials"]
     timeline = trial["trial"]["timeline"]
     held = trial["trial"]["ended_at"] - timeline["placed_at"]
-    [entry] = _usage(cluster, number)
-    assert (entry["num_allocations"], entry["gpu_slot_seconds"]) == (1, 0.0)
+    [entry] = cluster.read("usage", "--since", "1h", "--by", "experiment")["entries"]
+    assert (entry["key"], entry["num_allocations"], entry["gpu_slot_seconds"]) == ("1", 1, 0.0)
     assert entry["cpu_slot_seconds"] == pytest.approx(held)
 
-    archived = f"experiment {number} old: COMPLETED, archived\n"
-    assert cluster.run("experiment", "archive", number).stdout == archived
-    assert number not in _listed(cluster)
-    assert number in _listed(cluster, "--all")
+    assert cluster.run("experiment", "archive", "1").stdout == "experiment 1 old: COMPLETED, archived\n"
+    assert cluster.read("experiment", "list") == []
+    assert [row["id"] for row in cluster.read("experiment", "list", "--all")] == [1]
 
-    refused = cluster.run("experiment", "delete", number, check=False)
+    refused = cluster.run("experiment", "delete", "1", check=False)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert cluster.run("experiment", "delete", "--yes", number).stdout == f"experiment {number} is being deleted\n"
-    wait_for(lambda: number not in _listed(cluster, "--all"), "the end of the deletion", 60)
-    described = cluster.run("experiment", "describe", number, check=False)
+    assert cluster.run("experiment", "delete", "--yes", "1").stdout == "experiment 1 is being deleted\n"
+    wait_for(lambda: not cluster.read("experiment", "list", "--all"), "the end of the deletion", 60)
+    described = cluster.run("experiment", "describe", "1", check=False)
     assert described.returncode == 2
-    assert described.stderr == f"error: there is no experiment {number}; list them with: gangline experiment list\n"
-    assert _files(storage) - before == set()
-    assert cluster.run("experiment", "delete", "--yes", number).stdout == f"experiment {number} is deleted\n"
-    assert _usage(cluster, number) == [entry]
+    assert described.stderr == "error: there is no experiment 1; list them with: gangline experiment list\n"
+    assert _files(storage) == []
+    assert cluster.run("experiment", "delete", "--yes", "1").stdout == "experiment 1 is deleted\n"
+    assert cluster.read("usage", "--since", "1h", "--by", "experiment")["entries"] == [entry]
     created = cluster.run("experiment", "create", "--again", "-f", str(config), str(code)).stdout
-    assert f"experiment {int(number) + 1} old: COMPLETED" in created
+    assert "experiment 2 old: COMPLETED" in created
 
 
-def _number(created: str) -> str:
-    [number] = re.findall(r"experiment (\d+) old: COMPLETED", created)
-    return str(number)
-
-
-def _listed(cluster: Cluster, *options: str) -> list[str]:
-    return [str(row["id"]) for row in cluster.read("experiment", "list", *options)]
-
-
-def _usage(cluster: Cluster, number: str) -> list[Any]:
-    entries = cluster.read("usage", "--since", "1h", "--by", "experiment")["entries"]
-    return [entry for entry in entries if entry["key"] == number]
-
-
-def _files(storage: Path) -> set[Path]:
-    return {path.relative_to(storage) for path in storage.rglob("*") if path.is_file()}
+def _files(storage: Path) -> list[Path]:
+    return sorted(path.relative_to(storage) for path in storage.rglob("*") if path.is_file())

@@ -3,6 +3,7 @@ while it trains, after a rank that died in the middle of a save, after a gateway
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 from gangline.client import Client
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.state import Outcome, State
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, running_cluster
 from tests.support.gated_run import services_away
 from tests.support.gated_trial import wait_for
 from tests.support.state_history import StateHistory
@@ -44,12 +45,13 @@ with core.init() as context:
 
 
 @pytest.fixture(scope="module")
-def cluster(one_agent: Cluster) -> Cluster:
-    return one_agent
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("r"), agents=1, slots=1) as cluster:
+        yield cluster
 
 
-def _batches(client: Client, number: int) -> list[int]:
-    return sorted(checkpoint.batches_completed for checkpoint in client.list_checkpoints(number))
+def _batches(client: Client) -> list[int]:
+    return sorted(checkpoint.batches_completed for checkpoint in client.list_checkpoints())
 
 
 def test_best_and_latest_stay_and_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
@@ -58,7 +60,6 @@ def test_best_and_latest_stay_and_nothing_else(cluster: Cluster, tmp_path: Path)
     (code / "train.py").write_text(SCRIPT)
     limit.write_text("2")
     folder = cluster.layout.root / "storage" / "checkpoints"
-    before = _names(folder)
     config = {
         "name": "kept",
         "entrypoint": "python3 train.py",
@@ -78,11 +79,9 @@ def test_best_and_latest_stay_and_nothing_else(cluster: Cluster, tmp_path: Path)
             return (trial.attempts, trial.state) == (2, State.RUNNING)
 
         wait_for(is_second_attempt_running, "the second attempt", 60)
-        wait_for(lambda: _batches(client, number) == [2], "one checkpoint in state")
-        best = client.list_checkpoints(number)[0]
-        wait_for(
-            lambda: _names(folder) - before == {best.id}, "one checkpoint in the storage, and nothing unfinished", 60
-        )
+        wait_for(lambda: _batches(client) == [2], "one checkpoint in state")
+        best = client.list_checkpoints()[0]
+        wait_for(lambda: _names(folder) == {best.id}, "one checkpoint in the storage, and nothing unfinished", 60)
         refused = cluster.run("checkpoint", "rm", best.id, check=False)
         assert refused.returncode != 0
         assert refused.stderr == (
@@ -94,13 +93,13 @@ def test_best_and_latest_stay_and_nothing_else(cluster: Cluster, tmp_path: Path)
         history = StateHistory(cluster.etcd_address)
         with services_away(cluster, "gateway"):
             limit.write_text("5")
-            wait_for(lambda: len(_marked(history, number)) == 2, "two marked checkpoints", 60)
-            assert len(_names(folder) - before) == 4
+            wait_for(lambda: len(_marked(history)) == 2, "two marked checkpoints", 60)
+            assert len(_names(folder)) == 4
         view = client.wait_experiment(number, 60)
         assert view.experiment.outcome is Outcome.COMPLETED
-        wait_for(lambda: _batches(client, number) == [2, 5], "the best and the latest in state", 60)
-        kept = {checkpoint.id for checkpoint in client.list_checkpoints(number)}
-        assert _names(folder) - before == kept
+        wait_for(lambda: _batches(client) == [2, 5], "the best and the latest in state", 60)
+        kept = {checkpoint.id for checkpoint in client.list_checkpoints()}
+        assert _names(folder) == kept
         for checkpoint_id in kept:
             client.download_checkpoint(checkpoint_id, tmp_path / checkpoint_id)
         listed = cluster.read("checkpoint", "list", str(number))
@@ -114,21 +113,18 @@ def test_best_and_latest_stay_and_nothing_else(cluster: Cluster, tmp_path: Path)
         assert refused.returncode == 2
         assert f"1 checkpoint of experiment {number} " in refused.stderr
         assert "save_trial_best 0, save_trial_latest 1" in cluster.run(*policy, "--yes").stdout
-        wait_for(
-            lambda: _batches(client, number) == [5] and _names(folder) - before == {latest}, "the end of the best one"
-        )
+        wait_for(lambda: _batches(client) == [5] and _names(folder) == {latest}, "the end of the best one")
         deleted = cluster.run("checkpoint", "rm", latest).stdout
         assert deleted == f"{latest} is being deleted\n"
-        wait_for(lambda: not client.list_checkpoints(number) and not _names(folder) - before, "the end of the last one")
+        wait_for(lambda: not client.list_checkpoints() and not _names(folder), "the end of the last one")
         assert client.get_experiment(number).trials[0].trial.latest_checkpoint_id == ""
 
 
 def _names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+    return {path.name for path in folder.iterdir()}
 
 
-def _marked(history: StateHistory, number: int) -> list[Checkpoint]:
+def _marked(history: StateHistory) -> list[Checkpoint]:
     newest = StateHistory(history.address, history.current())
     (revision,) = list(newest.revisions())[:1]
-    checkpoints = [each for each in revision.all_of(Checkpoint) if each.experiment_id == number]
-    return [checkpoint for checkpoint in checkpoints if checkpoint.state == "DELETING"]
+    return [checkpoint for checkpoint in revision.all_of(Checkpoint) if checkpoint.state == "DELETING"]
