@@ -122,8 +122,10 @@ async def test_processes_that_the_end_of_the_lease_kills_are_no_failure_of_their
         runner.kill(signal.SIGCONT)
         await until(lambda: living(pids) == [], "the end of the processes", 20)
         report = await runner.wait(40)
-    text = f"cut off from the scheduler for {LONG_LEASE_SECONDS:g} s, so another attempt may start elsewhere"
-    assert (report.kind, report.message, report.signature) == (ExitKind.NETWORK, text, ""), report
+    assert (report.kind, report.signature) == (ExitKind.NETWORK, ""), report
+    # The process that holds the ranks ends them a moment after the lease, if the runner has not.
+    seconds = f"{LONG_LEASE_SECONDS:g} s"
+    assert report.message.startswith((f"cut off from the scheduler for {seconds}", f"no renewal for {seconds}")), report
     assert not report.has_not_begun
 
 
@@ -165,7 +167,11 @@ async def test_no_rank_starts_without_a_renewal_when_preparing_took_the_first_le
 
 
 async def test_ranks_train_on_while_the_disk_of_the_runner_hangs(world: World) -> None:
-    runner = await _start(world, PRINT_LATER)
+    await world.prepare(PRINT_LATER, (2,))
+    # Long enough for a busy machine.
+    world.specs[0].lease_seconds = world.scheduler.lease_seconds = 2 * LEASE_SECONDS
+    runner = world.launch(0)
+    await world.wait_pids(2)
     spool = runner.directory.parent.parent / "spool" / "7.1.1-0"
     # The runner's event loop waits in the opening of the spool's next file, for somebody who reads it.
     for number in range(1, 3000):
@@ -174,7 +180,7 @@ async def test_ranks_train_on_while_the_disk_of_the_runner_hangs(world: World) -
     (runner.directory / "code" / "go").touch()
     await until(lambda: in_open(runner.pid), "the hang", 20)
     renewals = world.scheduler.num_renewals[0]
-    await until(lambda: world.scheduler.num_renewals[0] > renewals + 8, "renewals for two leases", 20)
+    await until(lambda: world.scheduler.num_renewals[0] > renewals + 5, "renewals for more than a lease", 30)
     assert len(living(world.rank_pids())) == 2
 
 
@@ -195,9 +201,8 @@ async def test_ranks_end_with_the_lease_of_a_runner_that_is_stopped(world: World
     finally:
         runner.kill(signal.SIGCONT)
     report = await runner.wait(20)
-    if not is_hooked:
-        assert report.kind is ExitKind.NETWORK, report
-        assert report.message.startswith(("cut off", f"no renewal for {LEASE_SECONDS:g} s")), report
+    assert report.kind is ExitKind.NETWORK, report
+    assert report.message.startswith(("cut off", f"no renewal for {LEASE_SECONDS:g} s")), report
 
 
 async def test_ranks_train_on_after_a_pause_of_all_processes(world: World) -> None:
