@@ -101,8 +101,8 @@ class GatedRun:
         return lines_by_rank
 
     def reported_batches(self) -> list[int]:
-        """Returns the batches of the training metrics, in the order in which they are stored."""
-        entries = self.client.stream_metrics(self.experiment_id, group="training")
+        """Returns the batches of the training metrics of all attempts, in the order in which they are stored."""
+        entries = self.client.stream_metrics(self.experiment_id, group="training", attempt=0)
         return [entry.point.batches_completed for entry in entries]
 
     def checkpoint_batches(self) -> list[int]:

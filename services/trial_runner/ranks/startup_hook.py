@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.domain.failure import describe_signal
-from gangline.errors import unavailable
+from gangline.errors import GanglineError, unavailable
 from gangline.launch.beat_file import BEAT_KEY
 from services.trial_runner.gang.gang_plan import is_reserved
 from services.trial_runner.ranks.log_pump import LogPump
@@ -87,7 +87,10 @@ async def run_hook(
     finally:
         for fd in fds:
             os.close(fd)
-    end = await wait_step(nursery, limit_seconds, on_up)
+    try:
+        end = await wait_step(nursery, limit_seconds, on_up)
+    except GanglineError as error:
+        raise error.reworded(f"{HOOK_NAME} was lost: {error.message}") from error
     if end.is_overdue:
         raise HookFailed(f"{HOOK_NAME} did not end within {limit_seconds:g} s (hang_detection.start_seconds)")
     if end.problem:

@@ -59,7 +59,7 @@ async def _wait_end(nursery: Nursery, on_up: Callable[[int], None]) -> StepEnd:
                 return StepEnd(None, problem=str(event["error"]))
             case "exited":
                 return StepEnd(event["exit_code"], event["signal"])
-    raise unavailable("runner.no_nursery", "the process that starts the trial's processes died")
+    raise unavailable("runner.no_nursery", "the process that started it died")
 
 
 async def run_step(

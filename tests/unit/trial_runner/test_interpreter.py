@@ -54,7 +54,7 @@ async def _probe(nursery: _Nursery, folder: Path) -> None:
     [
         ((STARTED, _exited(None, 9)), "environment.no_answer", "killed (SIGKILL) before it had answered"),
         ((STARTED,), "environment.no_answer", "no answer within 0.2 s"),
-        ((STARTED, None), "runner.no_nursery", "the process that starts the trial's processes died"),
+        ((STARTED, None), "runner.no_nursery", "the process that started it died"),
     ],
     ids=["killed", "slow", "nursery"],
 )
