@@ -220,7 +220,9 @@ MISTAKES = {
     ),
     "id that does not exist": Mistake("experiment describe 999", NO_EXPERIMENT),
     "logs of none": Mistake("experiment logs 999", NO_EXPERIMENT),
-    "trial id without a dot": Mistake("trial describe 1", "'1' is no trial id; one looks like '7.1'"),
+    "trial id without a dot": Mistake(
+        "trial describe 1", "1 is an experiment; list its trials with: gangline experiment trials 1"
+    ),
     "trial that does not exist": Mistake(
         "trial describe $ENDED.9", "there is no trial $ENDED.9; list them with: gangline experiment trials $ENDED"
     ),
@@ -396,7 +398,7 @@ def test_a_failure_is_told_once_and_shows_the_users_code(place: Place, tmp_path:
         f"        {statement}",
     ]
     assert re.fullmatch(r"      \.\.\. \d+ frames of torch", lines[start + 4])
-    assert lines[start + 5 :] == [f"  next: gangline experiment logs {number}"]
+    assert lines[start + 5 :] == ["    exit code 1", f"  next: gangline experiment logs {number}"]
     for command in (["experiment", "describe"], ["job", "explain"]):
         assert place.run([*command, number], {}).stdout.count(error) == 1
     assert place.run(["job", "explain", f"{number}.1"], {}).stdout.count(error) == 1
