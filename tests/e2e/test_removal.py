@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gangline.domain.storage_fault import MARKER_FILE
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gated_trial import wait_for
 
@@ -43,7 +44,7 @@ def test_usage_archive_and_delete(cluster: Cluster, tmp_path: Path) -> None:
     )
     storage = cluster.layout.root / "storage"
     cluster.run("experiment", "create", "-f", str(config), str(code))
-    assert {path.parts[0] for path in _files(storage)} == {"checkpoints", "code", "tensorboard"}
+    assert {path.parts[0] for path in _files(storage)} == {"checkpoints", "code", "code_owners", "tensorboard"}
 
     [trial] = cluster.read("experiment", "describe", "1")["trials"]
     timeline = trial["trial"]["timeline"]
@@ -71,4 +72,6 @@ def test_usage_archive_and_delete(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def _files(storage: Path) -> list[Path]:
-    return sorted(path.relative_to(storage) for path in storage.rglob("*") if path.is_file())
+    """Returns all files but the marker, which stays as long as the storage."""
+    files = (path.relative_to(storage) for path in storage.rglob("*") if path.is_file())
+    return sorted(path for path in files if str(path) != MARKER_FILE)

@@ -122,7 +122,7 @@ def test_a_start_without_code_waits_for_a_gateway_counts_no_failure_and_loses_no
         trial_id = f"{run.experiment_id}.1"
         state = StateFolder(cluster.layout.root / "agents" / "agent-2")
         # The leader has told it, so its drainer finds gateways that have moved.
-        assert state.load_gateways() == [cluster.service("gateway").addresses["grpc"]]
+        assert cluster.service("gateway").addresses["grpc"] in state.load_gateways()
         with services_away(cluster, "gateway"):
             wait_for(lambda: not run.history.has_service("gateway"), "the end of the gateway's lease", 30)
             for archive in state.code_archives.glob("*.tar.gz"):
