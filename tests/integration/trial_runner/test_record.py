@@ -193,24 +193,21 @@ async def test_what_a_killed_runner_left_is_delivered_by_the_next_one(world: Wor
 async def test_what_a_rank_reports_goes_where_it_belongs(world: World) -> None:
     (runner,) = await world.start(REPORTER, (1,))
     await world.wait_pids(1)
-    await until(
-        lambda: any(report.batches_total for report in world.scheduler.reports_of("progress")),
-        "the progress at the scheduler",
-    )
+    await until(lambda: bool(world.scheduler.reports_of("checkpoint")), "the checkpoint at the scheduler")
     assert world.scheduler.reports_of("running")[-1].timeline.first_step_at > 0
     assert dict(world.scheduler.reports_of("validation")[0].metrics) == {"validation_loss": 0.25}
     checkpoint = world.scheduler.reports_of("checkpoint")[0]
     assert (checkpoint.id, checkpoint.trial_id, checkpoint.experiment_id) == ("c1", "7.1", 7)
-    totals = [report.batches_total for report in world.scheduler.reports_of("progress")]
-    # The metrics before it report progress without a total.
-    assert totals[-1] == 20
     address = world.scheduler.reports_of("running")[0].metrics_address
+    await until(lambda: "samples_per_second 640.0" in _read(f"http://{address}/metrics"), "the progress at the runner")
     page = await asyncio.to_thread(_read, f"http://{address}/metrics")
     assert re.search(r'^gangline_trial_runner_loss\{group="training"\} 0.5$', page, re.MULTILINE)
     assert re.search(r"^gangline_trial_runner_samples_per_second 640.0$", page, re.MULTILINE)
     assert re.search(r'^gangline_trial_runner_allocation_info\{.*allocation_id="7.1.1".*\} 1.0$', page, re.MULTILINE)
     (runner.directory / "code" / "go").touch()
     assert (await runner.wait()).kind is ExitKind.COMPLETED
+    # Progress comes with the next report: the metrics know no total, the progress after them does.
+    assert [report.batches_total for report in world.scheduler.reports_of("progress")] == [0, 20]
     groups = [
         record.metrics.group for record in world.gateway.records["7.1.1/0"].values() if record.HasField("metrics")
     ]
