@@ -23,16 +23,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from benchmarks.machine import describe_machine
-from benchmarks.process import end_process, run_benchmark
+from benchmarks.process import end_process, run_benchmark, wait_until
 from gangline.client import Client
 from gangline.errors import GanglineError
 from gangline.local.etcd_program import find_etcd_binary, find_packaged_binary, read_etcd_version
@@ -46,6 +46,7 @@ from services.common.etcd import EtcdClient, EtcdSettings
 
 WAIT_SECONDS = 60.0
 LOOK_SECONDS = 0.01
+_wait = partial(wait_until, limit_seconds=WAIT_SECONDS, pause_seconds=LOOK_SECONDS)
 NUM_CLIENTS = 4
 CONFIG = """
 name: kill-{name}-end
@@ -223,14 +224,6 @@ def _running(etcd: Path, delay_ms: int) -> Iterator[ControlPlane]:
             yield plane
         finally:
             plane.stop()
-
-
-def _wait(condition: Callable[[], bool], problem: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{problem} after {WAIT_SECONDS:g} s")
-        time.sleep(LOOK_SECONDS)
 
 
 def main() -> int:

@@ -18,14 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
-from benchmarks.process import end_process, run_benchmark
+from benchmarks.process import end_process, run_benchmark, wait_until
 from benchmarks.statistic import summarise
 from gangline.client import Client
 from gangline.local.etcd_program import find_etcd_binary
@@ -37,6 +38,7 @@ from gangline.local.program import Program, make_programs
 WAIT_SECONDS = 60.0
 # Pause between two looks at the logs; the times in these do not depend on it.
 LOOK_SECONDS = 0.005
+_wait = partial(wait_until, limit_seconds=WAIT_SECONDS, pause_seconds=LOOK_SECONDS)
 SCHEDULERS = ("scheduler", "scheduler-2")
 # All agents must be connected within this time after a kill -9.
 KILL_BAR_SECONDS = 2.0
@@ -217,14 +219,6 @@ def _make_cluster(layout: Layout, num_agents: int) -> Cluster:
         agent_words = tuple(both if word == first.addresses["grpc"] else word for word in words)
         programs[name] = replace(programs[name], arguments=(*agent_words, "--no-warm"))
     return Cluster(layout, agents, programs)
-
-
-def _wait(condition: Callable[[], bool], problem: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{problem} after {WAIT_SECONDS:g} s")
-        time.sleep(LOOK_SECONDS)
 
 
 def _print_case(name: str, runs: list[FailOver], bar_seconds: float | None) -> None:

@@ -27,6 +27,15 @@ _SWEEPS = 3
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+def wait_until(condition: Callable[[], bool], problem: str, limit_seconds: float, pause_seconds: float) -> None:
+    """Waits for a condition, which it looks at after each pause. Raises SystemExit with the problem at the limit."""
+    deadline = time.monotonic() + limit_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{problem} after {limit_seconds:g} s")
+        time.sleep(pause_seconds)
+
+
 def run_benchmark(main: Callable[[], int | None]) -> NoReturn:
     """Calls a benchmark's main and exits with its status. SIGTERM and SIGINT end the benchmark through its contexts; a
     second one interrupts these. Whatever the benchmark has started ends before this process does."""

@@ -24,15 +24,16 @@ import argparse
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.clients import NUM_CLIENTS, config_json, connected_clients, submit_all
 from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
-from benchmarks.process import run_benchmark
+from benchmarks.process import run_benchmark, wait_until
 from benchmarks.slurm_cluster import HIGH_THROUGHPUT, Slurm, SlurmMissing, running_slurm
 from benchmarks.statistic import summarise
 from gangline.client import Client
@@ -45,6 +46,7 @@ JOBS_PER_SECOND = 60.0
 SUBMITS_PER_SECOND = 150.0
 DEADLINE_SECONDS = 100.0
 POLL_SECONDS = 0.2
+_wait_until = partial(wait_until, limit_seconds=DEADLINE_SECONDS, pause_seconds=POLL_SECONDS)
 # Experiments in one listing.
 PAGE = 200
 SLEEP = "sleep 3600"
@@ -140,15 +142,6 @@ def _program_seconds(slurm: Slurm) -> float:
     for _ in range(20):
         slurm.run("sbatch", "--version")
     return (time.perf_counter() - began_at) / 20
-
-
-def _wait_until(is_done: Callable[[], bool], what: str) -> None:
-    """Waits for the condition. Raises SystemExit after DEADLINE_SECONDS."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not is_done():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{what} after {DEADLINE_SECONDS:g} s")
-        time.sleep(POLL_SECONDS)
 
 
 def _show(name: str, figures: Figures) -> None:

@@ -31,6 +31,7 @@ from gangline.cli.shared import (
     new_group,
     say_on_interrupt,
     show,
+    show_created,
     show_table,
     trial_of,
     warn,
@@ -119,15 +120,10 @@ def create(
             changes = parse_overrides(overrides or ())
             if is_test:
                 changes |= test_overrides(client.preview_search(text, 1, seed, template, changes))
+            folder = code or config.resolve().parent
             with Bars() as bars:
                 submission = prepare_submission(
-                    text,
-                    code or config.resolve().parent,
-                    bars,
-                    seed=seed,
-                    inherited=inherited,
-                    overrides=changes,
-                    is_paused=is_paused,
+                    text, folder, bars, seed=seed, inherited=inherited, overrides=changes, is_paused=is_paused
                 )
         if is_test:
             run_test(client, submission, is_json=is_json)
@@ -137,8 +133,7 @@ def create(
             warn(warning)
         number = created.experiment.id
         if not follow:
-            hint = f"follow it: gangline experiment logs -f {number}"
-            show(created, is_json, lambda: [f"created experiment {number} {created.experiment.name}", hint])
+            show_created(created, f"created experiment {number} {created.experiment.name}", is_json)
             return
         with _going_on(number):
             view = _follow(client.watch_experiment(number), is_json) or client.get_experiment(number)

@@ -20,6 +20,7 @@ from gangline.cli.shared import (
     connect,
     say_on_interrupt,
     show,
+    show_created,
     warn,
 )
 from gangline.errors import invalid
@@ -59,8 +60,7 @@ def resume(
             continued = client.continue_experiment(experiment_id, changes, request_id or None, code=code)
     for warning in continued.warnings:
         warn(warning)
-    text = f"experiment {experiment_id} {continued.experiment.name} continues"
-    show(continued, is_json, lambda: [text, f"follow it: gangline experiment logs -f {experiment_id}"])
+    show_created(continued, f"experiment {experiment_id} {continued.experiment.name} continues", is_json)
 
 
 @app.command()
@@ -87,7 +87,7 @@ def fork(
         warn(warning)
     experiment = created.experiment
     text = f"created experiment {experiment.id} {experiment.name} from experiment {experiment_id}"
-    show(created, is_json, lambda: [text, f"follow it: gangline experiment logs -f {experiment.id}"])
+    show_created(created, text, is_json)
 
 
 @app.command("code")

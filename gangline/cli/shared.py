@@ -15,7 +15,7 @@ from gangline.errors import invalid
 
 if TYPE_CHECKING:
     from gangline.cli.output.table_layout import Column
-    from gangline.client import Client
+    from gangline.client import Client, Created
 
 # The largest id that the wire carries.
 MOST_ID = 2**63 - 1
@@ -104,6 +104,11 @@ def say_on_interrupt(text: str) -> Iterator[None]:
 
 def warn(text: str) -> None:
     complain("warning", text)
+
+
+def show_created(created: Created, text: str, is_json: bool) -> None:
+    """Says that an experiment was made or goes on, and how to follow it."""
+    show(created, is_json, lambda: [text, f"follow it: gangline experiment logs -f {created.experiment.id}"])
 
 
 def trial_of(experiment_id: int, trial_id: str) -> str:
