@@ -12,6 +12,7 @@ import typer.main
 from google.protobuf.message import Message
 
 from gangline.cli.main import assemble
+from gangline.client.packing import pack_nothing
 from gangline.errors import conflict
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, project_pb2, types_pb2
@@ -56,7 +57,7 @@ _COMMANDS = {
     "experiment logs": ("1",), "experiment metrics": ("1",), "experiment wait": ("1",), "experiment kill": ("1",),
     "experiment pause": ("1",), "experiment activate": ("1",), "experiment cancel": ("1",),
     "experiment delete": ("--yes", "1"), "experiment archive": ("1",), "experiment unarchive": ("1",),
-    "experiment continue": ("1",),
+    "experiment code": ("1",), "experiment continue": ("1",),
     "experiment trials": ("1",), "experiment set priority": ("1", "7"), "experiment set weight": ("1", "2"),
     "experiment set max-slots": ("1", "2"), "experiment set name": ("1", "x"), "experiment fork": ("1", *_FORKED),
     "experiment set description": ("1", "x"), "experiment set notes": ("1", "x"),
@@ -190,6 +191,7 @@ def _fill(gateway: StandInGateway) -> None:
     gateway.workspaces[0].workspace.name, gateway.projects[0].project.name = "lab", "vision"
     gateway.templates[0].name = "base"
     _poison(experiment)
+    gateway.codes[experiment.code_sha256] = pack_nothing().payload
     _poison(gateway.cluster)
     gateway.cluster.leader.id += _EVIL
 
