@@ -99,8 +99,8 @@ class _Running:
             self._on_disk,
             upkeep=CodeUpkeep(code, code_limits).run,
         )
-        self._spools = SpoolWatch(StateFolder(settings.state_dir), roster.is_live, self._on_undelivered)
-        StateFolder(settings.state_dir).save_drain_token(drain_token(token, settings.id))
+        state = StateFolder(settings.state_dir)
+        self._spools = SpoolWatch(state, drain_token(token, settings.id), roster.is_live, self._on_undelivered)
         self._link = LeaderStream(settings.scheduler_addresses, token, self._agent, self._outbox)
 
     async def run(self) -> None:

@@ -39,6 +39,7 @@ log = structlog.get_logger(__name__)
 class SpoolWatch:
     """Watches one state directory.
 
+    token: the drainer delivers records of ended attempts under it.
     is_live: whether this agent has an allocation of this id that has not ended.
     on_change: called on the event loop with what waits, oldest first, when other attempts wait than before.
     """
@@ -46,10 +47,13 @@ class SpoolWatch:
     def __init__(
         self,
         state: StateFolder,
+        token: str,
         is_live: Callable[[str], bool],
         on_change: Callable[[tuple[UndeliveredRecords, ...]], None],
     ) -> None:
         self._state = state
+        self._token = token
+        self._has_saved_token = False
         self._is_live = is_live
         self._on_change = on_change
         self._waiting: dict[str, UndeliveredRecords] = {}
@@ -58,6 +62,7 @@ class SpoolWatch:
     async def run(self) -> None:
         """Watches until it is cancelled."""
         while True:
+            self._save_token()
             try:
                 left = await start_call(partial(list_spools, self._state.spools))
             except OSError as error:
@@ -86,6 +91,17 @@ class SpoolWatch:
             log.info("logs and metrics of an ended attempt wait no longer", allocation_id=allocation_id)
         if waiting.keys() != before.keys():
             self._on_change(tuple(waiting.values())[:MAX_REPORTED])
+
+    def _save_token(self) -> None:
+        """Writes the token for the drainer. A full disk takes it at a later scan."""
+        if self._has_saved_token:
+            return
+        try:
+            self._state.save_drain_token(self._token)
+        except OSError as error:
+            log.warning("cannot write the drainer's token; trying again", error=str(error))
+        else:
+            self._has_saved_token = True
 
     def _start_drainer(self) -> None:
         """Starts a drainer unless one runs."""

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,9 +86,9 @@ async def test_ended_folders_are_removed_step_by_step_until_none_is_left(
 ) -> None:
     remove = shutil.rmtree
 
-    def try_to_remove(path: Path, ignore_errors: bool = False) -> None:
+    def try_to_remove(path: Path, **options: Any) -> None:
         if Path(path).name not in stuck:
-            remove(path, ignore_errors)
+            remove(path, **options)
 
     monkeypatch.setattr(roster, "TIDY_SECONDS", 0.05)
     monkeypatch.setattr(roster, "FOLDERS_AT_A_TIME", 1)

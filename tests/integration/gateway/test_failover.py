@@ -28,7 +28,7 @@ from gangline.v1 import ingest_pb2, scheduler_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
 from tests.support.etcd import EtcdServer
-from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client, GatewayProcess, add_user
+from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client, GatewayProcess, add_user, mount_storage
 from tests.support.proxy import Proxy
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until, until_async, within
@@ -137,6 +137,7 @@ async def gateways(
     experiment = Experiment(7, "digits", "alice", "{}", "a" * 64, State.RUNNING)
     trial = Trial("7.1", 7, 1, state=State.RUNNING)
     await etcd.commit([Put(keys.experiment(7), wire.encode(experiment)), Put(keys.trial("7.1"), wire.encode(trial))])
+    mount_storage(tmp_path / "storage")
     shared = {"storage-url": str(tmp_path / "storage"), "database-url": postgres_url}
     async with Proxy(etcd_server.address) as proxy, contextlib.AsyncExitStack() as stack:
         processes = {}

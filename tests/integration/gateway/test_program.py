@@ -164,7 +164,7 @@ async def test_port_in_use(gateway: GatewayProcess, flag: str) -> None:
     [
         ("database-url", "sqlite:////nonexistent/history.db", 1, ("cannot open the database", "unable to open")),
         ("database-url", "mysql://host/x", 2, ("no support for a mysql database", "postgresql://")),
-        ("storage-url", "/proc/nothing/here", 1, ("cannot write to the storage /proc/nothing/here",)),
+        ("storage-url", "/proc/nothing/here", 1, ("the storage /proc/nothing/here is away", "mount it again")),
         ("storage-url", "nope://bucket", 2, ("--storage-url nope://bucket cannot be opened",)),
         ("cluster-token-file", "/nonexistent/token", 2, ("/nonexistent/token",)),
     ],

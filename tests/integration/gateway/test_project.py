@@ -274,7 +274,7 @@ async def test_of_two_users_who_create_the_same_name_at_once_one_succeeds(bench:
 
 async def test_no_experiment_is_left_in_a_project_that_is_deleted_meanwhile(bench: Bench) -> None:
     await asyncio.to_thread(bench.alice.create_workspace, "lab")
-    first = await asyncio.to_thread(bench.create, CONFIG)
+    first = await asyncio.to_thread(bench.create, CONFIG, client=bench.bob)
     for number in range(6):
         name = f"p{number}"
         await asyncio.to_thread(bench.alice.create_project, "lab", name)

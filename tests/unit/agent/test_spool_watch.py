@@ -29,7 +29,7 @@ def told() -> list[tuple[UndeliveredRecords, ...]]:
 @pytest.fixture
 def watch(tmp_path: Path, told: list[tuple[UndeliveredRecords, ...]], monkeypatch: pytest.MonkeyPatch) -> SpoolWatch:
     monkeypatch.setattr(SpoolWatch, "_start_drainer", lambda _: None)
-    return SpoolWatch(StateFolder(tmp_path), lambda _: False, told.append)
+    return SpoolWatch(StateFolder(tmp_path), "token", lambda _: False, told.append)
 
 
 def test_records_that_wait_longer_than_usual_are_reported_until_they_are_gone(
