@@ -50,6 +50,7 @@ class RunnerSpec(google.protobuf.message.Message):
     OWNER_ID_FIELD_NUMBER: builtins.int
     STORAGE_WAIT_SECONDS_FIELD_NUMBER: builtins.int
     STORAGE_MARKER_FIELD_NUMBER: builtins.int
+    HAS_OTHER_USERS_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     """This runner's place in allocation.members."""
     config_json: builtins.str
@@ -77,6 +78,8 @@ class RunnerSpec(google.protobuf.message.Message):
     """How long a trial waits for a storage that takes nothing; 0 from a scheduler of an older version."""
     storage_marker: builtins.str
     """The content of the marker file in the root of the storage; empty where none is known."""
+    has_other_users: builtins.bool
+    """Whether the cluster has active users besides the owner and administrators; false from an older scheduler."""
     @property
     def allocation(self) -> gangline.v1.types_pb2.Allocation: ...
     @property
@@ -122,9 +125,10 @@ class RunnerSpec(google.protobuf.message.Message):
         owner_id: builtins.int = ...,
         storage_wait_seconds: builtins.float = ...,
         storage_marker: builtins.str = ...,
+        has_other_users: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocation", b"allocation", "latest_checkpoint", b"latest_checkpoint", "trial", b"trial"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "committee", b"committee", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "gateway_http_address", b"gateway_http_address", "latest_checkpoint", b"latest_checkpoint", "lease_seconds", b"lease_seconds", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "owner", b"owner", "owner_id", b"owner_id", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_marker", b"storage_marker", "storage_url", b"storage_url", "storage_wait_seconds", b"storage_wait_seconds", "token", b"token", "trial", b"trial"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation", b"allocation", "cluster_id", b"cluster_id", "code_sha256", b"code_sha256", "committee", b"committee", "config_json", b"config_json", "gateway_addresses", b"gateway_addresses", "gateway_http_address", b"gateway_http_address", "has_other_users", b"has_other_users", "latest_checkpoint", b"latest_checkpoint", "lease_seconds", b"lease_seconds", "network_interface", b"network_interface", "node_rank", b"node_rank", "num_agent_slots", b"num_agent_slots", "owner", b"owner", "owner_id", b"owner_id", "rendezvous_seconds", b"rendezvous_seconds", "scheduler_addresses", b"scheduler_addresses", "slots", b"slots", "storage_marker", b"storage_marker", "storage_url", b"storage_url", "storage_wait_seconds", b"storage_wait_seconds", "token", b"token", "trial", b"trial"]) -> None: ...
 
 Global___RunnerSpec: typing_extensions.TypeAlias = RunnerSpec
 

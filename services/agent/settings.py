@@ -46,6 +46,9 @@ class AgentSettings(ServiceSettings):
         default="61184-65519",
         description="user ids of the accounts for owners; empty to run ranks as the agent's own user",
     )
+    shared_notebooks: bool = Field(
+        default=False, description="start notebooks also where trials of other users could open them"
+    )
     rank_memory_mb: int = Field(default=0, ge=0, description="MiB of host memory that a rank may use; 0 for no limit")
     rank_processes: int = Field(default=0, ge=0, description="processes and threads of a rank; 0 for no limit")
     container_command: list[str] = Field(

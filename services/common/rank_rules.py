@@ -46,6 +46,7 @@ class RankRules:
     own; empty if the limits are those of processes (rlimits).
     container_command: the program that runs containers, with its first arguments; empty without one.
     container_options: further arguments of its `run`.
+    shared_notebooks: whether a notebook may run where programs of other owners can reach it.
     """
 
     user: str = ""
@@ -57,10 +58,18 @@ class RankRules:
     container_options: tuple[str, ...] = ()
     first_uid: int = 0
     last_uid: int = 0
+    shared_notebooks: bool = False
 
     def user_of(self, owner: str) -> str:
         """Returns the user for an owner's ranks; empty for the agent's own."""
         return self.users.get(owner, self.user)
+
+    def shares_user(self, owner: str) -> bool:
+        """Returns whether ranks of other owners run as the same user."""
+        if not self.user:
+            return not self.first_uid
+        name = self.user_of(owner)
+        return name == self.user or list(self.users.values()).count(name) > 1
 
 
 def write_rules(state_directory: Path, rules: RankRules) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gangline.alias.finder import SHIM
 from gangline.domain.entrypoint import Command, parse_entrypoint
 from gangline.domain.failure import hang_rule_of
+from gangline.domain.state import TaskKind
 from gangline.domain.task_environment import TASK_IDLE_SECONDS, TASK_KEYS, TASK_PYTHON, TASK_SOCKET
 from gangline.errors import invalid
 from gangline.launch.private_environment import has_packages
@@ -82,8 +84,9 @@ class RankSetup:
         self, network: Network, nursery: Nursery, pump: LogPump, on_hook: Callable[[int], None]
     ) -> RankStart:
         """Raises HookFailed, and GanglineError `environment.*`. on_hook: called with the pid of the startup hook."""
-        self._confine(nursery)
         config = load_config(self.spec)
+        self._check_notebook(config)
+        self._confine(nursery)
         section = config.get("environment") or {}
         directory = self._find_directory(section.get("working_directory") or "")
         is_command = isinstance(parse_entrypoint(config.get("entrypoint") or ""), Command)
@@ -168,6 +171,22 @@ class RankSetup:
         for folder in (self.folder.code_path, self.folder.ranks_path):
             self.confinement.give(folder)
         nursery.confinement = self.confinement
+
+    def _check_notebook(self, config: Mapping[str, Any]) -> None:
+        """Raises GanglineError `environment.shared_notebook` where programs of other owners could open a notebook.
+
+        Only the account that Jupyter runs as may connect to its socket. A token would be no boundary within an account.
+        """
+        if (config.get("task") or {}).get("kind") != TaskKind.NOTEBOOK or not self.spec.has_other_users:
+            return
+        rules = self.confinement.rules
+        if rules.shares_user(self.spec.owner) and not rules.shared_notebooks:
+            raise invalid(
+                "environment.shared_notebook",
+                f"a notebook on {self.place.agent_id} could be opened by the trials of other users, because they run "
+                f"as the same account; let the agent run as root with rank_uids, give {self.spec.owner} a user of its "
+                f"own in rank_users, or set shared_notebooks = true there",
+            )
 
     def _find_directory(self, named: str) -> Path:
         """Returns the folder in which the ranks start."""

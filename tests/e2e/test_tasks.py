@@ -331,6 +331,17 @@ def test_an_environment_without_jupyter_is_told_what_to_install(cluster: Cluster
     assert "this environment has no jupyter; install it where environment.python points" in done.stderr
 
 
+def test_a_notebook_that_another_user_could_open_does_not_start(cluster: Cluster) -> None:
+    cluster.run("user", "create", "eve", "--no-password")
+    try:
+        done = cluster.run("notebook", "start", "--no-browser", check=False)
+    finally:
+        cluster.run("user", "deactivate", "eve")
+    assert done.returncode == 1
+    assert "could be opened by the trials of other users, because they run as the same account" in done.stderr
+    assert "rank_uids" in done.stderr
+
+
 needs_sshd = pytest.mark.skipif(
     not find_sshd(shutil.which) or shutil.which("ssh") is None, reason="OpenSSH's server or client is not installed"
 )

@@ -62,6 +62,7 @@ def settle_rules(settings: AgentSettings) -> str:
         _find_program(settings),
         tuple(settings.container_options),
         *uids,
+        settings.shared_notebooks,
     )
     try:
         write_rules(settings.state_dir, rules)

@@ -61,7 +61,13 @@ class SpecSource:
             owner_id=owner.id if owner is not None else 0,
             storage_wait_seconds=self.storage_wait_seconds,
             storage_marker=self.directory.storage_marker,
+            has_other_users=has_other_users(records.all_of(User), experiment.owner),
         )
+
+
+def has_other_users(users: Iterable[User], owner: str) -> bool:
+    """Returns whether anybody can submit work who may not open what the owner runs. An administrator may."""
+    return any(not (user.is_admin or user.is_deactivated or user.name == owner) for user in users)
 
 
 def witnesses_of(committee: Iterable[Agent]) -> list[runner_pb2.Witness]:

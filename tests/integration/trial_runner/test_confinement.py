@@ -74,8 +74,8 @@ async def open_world(templates: Templates) -> AsyncIterator[World]:
         await gateway.stop()
 
 
-async def start(world: World, rules: RankRules, script: str, sizes: tuple[int, ...] = (1,), **settings: Any) -> None:
-    for number in range(len(sizes)):
+def prepare_machines(world: World, rules: RankRules, count: int = 1) -> None:
+    for number in range(count):
         state = world.folder / f"a{number + 1}"
         state.mkdir(mode=0o711)
         (state / "allocations").mkdir(mode=0o711)
@@ -84,6 +84,10 @@ async def start(world: World, rules: RankRules, script: str, sizes: tuple[int, .
     storage = world.folder / "storage"
     storage.mkdir()
     os.chown(storage, find_user(USER).uid, -1)
+
+
+async def start(world: World, rules: RankRules, script: str, sizes: tuple[int, ...] = (1,), **settings: Any) -> None:
+    prepare_machines(world, rules, len(sizes))
     await world.start(script, sizes, **settings)
 
 
@@ -147,6 +151,33 @@ async def test_a_missing_user_ends_the_trial_with_one_line(open_world: World) ->
     text = "a1 is set to run the ranks of everyone as 'no-such-user': this machine has no user 'no-such-user'"
     assert (report.kind, report.message) == (ExitKind.CONFIGURATION_ERROR, f"{text}; make one, or name another")
     assert "trained" not in open_world.gateway.lines("stdout")
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind"),
+    [
+        (RankRules(user=USER), ExitKind.CONFIGURATION_ERROR),
+        (RankRules(user="daemon", users={"ann": USER}), ExitKind.COMPLETED),
+    ],
+    ids=["one user for everyone", "a user of her own"],
+)
+async def test_a_notebook_that_others_could_open_does_not_start(
+    open_world: World, rules: RankRules, kind: ExitKind
+) -> None:
+    prepare_machines(open_world, rules)
+    notebook = {"entrypoint": "sh train.py", "task": {"kind": "NOTEBOOK"}}
+    await open_world.prepare("echo opened", (1,), entrypoint="sh train.py", config=notebook)
+    spec = open_world.specs[0]
+    spec.owner, spec.has_other_users = "ann", True
+    report = await open_world.launch(0).wait()
+    assert report.kind is kind, report
+    if kind is ExitKind.CONFIGURATION_ERROR:
+        assert report.message == (
+            "a notebook on a1 could be opened by the trials of other users, because they run as the same account; let "
+            "the agent run as root with rank_uids, give ann a user of its own in rank_users, or set "
+            "shared_notebooks = true there"
+        )
+    assert ("opened" in open_world.gateway.lines("stdout")) == (kind is ExitKind.COMPLETED)
 
 
 @pytest.mark.parametrize("entrypoint", ["python3 train.py", "sh train.py"])

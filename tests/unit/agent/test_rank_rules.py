@@ -176,3 +176,19 @@ def test_the_missing_capabilities_are_found() -> None:
     assert missing_capabilities("Name:\tagent\nCapEff:\t000001fffeffffff\n") == []
     assert missing_capabilities("CapEff:\t0000000000000000\n")[-1] == "CAP_SETUID"
     assert missing_capabilities("CapEff:\t00000000000000e2\n") == ["CAP_CHOWN"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "owner", "is_shared"),
+    [
+        (RankRules(), "ann", True),
+        (RankRules(first_uid=61184, last_uid=65519), "ann", False),
+        (RankRules(user="trials"), "ann", True),
+        (RankRules(user="trials", users={"ann": "ann"}), "ann", False),
+        (RankRules(user="trials", users={"ann": "ann"}), "bob", True),
+        (RankRules(user="trials", users={"ann": "trials"}), "ann", True),
+        (RankRules(user="trials", users={"ann": "lab", "bob": "lab"}), "ann", True),
+    ],
+)
+def test_owners_that_share_a_user_are_known(rules: RankRules, owner: str, is_shared: bool) -> None:
+    assert rules.shares_user(owner) == is_shared

@@ -18,6 +18,7 @@ from gangline.domain.user import (
     UserCounter,
 )
 from gangline.errors import ErrorKind, GanglineError
+from services.scheduler.agents.runner_spec import has_other_users
 from services.scheduler.state.records import SINGLETON, Record, SchedulerState, StateChange
 from services.scheduler.transition.account import token_change, user_change
 from services.scheduler.transition.account.token_change import create_token, revoke_token, token_of_request
@@ -267,3 +268,11 @@ def test_who_may_revoke_what() -> None:
     assert revoke_token(state, 1, ANN, NOW).puts == (replace(own, revoked_at=NOW),)
     _after(state, revoke_token(state, 1, ROOT, NOW))
     assert not revoke_token(state, 1, ROOT, NOW + 5)
+
+
+def test_others_who_may_not_open_what_an_owner_runs() -> None:
+    """Administrators may, and those who cannot act any more run nothing."""
+    users = [user for user in BASE if isinstance(user, User)]
+    assert not has_other_users(users, "ann")
+    assert has_other_users(users, "admin")
+    assert has_other_users([*users, User("bob", "", id=5)], "ann")
