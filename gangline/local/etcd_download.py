@@ -116,6 +116,8 @@ class _Apt:
         self._folder = folder
         self._deadline = time.monotonic() + TOTAL_SECONDS
         self._packages = folder / "packages"
+        # Only what `fetch` has checked is unpacked.
+        self._fetched: list[Path] = []
         for part in ("state/lists/partial", "cache/archives/partial", "packages"):
             (folder / part).mkdir(parents=True)
         (folder / "state" / "status").touch()
@@ -142,6 +144,7 @@ class _Apt:
         pinned = PINNED_SHA256.get((package, self._architecture)) if found == PINNED_VERSION else None
         if pinned and hashlib.sha256(file.read_bytes()).hexdigest() != pinned:
             raise DownloadFailed(f"{package} {found} does not have the checksum that it should have")
+        self._fetched.append(file)
         return found
 
     def _fetch_present(self, package: str) -> None:
@@ -153,7 +156,7 @@ class _Apt:
     def unpack(self, target: Path) -> Path:
         """Returns a folder with the programs of the downloaded packages, and nothing else of them."""
         target.mkdir()
-        for file in self._packages.glob("*.deb"):
+        for file in self._fetched:
             tree = self._folder / file.stem
             self._run(["dpkg-deb", "--extract", str(file), str(tree)])
             for name in _PROGRAMS:

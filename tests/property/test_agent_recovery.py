@@ -19,7 +19,7 @@ from unittest import mock
 
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gangline.domain.state import ExitKind
 from gangline.v1 import agent_pb2, types_pb2
@@ -230,10 +230,12 @@ class AgentUnderCrashes(RuleBasedStateMachine):
                 self.damaged.add(allocation_id)
         self.recover()
 
-    @precondition(lambda self: self.writes_left is None)
     @rule(writes=st.integers(min_value=0, max_value=3), is_after_write=st.booleans())
     def crash_soon(self, writes: int, is_after_write: bool) -> None:
-        self.writes_left, self.is_after_write = writes, is_after_write
+        """Changes nothing while a crash is due already. That is no precondition, because how many writes an example has
+        made by now differs from run to run, and a rule that comes and goes makes hypothesis give up."""
+        if self.writes_left is None:
+            self.writes_left, self.is_after_write = writes, is_after_write
 
     # What must hold.
 

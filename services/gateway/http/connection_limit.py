@@ -3,7 +3,8 @@
 Owns the table of open connections. A connection counts for the address of its peer. It is *busy* while it serves a
 request whose caller was admitted. When an address or the gateway is full, the connection with the least claim is
 closed for a new one: first those that never carried an admitted request, then those that are idle. So connections that
-only begin a request hold no place. RESERVED further places are for calls of monitoring (/healthz) alone.
+only begin a request hold no place. RESERVED further places are for calls of monitoring (/healthz) alone. An address
+that is full has a few of them, as monitoring may come from there too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Protocol
 MAX_CONNECTIONS = 2048
 MAX_OF_ADDRESS = 512
 RESERVED = 64
+RESERVED_OF_ADDRESS = 4
 
 
 class Connection(Protocol):
@@ -42,10 +44,9 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The decision about a new connection. is_refused: it gets no place. is_reserve: it may only ask for the gateway's
-    health. closed: the connection that is closed for it."""
+    """The place of a new connection. is_reserve: it may only ask for the gateway's health. closed: the connection that
+    is closed for it."""
 
-    is_refused: bool = False
     is_reserve: bool = False
     closed: Connection | None = None
 
@@ -96,27 +97,32 @@ class ConnectionTable:
         return len(self._entries)
 
     def enter(self, connection: Connection, address: str) -> Place:
-        """Returns the place of a new connection, which has it from now on unless it is refused."""
-        closed: _Entry | None = None
+        """Returns the place of a new connection, which has it from now on."""
+        is_full_address = address not in self._proxies and self._num_by_address[address] >= self._most_of_address
         is_reserve = False
-        if address not in self._proxies and self._num_by_address[address] >= self._most_of_address:
-            closed = self._weakest(entry for entry in self._entries.values() if entry.address == address)
-            if closed is None:
-                return Place(is_refused=True)
-        elif len(self._entries) - self._num_reserve >= self._most:
-            closed = self._weakest(entry for entry in self._entries.values() if not entry.is_reserve)
-            if closed is None:
-                is_reserve = True
-                if self._num_reserve >= self._reserved:
-                    closed = min(
-                        (entry for entry in self._entries.values() if entry.is_reserve), key=lambda entry: entry.number
-                    )
+        closed: _Entry | None = None
+        if is_full_address or len(self._entries) - self._num_reserve >= self._most:
+            closed = self._weakest(address if is_full_address else "")
+            is_reserve = closed is None
+        if is_reserve:
+            closed = self._oldest_reserve(address if is_full_address else "")
         if closed is not None:
             self.leave(closed.connection)
         self._entries[id(connection)] = _Entry(connection, address, next(self._numbers), is_reserve)
-        self._num_by_address[address] += 1
+        self._num_by_address[address] += not is_reserve
         self._num_reserve += is_reserve
         return Place(is_reserve=is_reserve, closed=closed.connection if closed is not None else None)
+
+    def _oldest_reserve(self, address: str) -> _Entry | None:
+        """Returns the entry to close for one more in the reserve; None while there is room. address: one that is full,
+        which does not take the reserve from others; empty for all others."""
+        reserve = [entry for entry in self._entries.values() if entry.is_reserve]
+        own = [entry for entry in reserve if entry.address == address]
+        if address and len(own) >= RESERVED_OF_ADDRESS:
+            return min(own, key=lambda entry: entry.number)
+        if len(reserve) >= self._reserved:
+            return min(reserve, key=lambda entry: entry.number)
+        return None
 
     def leave(self, connection: Connection) -> None:
         """Frees the place. May be called again."""
@@ -124,14 +130,16 @@ class ConnectionTable:
         if entry is None:
             return
         self._num_reserve -= entry.is_reserve
-        self._num_by_address[entry.address] -= 1
+        self._num_by_address[entry.address] -= not entry.is_reserve
         if not self._num_by_address[entry.address]:
             del self._num_by_address[entry.address]
 
-    def _weakest(self, entries: Iterable[_Entry]) -> _Entry | None:
-        """Returns the entry to close: of the address with most entries, the oldest. None if all are busy."""
+    def _weakest(self, address: str) -> _Entry | None:
+        """Returns the entry to close: of this address, or of the one with most entries, the oldest. None if all are
+        busy."""
+        entries = (entry for entry in self._entries.values() if not entry.is_reserve)
         return min(
-            (entry for entry in entries if not entry.connection.is_busy),
+            (entry for entry in entries if not entry.connection.is_busy and address in ("", entry.address)),
             key=lambda entry: (
                 entry.connection.was_admitted,
                 -self._num_by_address[entry.address],

@@ -59,9 +59,6 @@ class _Connection(H11Protocol):
         place = self._table.enter(self, self.client[0] if self.client else "")
         if isinstance(place.closed, _Connection):
             place.closed.transport.abort()
-        if place.is_refused:
-            transport.abort()
-            return
         if place.is_reserve:
             self.app = _only_health(self.app)
         self._watch()

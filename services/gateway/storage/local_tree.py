@@ -21,6 +21,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe without a writer would block; O_NONBLOCK changes nothing for regular files.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
+# Folders in one another that a walk enters. Each costs it a handle.
+MOST_LEVELS = 40
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -53,19 +56,27 @@ def open_file(root: Path, path: str) -> IO[bytes]:
 
 
 def walk(root: Path, path: str) -> Iterator[Found]:
-    """Yields what is below a folder, in the order of names. What vanishes meanwhile, or is a link, is left out."""
-    waiting = [tuple(_parts_of(path))]
-    num_above = len(waiting[0])
-    while waiting:
-        parts = waiting.pop()
-        folders = []
-        for name, status in _list(root, parts):
-            below = (*parts, name)
-            if stat.S_ISDIR(status.st_mode):
-                folders.append(below)
-            is_file = stat.S_ISREG(status.st_mode)
-            yield Found("/".join(below[num_above:]), is_file, status.st_size, status.st_mtime)
-        waiting.extend(reversed(folders))
+    """Yields what is below a folder. What vanishes meanwhile, is a link, or lies below MOST_LEVELS folders is left out."""
+    try:
+        open_folders = [_Open(_open_folder(root, _parts_of(path)), "")]
+    except OSError:
+        return
+    try:
+        while open_folders:
+            found = open_folders[-1].take()
+            if found is None:
+                open_folders.pop().close()
+                continue
+            name, status = found
+            below = f"{open_folders[-1].prefix}{name}"
+            if stat.S_ISDIR(status.st_mode) and len(open_folders) < MOST_LEVELS:
+                with suppress(OSError):
+                    handle = os.open(name, _FOLDER, dir_fd=open_folders[-1].handle)
+                    open_folders.append(_Open(handle, f"{below}/"))
+            yield Found(below, stat.S_ISREG(status.st_mode), status.st_size, status.st_mtime)
+    finally:
+        for each in open_folders:
+            each.close()
 
 
 def belongs_to_us(root: Path, path: str) -> bool:
@@ -80,17 +91,26 @@ def belongs_to_us(root: Path, path: str) -> bool:
         os.close(folder)
 
 
-def _list(root: Path, parts: Sequence[str]) -> list[tuple[str, os.stat_result]]:
-    found = []
-    with suppress(OSError):
-        folder = _open_folder(root, parts)
-        try:
-            for name in sorted(os.listdir(folder)):  # noqa: PTH208 - of a handle
-                with suppress(FileNotFoundError):
-                    found.append((name, os.stat(name, dir_fd=folder, follow_symlinks=False)))
-        finally:
-            os.close(folder)
-    return found
+class _Open:
+    """One folder on the way of a walk, with the names in it that are still to be visited. prefix: of paths in it."""
+
+    def __init__(self, handle: int, prefix: str) -> None:
+        self.handle = handle
+        self.prefix = prefix
+        self._names: list[str] = []
+        with suppress(OSError):
+            self._names = sorted(os.listdir(handle), reverse=True)
+
+    def take(self) -> tuple[str, os.stat_result] | None:
+        """Returns the next entry; None after the last one."""
+        while self._names:
+            name = self._names.pop()
+            with suppress(OSError):
+                return name, os.stat(name, dir_fd=self.handle, follow_symlinks=False)
+        return None
+
+    def close(self) -> None:
+        os.close(self.handle)
 
 
 def _open_folder(root: Path, parts: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ disk by renaming, on an object store by the store's own semantics.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import posixpath
 import shutil
@@ -26,6 +27,8 @@ from gangline.protocol.rpc import CHUNK_BYTES
 from services.common.tree import remove_tree
 from services.gateway.storage import local_tree
 
+# Of files and folders that one request lists. It takes about a second.
+MOST_ENTRIES = 100_000
 # Of a path whose folders are compared with the root one by one.
 MOST_FOLDERS = 64
 
@@ -121,7 +124,8 @@ class Storage:
     def changed_at(self, path: str) -> float:
         """Returns the newest time of change in a folder, in seconds of the epoch; 0 where the storage tells none. Only
         where the storage renames."""
-        times = [found.changed_at for found in local_tree.walk(Path(self._root), path)]
+        found = itertools.islice(local_tree.walk(Path(self._root), path), MOST_ENTRIES)
+        times = [each.changed_at for each in found]
         with suppress(OSError):
             times.append(Path(self._path(path)).lstat().st_mtime)
         return max(times, default=0.0)
@@ -193,10 +197,14 @@ class Storage:
 
     def sizes(self, path: str) -> dict[str, int]:
         """Returns the size in bytes of each file below a folder, by its path below it; none if the folder does not
-        exist. Links are left out, because trials write into the storage and a link may lead out of it."""
+        exist. Links are left out, because trials write into the storage and a link may lead out of it. Raises
+        GanglineError `storage.too_many_files` for a folder of this machine with more than MOST_ENTRIES entries."""
         place = self._path(path)
         if self._is_local:
-            found = local_tree.walk(Path(self._root), path)
+            found = list(itertools.islice(local_tree.walk(Path(self._root), path), MOST_ENTRIES + 1))
+            if len(found) > MOST_ENTRIES:
+                text = f"{path} in the storage has more than {MOST_ENTRIES:,} files; copy them from the storage itself"
+                raise conflict("storage.too_many_files", text)
             return {each.path: each.num_bytes for each in found if each.is_file}
         self._files.invalidate_cache(place)
         try:

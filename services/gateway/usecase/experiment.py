@@ -171,11 +171,12 @@ class Experiments:
         `code.not_uploaded`, and the errors of the leader.
         """
         check_user(principal)
+        await self._views.confirm(experiment_id=experiment_id)
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
-        # The leader answers for an experiment that the mirror does not have.
+        # The leader answers for an experiment that does not exist.
         if experiment is not None:
             check_owner(principal, experiment.owner, f"continue experiment {experiment_id}")
-            if "log_policies" in overrides_json:
+            if overrides_json:
                 await off_loop(_check_new_patterns, experiment.config_json, overrides_json)
         request = scheduler_pb2.SchedulerServiceContinueExperimentRequest(
             experiment_id=experiment_id, overrides_json=overrides_json, code_sha256=code_sha256
@@ -346,7 +347,7 @@ class Experiments:
 def _check_new_patterns(config_json: str, overrides_json: str) -> None:
     """Raises GanglineError `config.*`. The leader refuses new values that are no JSON object."""
     overrides = read_document(overrides_json)
-    if isinstance(overrides, dict):
+    if isinstance(overrides, dict) and any(key.partition(".")[0] == "log_policies" for key in overrides):
         check_patterns(fork_config(config_json, overrides)[0])
 
 

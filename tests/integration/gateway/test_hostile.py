@@ -142,6 +142,15 @@ async def test_hostile_configurations_over_grpc(client: Client) -> None:
     assert dict(zip(JSON_CONFIGS, codes, strict=True)) == {name: code for name, (_, code) in JSON_CONFIGS.items()}
 
 
+@pytest.mark.parametrize("key", ["log_policies", "log\\u005fpolicies"])
+async def test_patterns_of_a_continued_experiment_are_bounded_however_written(client: Client, key: str) -> None:
+    overrides = f'{{"{key}": [{{"pattern": "\\\\pL{{400}}"}}, {{"pattern": "\\\\pL{{401}}"}}]}}'
+    request = pb.ContinueExperimentRequest(request_id="r", experiment_id=1, overrides_json=overrides)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await client.gateway.ContinueExperiment(request, metadata=client.metadata, timeout=100)
+    assert rpc.error_of(failure.value, "the gateway").code == "config.invalid_value"
+
+
 async def test_hostile_archives(client: Client) -> None:
     contents = [make() for make, _, _ in hostile.ARCHIVES.values()]
     uploads = (client.http.put(f"/api/v1/code/{sha256(content)}", content=content) for content in contents)

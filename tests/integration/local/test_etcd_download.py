@@ -100,6 +100,15 @@ def test_pinned_version_with_other_bytes_is_refused(
     assert _leftovers(folder) == []
 
 
+def test_pinned_client_with_other_bytes_is_left_out(
+    folder: Path, publish: Callable[[str, str], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(PINNED_VERSION, "3.4.23")
+    monkeypatch.delitem(etcd_download.PINNED_SHA256, ("etcd-server", _architecture()))
+    assert "fetched etcd 3.4.23" in download_etcd()
+    assert [path.name for path in folder.iterdir()] == ["etcd"]
+
+
 def test_source_without_etcd_is_said_in_one_line(
     folder: Path, publish: Callable[[str, str], dict[str, bytes]], tmp_path: Path
 ) -> None:

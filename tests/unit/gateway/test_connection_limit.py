@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.gateway.http.connection_limit import ConnectionTable, Networks, Place, check_networks
+from services.gateway.http.connection_limit import (
+    RESERVED_OF_ADDRESS,
+    ConnectionTable,
+    Networks,
+    Place,
+    check_networks,
+)
 
 
 @dataclass(eq=False)
@@ -32,11 +38,15 @@ def test_an_address_that_is_full_loses_its_own_oldest_connection() -> None:
     assert len(connections) == 4
 
 
-def test_an_address_whose_connections_all_work_gets_no_further_one() -> None:
-    connections = table()
+def test_an_address_whose_connections_all_work_has_places_for_monitoring_alone() -> None:
+    connections = table(most=8, reserved=RESERVED_OF_ADDRESS + 1)
     fill(connections, *((Stub(is_busy=True), "10.0.0.1") for _ in range(3)))
-    assert connections.enter(Stub(), "10.0.0.1") == Place(is_refused=True)
-    assert len(connections) == 3
+    reserve = [Stub() for _ in range(RESERVED_OF_ADDRESS)]
+    for stub in reserve:
+        assert connections.enter(stub, "10.0.0.1") == Place(is_reserve=True)
+    # It does not take the reserve from others, and they have places of the usual kind.
+    assert connections.enter(Stub(), "10.0.0.1") == Place(is_reserve=True, closed=reserve[0])
+    assert connections.enter(Stub(), "10.0.0.2") == Place()
 
 
 def test_a_proxy_has_no_limit_of_its_own() -> None:

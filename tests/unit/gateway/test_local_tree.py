@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gangline.errors import GanglineError
+from services.gateway.storage import local_tree
+from services.gateway.storage import storage as storage_module
 from services.gateway.storage.storage import Storage
 
 
@@ -88,3 +91,31 @@ def test_a_folder_of_another_account_is_not_ours(storage: Storage, tmp_path: Pat
     if os.geteuid() == 0:
         os.chown(tmp_path / "storage/checkpoints/mine", 65534, 65534)
         assert not storage.is_ours("checkpoints/mine")
+
+
+def test_a_walk_opens_each_folder_once(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a deep folder of a trial would keep a thread of the gateway for as long as the trial wants."""
+    names = [f"d{number}" for number in range(local_tree.MOST_LEVELS + 5)]
+    own = tmp_path / "storage/checkpoints/mine"
+    own.joinpath(*names).mkdir(parents=True)
+    for level in range(len(names) + 1):
+        own.joinpath(*names[:level], "file").write_text("x")
+    opened: list[object] = []
+    really_open = os.open
+
+    def count(*words: Any, **named: Any) -> int:
+        opened.append(words[0])
+        return really_open(*words, **named)
+
+    monkeypatch.setattr(os, "open", count)
+    assert len(storage.sizes("checkpoints/mine")) == local_tree.MOST_LEVELS + 1
+    assert len(opened) <= local_tree.MOST_LEVELS + 3
+
+
+def test_a_folder_with_too_many_files_is_not_listed(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_module, "MOST_ENTRIES", 1)
+    assert storage.sizes("checkpoints/mine") == {"weights": 12}
+    monkeypatch.setattr(storage_module, "MOST_ENTRIES", 0)
+    with pytest.raises(GanglineError, match="more than 0 files") as caught:
+        storage.sizes("checkpoints/mine")
+    assert caught.value.code == "storage.too_many_files"

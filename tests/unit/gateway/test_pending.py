@@ -22,12 +22,13 @@ class StandInLeader:
     def __init__(self) -> None:
         self.waiting = ["1.1"]
         self.num_calls = 0
-        self.limits: list[float] = []
         self.is_away = False
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
-    async def call_once(self, _method: Any, _request: Any, seconds: float) -> scheduler_pb2.ListPendingResponse:
+    async def call_once(self, _method: Any, _request: Any, _seconds: float) -> scheduler_pb2.ListPendingResponse:
         self.num_calls += 1
-        self.limits.append(seconds)
+        await self.may_answer.wait()
         await asyncio.sleep(0)
         if self.is_away:
             raise unavailable("gateway.no_leader", "no scheduler leads this cluster")
@@ -70,5 +71,24 @@ async def test_callers_share_a_call_also_for_a_trial_that_no_answer_has(
 
 async def test_without_a_leader_nobody_waits_for_the_next_call(made: Pending, leader: StandInLeader) -> None:
     leader.is_away = True
-    assert [await made.standings(["1.1"], 7.0) for _ in range(3)] == [{}, {}, {}]
-    assert (leader.num_calls, leader.limits) == (1, [7.0])
+    assert [await made.standings(["1.1"]) for _ in range(3)] == [{}, {}, {}]
+    assert leader.num_calls == 1
+
+
+async def test_views_do_not_wait_for_a_leader_that_hangs_and_share_its_late_answer(
+    made: Pending, leader: StandInLeader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "FRESH_SECONDS", 600.0)
+    leader.may_answer.clear()
+    explaining = asyncio.create_task(made.standings(["1.1"], 60.0))
+    clock = asyncio.get_running_loop().time
+    begin = clock()
+    assert await asyncio.gather(*(made.standings(["1.1"], 0.2) for _ in range(10))) == [{}] * 10
+    # The call has run for longer than a view can afford, so views that come now do not wait at all.
+    for _ in range(1000):
+        assert await made.standings(["1.1"], 0.2) == {}
+    assert clock() - begin < 60.0
+    leader.may_answer.set()
+    assert set(await explaining) == {"1.1"}
+    assert set(await made.standings(["1.1"])) == {"1.1"}
+    assert leader.num_calls == 1
