@@ -25,12 +25,21 @@ class Slot:
         return self.is_healthy and self.availability is Availability.ENABLED
 
 
+# Names of interfaces that programs for containers and virtual machines make.
+_VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "lxc", "podman")
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkInterface:
     name: str
     address: str
     prefix_length: int
     speed_mbit: int = 0
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether containers or virtual machines of this machine use it, and no other machine."""
+        return self.name.startswith(_VIRTUAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -23,17 +23,20 @@ log = structlog.get_logger(__name__)
 
 # Least time between two hellos because of interfaces, so that a link that flaps does not keep the agent greeting.
 LEAST_SECONDS = 1.0
+# Names of interfaces that are remembered, in case they go down.
+MOST_KNOWN = 64
 
 
 async def watch_machine(agent: Agent, link: LeaderStream, period_seconds: float) -> None:
     """Watches until it is cancelled."""
     observe(agent, link)
     events = LinkEvents()
-    had = {own.name: own for own in agent.interfaces}
+    had: dict[str, NetworkInterface] = {}
+    note(had, agent.interfaces)
     try:
         while True:
             interfaces = host.list_interfaces()
-            had |= {own.name: own for own in interfaces}
+            note(had, interfaces)
             down = find_down(had, interfaces, host.list_down_interfaces())
             if (interfaces, down) != (agent.interfaces, agent.down_interfaces):
                 log.info("network interfaces changed", up=_names(interfaces), down=_names(down))
@@ -48,12 +51,23 @@ async def watch_machine(agent: Agent, link: LeaderStream, period_seconds: float)
 def find_down(
     had: Mapping[str, NetworkInterface], up: Sequence[NetworkInterface], down: Sequence[NetworkInterface]
 ) -> tuple[NetworkInterface, ...]:
-    """Returns the interfaces that are down: those with an address, and those that have lost address or device.
+    """Returns the interfaces to other machines that are down: those with an address, and those that have lost address
+    or device.
 
     had: the interfaces that were up at any time since the agent started, by name.
     """
     known = {own.name for own in (*up, *down)}
-    return (*down, *(replace(own, speed_mbit=0) for name, own in had.items() if name not in known))
+    lost = (replace(own, speed_mbit=0) for name, own in had.items() if name not in known)
+    return tuple(own for own in (*down, *lost) if not own.is_virtual)
+
+
+def note(had: dict[str, NetworkInterface], up: Iterable[NetworkInterface]) -> None:
+    """Adds the interfaces that are up now. The oldest names go first: a tunnel may have another name each time."""
+    for own in up:
+        had.pop(own.name, None)
+        had[own.name] = own
+    for name in list(had)[: max(0, len(had) - MOST_KNOWN)]:
+        del had[name]
 
 
 def _names(interfaces: Sequence[NetworkInterface]) -> list[str]:

@@ -56,7 +56,7 @@ def open_file(root: Path, path: str) -> IO[bytes]:
 
 
 def walk(root: Path, path: str) -> Iterator[Found]:
-    """Yields what is below a folder. What vanishes meanwhile, is a link, or lies below MOST_LEVELS folders is left out."""
+    """Yields what is below a folder, but for what vanishes meanwhile, is a link, or lies below MOST_LEVELS folders."""
     try:
         open_folders = [_Open(_open_folder(root, _parts_of(path)), "")]
     except OSError:

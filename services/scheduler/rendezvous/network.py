@@ -17,9 +17,6 @@ from gangline.domain.resource import Agent, NetworkInterface
 LOOPBACK = "127.0.0.0/8"
 ROUTED = "routed"
 
-# Prefixes of interfaces that container runtimes and hypervisors create; other hosts cannot reach them.
-_VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "lxc", "podman")
-
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -59,19 +56,24 @@ def gang_problems(agents: Iterable[Agent], interface: str | None = None) -> dict
     if interface:
         named = {agent.id: _without_named(agent, interface) for agent in agents}
         return {agent_id: problem for agent_id, problem in named.items() if problem}
-    if not any(agent.down_interfaces for agent in agents):
+    down_by_agent = {agent.id: down for agent in agents if (down := _usable(agent.down_interfaces))}
+    if not down_by_agent:
         return {}
     hosts_up: dict[str, set[str]] = defaultdict(set)
     hosts_ever: dict[str, set[str]] = defaultdict(set)
     for agent in agents:
-        for own in (*_usable(agent.interfaces), *_usable(agent.down_interfaces)):
-            hosts_ever[_subnet(own)].add(agent.host_id or agent.id)
-        for own in _usable(agent.interfaces):
-            hosts_up[_subnet(own)].add(agent.host_id or agent.id)
+        host = agent.host_id or agent.id
+        up = {_subnet(own) for own in agent.interfaces if not own.is_virtual and _is_reachable(own)}
+        for name in up:
+            hosts_up[name].add(host)
+        for name in up | {_subnet(own) for own in down_by_agent.get(agent.id, ())}:
+            hosts_ever[name].add(host)
     problems: dict[str, str] = {}
     for agent in agents:
+        if agent.id not in down_by_agent:
+            continue
         host = agent.host_id or agent.id
-        down = [own for own in _usable(agent.down_interfaces) if hosts_ever[_subnet(own)] - {host}]
+        down = [own for own in down_by_agent[agent.id] if hosts_ever[_subnet(own)] - {host}]
         if down and not any(hosts_up[_subnet(own)] - {host} for own in _usable(agent.interfaces)):
             what = f"its network interface {down[0].name} ({_subnet(down[0])}) is down"
             problems[agent.id] = f"{what}, and it shares no other network with another host"
@@ -125,7 +127,7 @@ def _named(agents: Sequence[Agent], ports: Sequence[int], interface: str) -> tup
 
 def _usable(interfaces: Iterable[NetworkInterface]) -> list[NetworkInterface]:
     """Returns the interfaces that other hosts can reach, the fastest first."""
-    reachable = [own for own in interfaces if not own.name.startswith(_VIRTUAL) and _is_reachable(own)]
+    reachable = [own for own in interfaces if not own.is_virtual and _is_reachable(own)]
     return sorted(reachable, key=lambda own: (-own.speed_mbit, own.name, own.address))
 
 

@@ -206,11 +206,12 @@ def slots_changed(
 
 
 def _checked(agent: Agent, previous_agent: Agent | None, now: float) -> Agent:
-    """Trusts an agent again whose own check has become good, or whose interfaces that were down are up."""
+    """Trusts an agent again whose own check has become good, or of whose interfaces one that was down is up."""
     if previous_agent is None:
         return agent
     is_well_again = previous_agent.problem and not agent.problem
-    is_linked_again = previous_agent.down_interfaces and not agent.down_interfaces
+    was_down = {own.name for own in previous_agent.down_interfaces}
+    is_linked_again = any(own.name in was_down for own in agent.interfaces if not own.is_virtual)
     return trusted_again(agent, now) if is_well_again or is_linked_again else agent
 
 

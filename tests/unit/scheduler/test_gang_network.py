@@ -208,3 +208,25 @@ def test_an_interface_that_is_up_again_ends_exclusions_at_once() -> None:
     agent = draft.find(Agent, "a2")
     assert agent is not None
     assert (agent.trusted_at, agent.failed_starts) == (NOW, ())
+
+
+def test_a_bridge_of_containers_that_goes_up_says_nothing_about_the_agent() -> None:
+    bridge = NetworkInterface("docker0", "172.17.0.1", 16)
+    start = FailedStart("1.1", NOW - 5, "no route")
+    before = replace(_host(2, "eth0"), down_interfaces=(bridge,), failed_starts=(start,))
+    draft = _state(before)
+    linked = _host(2, "eth0")
+    draft.add(registered(draft, replace(linked, interfaces=(*linked.interfaces, bridge)), RULES, NOW))
+    agent = draft.find(Agent, "a2")
+    assert agent is not None
+    assert (agent.trusted_at, agent.failed_starts) == (0.0, (start,))
+
+
+def test_an_interface_that_is_up_again_counts_while_another_one_stays_down() -> None:
+    start = FailedStart("1.1", NOW - 5, "no route")
+    before = replace(_host(2, down=("eth0", "own0")), failed_starts=(start,))
+    draft = _state(before)
+    draft.add(registered(draft, _host(2, "eth0", down=("own0",)), RULES, NOW))
+    agent = draft.find(Agent, "a2")
+    assert agent is not None
+    assert (agent.trusted_at, agent.failed_starts) == (NOW, ())
