@@ -375,11 +375,11 @@ class TrialView(google.protobuf.message.Message):
     CHECKPOINT_BATCHES_FIELD_NUMBER: builtins.int
     BATCHES_AT_RISK_FIELD_NUMBER: builtins.int
     warning: builtins.str
-    """What is missing in its logs and metrics until a gateway takes it; empty while nothing is known to be missing."""
+    """Says which logs and metrics are missing until a gateway takes them; empty while none are known to be missing."""
     checkpoint_batches: builtins.int
-    """How far training was at its latest checkpoint; absent without a checkpoint."""
+    """Batches completed at the latest checkpoint; absent without a checkpoint."""
     batches_at_risk: builtins.int
-    """How many batches a failure at this moment would cost: those since the latest checkpoint."""
+    """Batches that a failure at this moment would cost: those since the latest checkpoint."""
     @property
     def trial(self) -> gangline.v1.types_pb2.Trial: ...
     @property
@@ -711,7 +711,7 @@ class ContinueExperimentRequest(google.protobuf.message.Message):
     overrides_json: builtins.str
     """New values of its configuration by dotted keys, as a JSON object; empty for none."""
     code_sha256: builtins.str
-    """Of the code with which it continues, uploaded before; empty for the code that it has."""
+    """Hash of the code with which it continues, uploaded before; empty for the code that it has."""
     def __init__(
         self,
         *,

@@ -75,7 +75,7 @@ class RunnerSpec(google.protobuf.message.Message):
     owner_id: builtins.int
     """User.id of the owner, by which an agent gives the owner's ranks an account of their own; 0 from an older scheduler."""
     storage_wait_seconds: builtins.float
-    """How long a trial waits for a storage that takes nothing; 0 from a scheduler of an older version."""
+    """Seconds for which a trial waits for a storage that takes nothing; 0 from a scheduler of an older version."""
     storage_marker: builtins.str
     """The content of the marker file in the root of the storage; empty where none is known."""
     has_other_users: builtins.bool
@@ -457,7 +457,7 @@ class TrialReport(google.protobuf.message.Message):
 
     @property
     def waiting(self) -> Global___WaitingReport:
-        """What the ranks of this member wait for."""
+        """The thing for which the ranks of this member wait."""
 
     def __init__(
         self,

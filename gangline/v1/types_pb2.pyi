@@ -504,7 +504,7 @@ class _ReasonCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     REASON_CODE_NO_GATEWAY: _ReasonCode.ValueType  # 30
     """Its last start needed a gateway, and none is registered."""
     REASON_CODE_STORAGE_AWAY: _ReasonCode.ValueType  # 31
-    """Of a trial that runs: its storage takes nothing, or does not answer."""
+    """The storage of a running trial takes nothing, or does not answer."""
 
 class ReasonCode(_ReasonCode, metaclass=_ReasonCodeEnumTypeWrapper): ...
 
@@ -527,7 +527,7 @@ REASON_CODE_RUNS_SHRUNK: ReasonCode.ValueType  # 20
 REASON_CODE_NO_GATEWAY: ReasonCode.ValueType  # 30
 """Its last start needed a gateway, and none is registered."""
 REASON_CODE_STORAGE_AWAY: ReasonCode.ValueType  # 31
-"""Of a trial that runs: its storage takes nothing, or does not answer."""
+"""The storage of a running trial takes nothing, or does not answer."""
 Global___ReasonCode: typing_extensions.TypeAlias = ReasonCode
 
 @typing.final
@@ -720,7 +720,7 @@ Global___Agent: typing_extensions.TypeAlias = Agent
 
 @typing.final
 class UndeliveredRecords(google.protobuf.message.Message):
-    """What waits on an agent's disk until a gateway takes it."""
+    """Records that wait on an agent's disk until a gateway takes them."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1010,7 +1010,7 @@ class Allocation(google.protobuf.message.Message):
 
     @property
     def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Wait]:
-        """What its ranks wait for, one for each member of which one waits."""
+        """The things for which its ranks wait, one for each member with such a rank."""
 
     def __init__(
         self,
@@ -1045,7 +1045,7 @@ Global___Allocation: typing_extensions.TypeAlias = Allocation
 
 @typing.final
 class Wait(google.protobuf.message.Message):
-    """What the ranks of a member wait for."""
+    """The thing for which the ranks of a member wait."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1242,7 +1242,7 @@ class Experiment(google.protobuf.message.Message):
 
     @property
     def earlier_code_sha256s(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Of the code that it had before it was continued with other code, the oldest first."""
+        """Hashes of the code that it had before it was continued with other code, the oldest first."""
 
     def __init__(
         self,
@@ -1528,7 +1528,7 @@ class Trial(google.protobuf.message.Message):
     checkpoints choose no best.
     """
     warning: builtins.str
-    """What its user should know of it while it goes on; empty for nothing."""
+    """A warning for its user while it runs; empty for none."""
     failing_since_at: builtins.float
     """When the first of its infrastructure_failures ended; 0 without one."""
     @property

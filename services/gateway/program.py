@@ -88,9 +88,9 @@ class GatewaySettings(ServiceSettings):
         return value
 
 
+LOGIN_METHOD = "/gangline.v1.GatewayService/LogIn"
 # A record of metrics comes from a rank, whose frames have up to 16 MiB. A record that no gateway accepts would block
 # its runner's spool.
-LOGIN_METHOD = "/gangline.v1.GatewayService/LogIn"
 MESSAGE_LIMITS = {"/gangline.v1.IngestService/Ingest": 20 << 20, LOGIN_METHOD: 16 << 10}
 # Time for each piece of an upload.
 UPLOAD_METHOD, UPLOAD_SECONDS = "/gangline.v1.GatewayService/UploadCode", 30.0

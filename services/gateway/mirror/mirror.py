@@ -21,9 +21,9 @@ from services.gateway.mirror import metrics
 from services.gateway.mirror.cluster_state import ClusterState
 from services.gateway.mirror.notification import NotificationBoard
 
-# Keys of the notifications.
 # Time after which the start logs again that it waits for the first full listing of etcd.
-PATIENCE_SECONDS = 10.0
+WAIT_LOG_SECONDS = 10.0
+# Keys of the notifications.
 LEADER_NOTIFICATION = "leader"
 CLEANUP_NOTIFICATION = "cleanup"
 DELETION_NOTIFICATION = "deletion"
@@ -83,7 +83,7 @@ class Mirror:
         """Returns once the whole state was read; logs why when that takes long."""
         with self._revisions.listen(LISTED) as listed:
             self._task = asyncio.create_task(self._run(), name="mirror")
-            while not await listed.wait(PATIENCE_SECONDS):
+            while not await listed.wait(WAIT_LOG_SECONDS):
                 log.warning("waits for etcd, from which nothing was read yet")
 
     async def stop(self) -> None:
