@@ -1,10 +1,11 @@
 """PURE: the address at which Prometheus scrapes a trial runner.
 
-A runner reports its address, and a trial can report in its runner's name. So the report decides only on the port, and
-the host comes from the record of the runner's agent. Otherwise a trial could make Prometheus call any server within its
-reach. A port below 1024 is that of a service of the host, which no runner has. The first report of an attempt counts
-(`place.came_up`), and discovery leaves out a runner at the address of a service or of an earlier attempt. What is left
-to a trial is another port of its own host that no target has: Prometheus then asks it for /metrics.
+A runner's agent names the address, after it has seen the runner's own process listen there
+(`agent/allocations/runner_metrics.py`). Reports of runners do not count, because a trial can report in its runner's
+name. Only the port is taken from the agent's message, and the host comes from the record of the agent, at which
+Prometheus reaches it. A port below 1024 is that of a service of the host, which no runner has. A record may come from
+an earlier version that stored what a trial had reported. So discovery applies the same rule again, and leaves out a
+runner at the address of a service or of an earlier attempt.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from gangline.domain.resource import Agent
 FIRST_PORT = 1024
 
 
-def runner_metrics_address(agent: Agent | None, reported: str) -> str:
-    """Returns "host:port"; empty where the agent is not known or the report has no usable port.
+def runner_metrics_address(agent: Agent | None, named: str) -> str:
+    """Returns "host:port"; empty where the agent is not known or the address has no usable port.
 
     The host is that of the agent's own /metrics. For an agent without /metrics only its interfaces are on record: the
-    reported host counts if it is the address of one, else the first interface does. Loopback comes last, because it
+    named host counts if it is the address of one, else the first interface does. Loopback comes last, because it
     names another machine for a Prometheus elsewhere.
     """
-    host, port = _split(reported)
+    host, port = _split(named)
     if agent is None or port < FIRST_PORT:
         return ""
     if agent.metrics_address:

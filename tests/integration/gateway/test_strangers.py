@@ -85,7 +85,8 @@ async def test_idle_grpc_connections_of_one_address_keep_no_other_address_out(
     a call that runs goes on."""
     await add_user(etcd)
     await put_experiment(etcd)
-    gateway = GatewayProcess(tmp_path, etcd_server.address, open_files=OPEN_FILES)
+    gateway = GatewayProcess(tmp_path, etcd_server.address)
+    gateway.open_files = OPEN_FILES
     await gateway.start()
     client = Client(gateway.addresses["grpc"], gateway.addresses["http"])
     try:
