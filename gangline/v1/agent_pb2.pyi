@@ -313,9 +313,12 @@ class AllocationStatus(google.protobuf.message.Message):
     ACCEPTED_AT_FIELD_NUMBER: builtins.int
     EXIT_FIELD_NUMBER: builtins.int
     UNDELIVERED_FIELD_NUMBER: builtins.int
+    METRICS_ADDRESS_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     state: gangline.v1.types_pb2.State.ValueType
     accepted_at: builtins.float
+    metrics_address: builtins.str
+    """"host:port" of the runner's /metrics, at which the agent has seen the runner's process listen. Empty before."""
     @property
     def exit(self) -> gangline.v1.types_pb2.ExitReport: ...
     @property
@@ -330,9 +333,10 @@ class AllocationStatus(google.protobuf.message.Message):
         accepted_at: builtins.float = ...,
         exit: gangline.v1.types_pb2.ExitReport | None = ...,
         undelivered: collections.abc.Iterable[gangline.v1.runner_pb2.TrialReport] | None = ...,
+        metrics_address: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["exit", b"exit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["accepted_at", b"accepted_at", "allocation_id", b"allocation_id", "exit", b"exit", "state", b"state", "undelivered", b"undelivered"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_at", b"accepted_at", "allocation_id", b"allocation_id", "exit", b"exit", "metrics_address", b"metrics_address", "state", b"state", "undelivered", b"undelivered"]) -> None: ...
 
 Global___AllocationStatus: typing_extensions.TypeAlias = AllocationStatus
 

@@ -502,6 +502,7 @@ class RunningReport(google.protobuf.message.Message):
     TIMELINE_FIELD_NUMBER: builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: builtins.int
     metrics_address: builtins.str
+    """For leaders of earlier versions. A trial can report in its runner's name, so AllocationStatus.metrics_address counts."""
     @property
     def timeline(self) -> gangline.v1.types_pb2.Timeline:
         """Only the phases that the runner sees: runner_up_at and later."""

@@ -102,11 +102,3 @@ def too_slow(seconds: float) -> GanglineError:
     return GanglineError(
         "rpc.too_slow", f"no message of this call arrived within {seconds:g} s; try again", ErrorKind.TIMEOUT
     )
-
-
-def peer_host(peer: str) -> str:
-    """Returns the host of a peer in gRPC's form, as "ipv4:10.0.0.1:5000" or "ipv6:%5B::1%5D:5000"."""
-    kind, _, address = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return peer
-    return address.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")

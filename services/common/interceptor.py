@@ -21,7 +21,8 @@ from prometheus_client import Counter, Histogram
 
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol.rpc import MAX_MESSAGE_BYTES, asks_to_catch_up, find_token, status_of
-from services.common.call_limit import CallLimits, Guard, OpenReader, PeerCount, peer_host, too_slow
+from services.common.call_limit import CallLimits, Guard, OpenReader, PeerCount, too_slow
+from services.common.connection.peer import peer_host
 
 _log = structlog.get_logger(__name__)
 
@@ -40,7 +41,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every call. admit: receives method and token; returns or raises GanglineError. It runs in the task of the
     handler, so the handler finds the context variables that it sets. catch_up: runs before a call that asks for it
     (rpc.CATCH_UP_METADATA). is_readmitting: a stream's caller is admitted again before each answer, so a stream ends
-    with its caller's token. open_calls: counts the calls that run."""
+    with its caller's token. note_admitted: receives the peer of each call whose caller has a token. open_calls: counts
+    the calls that run."""
 
     def __init__(
         self,
@@ -49,11 +51,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         catch_up: Callable[[], Awaitable[None]] | None = None,
         *,
         is_readmitting: bool = False,
+        note_admitted: Callable[[str], None] | None = None,
     ) -> None:
         self.open_calls = OpenCalls()
         self._admit = admit
         self._readmit = admit if is_readmitting else None
         self._limits = limits
+        self._note_admitted = note_admitted
         self._streams = PeerCount(limits.streams_of_peer)
         self._open_reader = OpenReader()
         self._catch_up = catch_up
@@ -77,7 +81,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return _Call(method, self.open_calls).refuse(error)
         wrapped = self._wrapped.get(method)
         if wrapped is None or wrapped[0] is not handler:
-            call = _Call(method, self.open_calls, self._limits, self._readmit, self._streams)
+            call = _Call(
+                method, self.open_calls, self._limits, self._readmit, self._streams, note_admitted=self._note_admitted
+            )
             guard = self._limits.guards.get(method)
             wrapped = (
                 handler,
@@ -152,7 +158,8 @@ def _no_request(method: str) -> _Unreadable:
 
 class _Call:
     """Handles every call of one method. It keeps nothing of a call but its metrics. readmit: admits the caller of a
-    stream before each answer; None admits it once. streams: counts the streams of each peer."""
+    stream before each answer; None admits it once. streams: counts the streams of each peer. note_admitted: as the
+    interceptor's."""
 
     def __init__(
         self,
@@ -161,6 +168,8 @@ class _Call:
         limits: CallLimits = NO_LIMITS,
         readmit: Admit | None = None,
         streams: PeerCount = ANY_NUMBER,
+        *,
+        note_admitted: Callable[[str], None] | None = None,
     ) -> None:
         self._method = method
         self._open_calls = open_calls
@@ -168,6 +177,7 @@ class _Call:
         self._message_seconds = limits.seconds_by_method.get(method)
         self._readmit = readmit
         self._streams = streams
+        self._note_admitted = note_admitted
         # To look a metric up by its labels takes longer than to count.
         self._count_by_status: dict[str, Counter] = {}
         self._seconds: Histogram | None = None
@@ -239,6 +249,7 @@ class _Call:
     ) -> Callable[[Any, Context], Awaitable[Any]]:
         async def run(request: Any, context: Context) -> Any:
             started = time.monotonic()
+            self._note(context)
             try:
                 with self._open_calls:
                     if is_stream:
@@ -258,6 +269,7 @@ class _Call:
         self, inner: Callable[[Any, Context], AsyncIterator[Any]], is_stream: bool
     ) -> Callable[[Any, Context], Any]:
         async def run(request: Any, context: Context) -> AsyncIterator[Any]:
+            self._note(context)
             try:
                 with self._open_calls, self._streams.held(peer_host(context.peer())):
                     requests = _Requests(request, self._message_seconds) if is_stream else _check(request)
@@ -270,6 +282,10 @@ class _Call:
             self._count("ok")
 
         return run
+
+    def _note(self, context: Context) -> None:
+        if self._note_admitted is not None:
+            self._note_admitted(context.peer())
 
     async def _end(self, context: Context, error: BaseException) -> NoReturn:
         if isinstance(error, asyncio.CancelledError | grpc.aio.AbortError):

@@ -1,10 +1,10 @@
 """PURE: the address at which Prometheus scrapes a trial runner.
 
-A runner reports its address, and a trial can report in its runner's name. So the report decides only on the port, and
-the host comes from the record of the runner's agent. Otherwise a trial could make Prometheus call any server within its
-reach. A port below 1024 is that of a service of the host, which no runner has. The first report of an attempt counts
-(`place.came_up`), and discovery leaves out a runner at the address of a service or of an earlier attempt. What is left
-to a trial is another port of its own host that no target has: Prometheus then asks it for /metrics.
+A runner's agent names the address, after it has seen the runner's own process listen there
+(`agent/allocations/runner_metrics.py`). Reports of runners do not count, because a trial can report in its runner's
+name. The address is used as a whole: at another address of the host, a trial could listen at the same port. A record
+may come from an earlier version that stored what a trial had reported. So discovery applies the same rule again: the
+host must be one of the agent's, the port none of the host's services, and the address no other target's.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from gangline.domain.resource import Agent
 FIRST_PORT = 1024
 
 
-def runner_metrics_address(agent: Agent | None, reported: str) -> str:
-    """Returns "host:port"; empty where the agent is not known or the report has no usable port.
+def runner_metrics_address(agent: Agent | None, named: str) -> str:
+    """Returns the named "host:port"; empty unless Prometheus can reach it on this agent's host.
 
-    The host is that of the agent's own /metrics. For an agent without /metrics only its interfaces are on record: the
-    reported host counts if it is the address of one, else the first interface does. Loopback comes last, because it
-    names another machine for a Prometheus elsewhere.
+    The host must be that of the agent's own /metrics, or the address of one of its interfaces. Loopback counts only
+    where the agent is reached over it as well, because it names another machine for a Prometheus elsewhere. Agents have
+    no IPv6 interfaces on record, so the host of the agent's /metrics replaces an IPv6 address.
     """
-    host, port = _split(reported)
+    host, port = _split(named)
     if agent is None or port < FIRST_PORT:
         return ""
-    if agent.metrics_address:
-        address = f"{_split(agent.metrics_address)[0]}:{port}"
-        return address if address != agent.metrics_address else ""
-    own = sorted((interface.address for interface in agent.interfaces), key=_is_loopback)
-    chosen = host if host in own and not _is_loopback(host) else next(iter(own), "")
-    return f"{chosen}:{port}" if chosen else ""
+    metrics_host = _split(agent.metrics_address)[0]
+    if host.startswith("["):
+        host = metrics_host
+    hosts = [metrics_host] if metrics_host else []
+    is_local = all(map(_is_loopback, hosts or [interface.address for interface in agent.interfaces]))
+    hosts += [interface.address for interface in agent.interfaces]
+    address = f"{host}:{port}"
+    if host not in hosts or (_is_loopback(host) and not is_local) or address == agent.metrics_address:
+        return ""
+    return address
 
 
 def _split(address: str) -> tuple[str, int]:

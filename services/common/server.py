@@ -8,7 +8,6 @@ coroutines or async generators.
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -25,6 +24,9 @@ from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol.rpc import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from services.common.address import bind_error, join_address, split_address
 from services.common.call_limit import CallLimits
+from services.common.concurrency import cancel
+from services.common.connection.open_files import fit_connections
+from services.common.connection.stranger_watch import StrangerWatch
 from services.common.interceptor import NO_LIMITS, CallInterceptor, OpenCalls
 
 _log = structlog.get_logger(__name__)
@@ -34,8 +36,9 @@ _log = structlog.get_logger(__name__)
 MAX_CALLS = 8192
 # Limit for the end of handlers that were cancelled.
 CANCEL_SECONDS = 1.0
-# Each connection is one open file, so the limit follows from the number of callers.
-MAX_OPEN_FILES = 65536
+CONNECTIONS_OPTION = "grpc.max_allowed_incoming_connections"
+# The part of the process's open files that is for connections of this server.
+_FILES_DIVISOR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +73,18 @@ def current_principal() -> Principal:
 class Server:
     """Represents a running server. address: "host:port" with the real port."""
 
-    def __init__(self, server: grpc.aio.Server, address: str, open_calls: OpenCalls) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, address: str, open_calls: OpenCalls, watching: asyncio.Task[None]
+    ) -> None:
         self.address = address
         self._server = server
         self._open_calls = open_calls
+        self._watching = watching
 
     async def stop(self, grace_seconds: float = 1.0) -> None:
         """Refuses new calls at once and cancels those that still run after the grace. May be called twice."""
         await self._server.stop(grace_seconds)
+        await cancel(self._watching)
         with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_SECONDS):
                 await self._open_calls.wait_ended()
@@ -103,7 +110,7 @@ async def serve(
 
     Raises GanglineError `server.port_in_use`.
     """
-    _allow_open_files()
+    num_connections = fit_connections(dict(SERVER_OPTIONS)[CONNECTIONS_OPTION], _FILES_DIVISOR, "the gRPC server")
     host, port = split_address(listen)
     # Another process may take the port in between; then grpc's own error is reported.
     _check_free(listen, host, port, flag)
@@ -113,9 +120,16 @@ async def serve(
 
     # grpc has one limit for all methods of a server; the interceptor applies the limit of each.
     largest = max([MAX_MESSAGE_BYTES, *limits.bytes_by_method.values()])
-    options = [*(dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": largest}).items()]
-    interceptor = CallInterceptor(admit, limits, catch_up, is_readmitting=is_readmitting)
-    server = grpc.aio.server(interceptors=[interceptor], options=options, maximum_concurrent_rpcs=MAX_CALLS)
+    options = {
+        **dict(SERVER_OPTIONS),
+        "grpc.max_receive_message_length": largest,
+        CONNECTIONS_OPTION: num_connections,
+    }
+    strangers = StrangerWatch(num_connections)
+    interceptor = CallInterceptor(
+        admit, limits, catch_up, is_readmitting=is_readmitting, note_admitted=strangers.note_admitted
+    )
+    server = grpc.aio.server(interceptors=[interceptor], options=[*options.items()], maximum_concurrent_rpcs=MAX_CALLS)
     add_services(server)
     try:
         if tls is None:
@@ -129,16 +143,8 @@ async def serve(
     await server.start()
     address = join_address(host, real_port)
     _log.info("serving grpc", address=address, has_tls=tls is not None)
-    return Server(server, address, interceptor.open_calls)
-
-
-def _allow_open_files() -> None:
-    """Raises the limit of open files as far as the operator allows: each connection is one, and shells start programs
-    with 1024 by default."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    watching = asyncio.create_task(strangers.run(real_port), name="strangers")
+    return Server(server, address, interceptor.open_calls, watching)
 
 
 def _check_free(listen: str, host: str, port: int, flag: str) -> None:

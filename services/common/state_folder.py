@@ -19,6 +19,7 @@
 | alive               | agent      | 0600 | flock'ed from before the fork of the runner until it ends      |
 | lock                | runner     | 0600 | flock'ed by the runner while it lives; `gangline down` finds   |
 |                     |            |      | runners by it                                                  |
+| metrics.address     | runner     | 0600 | "host:port" of the runner's /metrics, which the agent checks   |
 | exit.json           | runner     | 0600 | AllocationStatus as proto JSON, written atomically as the last |
 |                     |            |      | step; in shared memory if this disk refuses it                 |
 | nursery.pid         | runner     | 0600 | the process with which the ranks die; it leads a process group |
@@ -55,6 +56,8 @@ from gangline.v1 import agent_pb2, runner_pb2
 from services.common.disk import sync_folder, write_atomic
 from services.common.disk_fault import has_spare, read_spare, write_spare
 
+# The longest address is an IPv6 one with its port.
+_MAX_ADDRESS_BYTES = 64
 M = TypeVar("M", bound=Message)
 log = structlog.get_logger(__name__)
 
@@ -183,6 +186,10 @@ class SharedFolder:
         return self.path / "exit.json"
 
     @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.address"
+
+    @property
     def nursery_path(self) -> Path:
         return self.path / "nursery.pid"
 
@@ -300,6 +307,18 @@ class SharedFolder:
     def has_exit(self) -> bool:
         """Whether the runner has left its report, here or in shared memory beside a disk that refused it."""
         return self.exit_path.exists() or has_spare(self.exit_path)
+
+    def write_metrics_address(self, address: str) -> None:
+        """Writes where the runner serves its metrics. Raises OSError."""
+        write_atomic(self.metrics_path, address, mode=0o600, is_durable=False)
+
+    def load_metrics_address(self) -> str:
+        """Returns the address; empty if there is none. A rank with the runner's account may have written it."""
+        try:
+            with self.metrics_path.open("rb") as file:
+                return file.read(_MAX_ADDRESS_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
 
     def write_nursery_pid(self, pid: int) -> None:
         """Writes the pid by which the agent finds the nursery, and with it the store, when the runner is gone."""

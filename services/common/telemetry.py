@@ -13,12 +13,11 @@ import os
 import sys
 from pathlib import Path
 from typing import Literal
-from wsgiref.simple_server import WSGIServer
 
-import prometheus_client
 import structlog
 
 from services.common.address import bind_error, join_address, split_address
+from services.common.connection.scrape_server import start_scrape_server
 from services.common.disk import write_atomic
 
 LogFormat = Literal["json", "text"]
@@ -57,11 +56,10 @@ def serve_metrics(listen: str) -> str:
     """Serves /metrics from a thread of its own until the process ends. Returns "host:port" with the real port."""
     host, port = split_address(listen)
     try:
-        server, _ = prometheus_client.start_http_server(port, addr=host)
+        real_port = start_scrape_server(host, port)
     except OSError as error:
         raise bind_error(listen, error, "--metrics-listen") from error
-    assert isinstance(server, WSGIServer)
-    return join_address(host, server.server_port)
+    return join_address(host, real_port)
 
 
 def write_ready_file(path: Path | str | None, **addresses: str | None) -> None:

@@ -110,7 +110,7 @@ class TrialRunner:
         grace = float(config.get("preemption_timeout") or DEFAULT_GRACE_SECONDS)
         self._stop = StopRequest(folder, grace)
         self._delivery = Delivery(spec, self._place.agent_id, folder.state.spools)
-        self._running = RunningReport(spec, self._place.agent_id, self._delivery.reporter)
+        self._running = RunningReport(spec, self._place.agent_id, folder, self._delivery.reporter)
         self._gang = GangLinks(spec.token, self._place.node_rank, self._place.agent_ids)
         self._gang.on_failure = self._on_peer_failure
         self._watchdog = Watchdog(folder, self._place, hang_rule_of(config), self._gang, self._on_hang)

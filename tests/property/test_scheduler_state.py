@@ -207,7 +207,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 commit(lambda records: accepted(records, allocation.id, now, RULES, now))
             case "comes up":
                 seen = Timeline(runner_up_at=now, ranks_up_at=now)
-                commit(lambda records: came_up(records, allocation.id, 0, seen, metrics_address="", now=now))
+                commit(lambda records: came_up(records, allocation.id, seen, now))
             case "is preempted":
                 order = StopOrder(ExitKind.PREEMPTED, "makes room", now + 30)
                 commit(lambda records: stop(records, allocation.id, order, now))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -68,9 +69,12 @@ class ForkedService:
             self.returncode = int(self._code.read() or -signal.SIGKILL)
 
 
-def fork_service(module: str, arguments: Sequence[str], log: Path, folder: Path) -> ForkedService:
+def fork_service(
+    module: str, arguments: Sequence[str], log: Path, folder: Path, *, open_files: int | None = None
+) -> ForkedService:
     """Runs `main` of the module in a process of its own, in this folder, with this process's environment.
 
+    open_files: its hard limit of open files.
     log: takes its stderr. A test that serves on its event loop awaits `load_service` in a thread before: the first call
     in a test process waits for the imports.
     """
@@ -80,7 +84,7 @@ def fork_service(module: str, arguments: Sequence[str], log: Path, folder: Path)
         pid = forkserver.fork(
             socket_path,
             "tests.support.forked_service:run",
-            {"module": module, "arguments": list(arguments)},
+            {"module": module, "arguments": list(arguments), "open_files": open_files},
             environment=os.environ,
             directory=str(folder),
             fds=[output.fileno(), code.fileno()],
@@ -105,6 +109,8 @@ def run(arguments: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
     """The forked process. fds: the log, and the file for the exit code."""
     log, code = fds
     os.dup2(log, 2)
+    if arguments["open_files"] is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (arguments["open_files"],) * 2)
     sys.argv = [arguments["module"], *arguments["arguments"]]
     status = 0
     try:

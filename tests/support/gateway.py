@@ -107,6 +107,9 @@ class Client:
 class GatewayProcess:
     """`gangline-gateway` as a process of its own, for tests that kill it. Its ports stay the same over restarts."""
 
+    # Its hard limit of open files; set before it starts.
+    open_files: int | None = None
+
     def __init__(self, folder: Path, etcd_address: str, **flags: str) -> None:
         self._folder = folder
         self.log = folder / "gateway.log"
@@ -129,7 +132,7 @@ class GatewayProcess:
 
     def launch(self) -> ForkedService:
         arguments = [part for name, value in self.flags.items() for part in (f"--{name}", value)]
-        self.process = fork_service(PROGRAM, arguments, self.log, Path.cwd())
+        self.process = fork_service(PROGRAM, arguments, self.log, Path.cwd(), open_files=self.open_files)
         return self.process
 
     async def start(self) -> None:

@@ -214,9 +214,7 @@ class Model:
     def come_up(self, allocation_id: str, node_rank: int) -> StateChange:
         """The ranks of one member."""
         seen = Timeline(ranks_up_at=self.now)
-        return self.leader.commit(
-            lambda records: came_up(records, allocation_id, node_rank, seen, metrics_address="", now=self.now)
-        )
+        return self.leader.commit(lambda records: came_up(records, allocation_id, seen, self.now))
 
     def preempt(self, allocation_id: str, for_trial_id: str) -> None:
         order = StopOrder(ExitKind.PREEMPTED, f"makes room for trial {for_trial_id}", self.now + 60)

@@ -100,6 +100,11 @@ class ScriptedAgent:
         status.exit.CopyFrom(report)
         self._outbox.put_nowait(agent_pb2.ConnectRequest(status=status))
 
+    def tell_metrics(self, allocation_id: str, address: str) -> None:
+        """The agent has seen the runner serve its metrics."""
+        self.journal[allocation_id].metrics_address = address
+        self._outbox.put_nowait(agent_pb2.ConnectRequest(status=self.journal[allocation_id]))
+
     def tell_slots(self, slots: Sequence[Slot], problem: str = "") -> None:
         """Changes its slots or its own health while it is connected; its next hello reports the same."""
         self.record = replace(self.record, slots=tuple(slots), problem=problem)

@@ -102,7 +102,7 @@ class SearchWorld:
     def run(self, trial_id: str) -> None:
         seen = Timeline(ranks_up_at=self.now)
         allocation = self.live(trial_id)
-        self.apply(came_up(self.records, allocation.id, 0, seen, metrics_address="", now=self.now))
+        self.apply(came_up(self.records, allocation.id, seen, self.now))
 
     def exit(self, trial_id: str, kind: ExitKind) -> None:
         report = ExitReport("a1", kind, "as told", failed_at=self.now, ended_at=self.now)

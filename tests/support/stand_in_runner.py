@@ -2,8 +2,8 @@
 
 It takes the lock, writes exit.json, answers SIGTERM with PREEMPTED and SIGQUIT with KILLED, and may start a nursery.
 What it does stands in the spec's config_json: {"nursery": true, "deaf": true, "code": 3, "garbage": true, "linger":
-true}. It ends by itself once the file `finish` lies in its folder. Each start adds its pid to the file
-`starts` once all is up.
+true, "metrics": true}. With "metrics" it listens, and writes the address into the file `listens`. It ends by itself
+once the file `finish` lies in its folder. Each start adds its pid to the file `starts` once all is up.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,9 @@ def _run(folder: Path) -> int:
         for name in ("nursery.pid", "ranks.pid"):
             leader = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
             (folder / name).write_text(f"{leader.pid}\n")
+    listening = socket.create_server(("127.0.0.1", 0)) if plan.get("metrics") else None
+    if listening is not None:
+        (folder / "listens").write_text(f"127.0.0.1:{listening.getsockname()[1]}")
     with (folder / "starts").open("a") as starts:
         starts.write(f"{os.getpid()}\n")
     print("the stand-in runs", flush=True)

@@ -36,11 +36,14 @@ from services.agent.allocations.journal_record import (
 )
 from services.agent.allocations.launcher import Launcher
 from services.agent.allocations.leftover import remove_leftovers
+from services.agent.allocations.runner_metrics import RunnerMetrics
 from services.agent.machine import metrics
 from services.common.disk_fault import is_disk_fault
 
 # Longest pause between two looks at the runner's exit.json, for which there is no event.
 POLL_SECONDS = 5.0
+# Longest pause between two looks while the address of the runner's metrics is not known.
+METRICS_SECONDS = 1.0
 # Limit for the processes of an ended allocation to die. SIGKILL takes effect at once unless the kernel itself is stuck
 # (a hung GPU, a dead network disk).
 SWEEP_SECONDS = 5.0
@@ -125,6 +128,7 @@ class AllocationLifecycle:
         self._final: agent_pb2.AllocationStatus | None = None
         self._hold_seconds = hold_seconds
         self._holding: asyncio.TimerHandle | None = None
+        self._metrics = RunnerMetrics(folder)
         self._log = log.bind(allocation_id=record.allocation_id)
 
     def status(self) -> agent_pb2.AllocationStatus:
@@ -139,6 +143,7 @@ class AllocationLifecycle:
             allocation_id=self.record.allocation_id,
             state=wire.enum_number(state),  # type: ignore[arg-type] # the map knows numbers, not the stub's enum type
             accepted_at=self.record.accepted_at,
+            metrics_address=self._metrics.address,
         )
 
     def tell(self) -> None:
@@ -279,11 +284,15 @@ class AllocationLifecycle:
                     sent = wanted
                 if exit_seen_at is None and self.folder.has_exit:
                     exit_seen_at = time.time()
+                if self._metrics.may_come and await self._metrics.check(runner):
+                    self._context.on_status(self.status())
                 kill_at = plan_kill_at(self.record.stop, exit_seen_at)
                 if kill_at is not None and time.time() >= kill_at:
                     self._kill(runner)
                     kill_at = None
-                wait_seconds = POLL_SECONDS if kill_at is None else min(POLL_SECONDS, max(0.0, kill_at - time.time()))
+                wait_seconds = METRICS_SECONDS if self._metrics.may_come else POLL_SECONDS
+                if kill_at is not None:
+                    wait_seconds = min(wait_seconds, max(0.0, kill_at - time.time()))
                 await self._wait_first([ended, done], wait_seconds)
             # A signal that was sent must not reach another allocation, so such a process is not used again.
             self._is_released = done.done() and not ended.done() and sent is None and not self._evidence.was_killed

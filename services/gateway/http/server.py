@@ -15,7 +15,8 @@ from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.common.address import bind_error, join_address, split_address
-from services.gateway.http.connection_limit import MAX_CONNECTIONS, ConnectionTable, Networks
+from services.common.connection.open_files import fit_connections
+from services.gateway.http.connection_limit import MAX_CONNECTIONS, MAX_OF_ADDRESS, ConnectionTable, Networks
 from services.gateway.http.upgrade import Upgrades
 
 # How long a stop waits for requests in progress.
@@ -31,6 +32,8 @@ MAX_HEADER_BYTES = 32 << 10
 # one period for all of its body.
 BODY_SECONDS = 10.0
 MIN_BODY_BYTES = 32 << 10
+# The part of the process's open files that is for HTTP connections; half of it is for gRPC.
+_FILES_DIVISOR = 4
 # What a connection on a reserved place may ask.
 _HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
 
@@ -177,8 +180,11 @@ class HttpServer:
 async def serve_http(app: FastAPI, listen: str, trusted_proxies: Sequence[str] = ()) -> HttpServer:
     """Returns once the server accepts requests. trusted_proxies: addresses and networks whose X-Forwarded-For names the
     caller; from other peers it means nothing. Raises GanglineError `server.port_in_use`."""
+    most = fit_connections(MAX_CONNECTIONS, _FILES_DIVISOR, "the HTTP server")
     listening = _bind(listen)
-    app.state.connections = ConnectionTable(Networks(trusted_proxies), most=MAX_CONNECTIONS)
+    app.state.connections = ConnectionTable(
+        Networks(trusted_proxies), most=most, most_of_address=min(MAX_OF_ADDRESS, most // 4)
+    )
     # log_config None: logging is configured by __main__ alone.
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_SECONDS,

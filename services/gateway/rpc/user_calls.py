@@ -11,7 +11,7 @@ from gangline.protocol import wire
 from gangline.protocol.rpc import find_token
 from gangline.v1 import user_pb2 as pb
 from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
-from services.common.call_limit import peer_host
+from services.common.connection.peer import peer_host
 from services.common.server import current_principal
 from services.gateway.usecase.bundle import UseCases
 

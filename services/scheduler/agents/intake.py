@@ -40,7 +40,7 @@ from services.scheduler.transition.checkpoint import abandoned, delete_checkpoin
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.fence import fenced, is_superseded, live, why_over
 from services.scheduler.transition.fusion import fusion_doubted, fusion_found
-from services.scheduler.transition.place import accepted, came_up
+from services.scheduler.transition.place import accepted, came_up, metrics_found
 from services.scheduler.transition.report import (
     checkpointed,
     chosen,
@@ -89,6 +89,12 @@ class Intake:
         self._observed.setdefault(allocation_id, before.timeline)
         await self._store.commit(lambda records: accepted(records, allocation_id, max(times), self._rules, time.time()))
         self._observe_start(allocation_id)
+
+    async def metrics_served(self, allocation_id: str, agent_id: str, address: str) -> None:
+        """Records where an agent has seen its runner serve metrics; empty where it has not yet."""
+        address = runner_metrics_address(self._store.state.find(Agent, agent_id), address)
+        if address:
+            await self._store.commit(lambda records: metrics_found(records, allocation_id, agent_id, address))
 
     async def exit(
         self, allocation_id: str, report: ExitReport, still_holds: Callable[[], bool] = lambda: True
@@ -148,7 +154,7 @@ class Intake:
         report = self._screening.report(allocation_id, report, time.time())
         match report.WhichOneof("report"):
             case "running":
-                await self._came_up(allocation_id, node_rank, report.running)
+                await self._came_up(allocation_id, report.running)
             case "progress":
                 await self._progressed(allocation_id, report.progress)
             case "validation":
@@ -206,17 +212,12 @@ class Intake:
                 for key in [key for key in self.told_exits if key[0] == allocation_id]:
                     del self.told_exits[key]
 
-    async def _came_up(self, allocation_id: str, node_rank: int, report: runner_pb2.RunningReport) -> None:
+    async def _came_up(self, allocation_id: str, report: runner_pb2.RunningReport) -> None:
         before = self._store.state.find(Allocation, allocation_id)
         if before is not None:
             self._observed.setdefault(allocation_id, before.timeline)
         timeline = wire.from_proto(Timeline, report.timeline)
-        address = runner_metrics_address(self._agent_of(allocation_id, node_rank), report.metrics_address)
-        await self._store.commit(
-            lambda records: came_up(
-                records, allocation_id, node_rank, timeline, metrics_address=address, now=time.time()
-            )
-        )
+        await self._store.commit(lambda records: came_up(records, allocation_id, timeline, time.time()))
         self._observe_start(allocation_id)
 
     async def _progressed(self, allocation_id: str, report: runner_pb2.ProgressReport) -> None:
@@ -290,9 +291,6 @@ class Intake:
 
     def _clock_of(self, allocation_id: str, node_rank: int) -> AgentClock:
         return self._sessions.clock_of(self._agent_id_of(allocation_id, node_rank))
-
-    def _agent_of(self, allocation_id: str, node_rank: int) -> Agent | None:
-        return self._store.state.find(Agent, self._agent_id_of(allocation_id, node_rank))
 
     def _agent_id_of(self, allocation_id: str, node_rank: int) -> str:
         """Returns the id of the member's agent; empty where there is no such member."""

@@ -221,8 +221,11 @@ async def _reconcile(term: Term, session: Session, hello: agent_pb2.AgentHello) 
         await term.intake.exit(allocation_id, report)
     _settle_strangers(term, session, difference)
     # 2. What it has accepted; then what it should have and does not, and what it should stop.
+    metrics_by_allocation = {status.allocation_id: status.metrics_address for status in hello.allocations}
     for entry in difference.present:
         await term.intake.accept(session, entry.allocation_id, entry.accepted_at)
+        address = metrics_by_allocation[entry.allocation_id]
+        await term.intake.metrics_served(entry.allocation_id, session.agent_id, address)
     for allocation in unended_on(term.state, session.agent_id):
         term.dispatch.sync(allocation)
     term.loop.wake()
@@ -269,6 +272,7 @@ async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationS
     elif is_expected:
         session.known.add(entry.allocation_id)
         await term.intake.accept(session, entry.allocation_id, entry.accepted_at)
+        await term.intake.metrics_served(entry.allocation_id, session.agent_id, status.metrics_address)
     elif entry.allocation_id not in session.strangers:
         term.dispatch.end_stranger(session, entry.allocation_id)
 

@@ -115,29 +115,34 @@ def accepted(records: Records, allocation_id: str, accepted_at: float, rules: Ru
     return draft.change
 
 
-def came_up(
-    records: Records, allocation_id: str, node_rank: int, seen: Timeline, *, metrics_address: str, now: float
-) -> StateChange:
+def came_up(records: Records, allocation_id: str, seen: Timeline, now: float) -> StateChange:
     """Records the phases that a runner has seen. The gang runs once ranks are up on any member: all members have passed
-    the rendezvous then, and a failure from here on is reported, not timed out. A runner has one address for its
-    metrics, so a later report changes none."""
+    the rendezvous then, and a failure from here on is reported, not timed out."""
     allocation = records.find(Allocation, allocation_id)
     if allocation is None:
         return StateChange()
     draft = Draft(records)
     timeline = merge_timeline(allocation.timeline, seen)
-    members = tuple(
-        replace(member, metrics_address=member.metrics_address or metrics_address)
-        if member.node_rank == node_rank
-        else member
-        for member in allocation.members
-    )
-    allocation = replace(allocation, timeline=timeline, members=members)
+    allocation = replace(allocation, timeline=timeline)
     if allocation.state is State.STARTING and timeline.ranks_up_at:
         allocation = replace(allocation, state=State.RUNNING, deadline_at=0.0)
-        start_succeeded(draft, (member.agent_id for member in members))
+        start_succeeded(draft, (member.agent_id for member in allocation.members))
     follow_allocation(draft, allocation, now)
     return draft.change
+
+
+def metrics_found(records: Records, allocation_id: str, agent_id: str, address: str) -> StateChange:
+    """Records where the runner on an agent serves its metrics."""
+    allocation = records.find(Allocation, allocation_id)
+    if allocation is None:
+        return StateChange()
+    members = tuple(
+        replace(member, metrics_address=address) if member.agent_id == agent_id else member
+        for member in allocation.members
+    )
+    if members == allocation.members:
+        return StateChange()
+    return StateChange(puts=(replace(allocation, members=members),))
 
 
 def merge_timeline(current: Timeline, seen: Timeline) -> Timeline:

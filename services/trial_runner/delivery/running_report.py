@@ -8,18 +8,23 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import structlog
+
 from gangline.domain.allocation import Timeline
 from gangline.protocol.wire import prepare, to_proto
 from gangline.v1 import runner_pb2
+from services.common.state_folder import SharedFolder
 from services.trial_runner.delivery import metrics
 from services.trial_runner.delivery.reporter import Reporter
 
 prepare(Timeline)
+_log = structlog.get_logger(__name__)
 
 
 class RunningReport:
-    def __init__(self, spec: runner_pb2.RunnerSpec, agent_id: str, reporter: Reporter) -> None:
+    def __init__(self, spec: runner_pb2.RunnerSpec, agent_id: str, folder: SharedFolder, reporter: Reporter) -> None:
         self._spec = spec
+        self._folder = folder
         self._agent_id = agent_id
         self._reporter = reporter
         self._timeline = Timeline(runner_up_at=time.time())
@@ -42,7 +47,8 @@ class RunningReport:
         self.send()
 
     def serve_metrics(self) -> None:
-        """Serves the metrics of this runner, and reports their address."""
+        """Serves the metrics of this runner, and writes their address for the agent, which checks it. The report names
+        it for leaders of earlier versions."""
         spec = self._spec
         self._metrics_address = metrics.serve(
             next(iter(spec.scheduler_addresses), ""),
@@ -52,6 +58,10 @@ class RunningReport:
             agent_id=self._agent_id,
             node_rank=str(spec.node_rank),
         )
+        try:
+            self._folder.write_metrics_address(self._metrics_address)
+        except OSError as error:
+            _log.warning("the metrics of this runner stay unpublished", error=str(error))
         self.send()
 
     def send(self) -> None:

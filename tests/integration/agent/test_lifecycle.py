@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gangline.v1 import types_pb2
+from gangline.v1 import agent_pb2, types_pb2
 from tests.support.agent_process import AgentProcess, is_running, make_spec, wait_until
 from tests.support.stand_in_scheduler import StandInScheduler
 
@@ -70,6 +72,36 @@ async def test_agent_killed_finds_its_runner_again(scheduler: StandInScheduler, 
     status = await scheduler.wait_status("1.1.1", TERMINAL)
     assert status.exit.kind == types_pb2.EXIT_KIND_COMPLETED
     assert agent.starts("1.1.1") == [pid]
+
+
+async def test_agent_names_only_metrics_at_which_its_runner_listens(
+    scheduler: StandInScheduler, agent: AgentProcess
+) -> None:
+    """A rank with the runner's account listens too, and names its own port. A restarted agent checks again."""
+    await agent.start()
+    pid = await _start(scheduler, agent, {"metrics": True})
+    named = agent.folder("1.1.1") / "metrics.address"
+    own = (agent.folder("1.1.1") / "listens").read_text()
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        lie = f"127.0.0.1:{foreign.getsockname()[1]}"
+        named.write_text(lie)
+        await wait_until(lambda: "metrics are refused" in agent.log())
+    (line,) = [json.loads(line) for line in agent.log().splitlines() if "metrics are refused" in line]
+    assert (line["address"], line["pid"], line["listens"]) == (lie, pid, [own])
+    named.write_text(own)
+    await scheduler.wait_for(lambda: _metrics_of(scheduler.statuses))
+    assert _metrics_of(scheduler.statuses) == {own}
+
+    agent.end(signal.SIGKILL)
+    await scheduler.wait_for(lambda: not scheduler.streams)
+    scheduler.statuses.clear()
+    await agent.start()
+    await scheduler.wait_for(lambda: _metrics_of(scheduler.statuses))
+    assert _metrics_of(scheduler.statuses) == {own}
+
+
+def _metrics_of(statuses: Iterable[agent_pb2.AllocationStatus]) -> set[str]:
+    return {status.metrics_address for status in statuses} - {""}
 
 
 async def test_exit_while_the_agent_is_away(scheduler: StandInScheduler, agent: AgentProcess) -> None:

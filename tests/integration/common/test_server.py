@@ -21,6 +21,7 @@ from gangline.protocol.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, error_of, tok
 from gangline.v1 import agent_pb2, agent_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.common import server as server_module
 from services.common.call_limit import CallLimits
+from services.common.connection import stranger_watch
 from services.common.server import Principal, Server, ServerTls, current_principal, serve
 from tests.support.certificate import Authority
 
@@ -303,3 +304,33 @@ async def _until_end(reader: asyncio.StreamReader) -> None:
     with contextlib.suppress(ConnectionError):
         while await reader.read(4096):
             pass
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::]:0", "0.0.0.0:0"])
+async def test_a_stranger_loses_its_connection_and_an_admitted_caller_keeps_its_own(
+    listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a server that keeps four connections. Beside an admitted one, two are for strangers."""
+    monkeypatch.setattr(server_module, "SERVER_OPTIONS", [*SERVER_OPTIONS, (server_module.CONNECTIONS_OPTION, 4)])
+    monkeypatch.setattr(stranger_watch, "SCAN_SECONDS", 0.05)
+    server = await serve(listen, add_services, authenticate)
+    port = int(server.address.rpartition(":")[2])
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+            call: Any = agent_pb2_grpc.AgentServiceStub(channel).Connect(metadata=token_metadata("token of ann"))
+            await call.write(agent_pb2.ConnectRequest(hello=agent_pb2.AgentHello()))
+            assert (await call.read()).welcome.epoch == 7
+            opened = [
+                await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+                for source in ("127.0.0.1", "127.0.0.1", "127.0.0.3")
+            ]
+            await asyncio.wait_for(_until_end(opened[0][0]), 30)
+            assert not opened[1][0].at_eof()
+            assert not opened[2][0].at_eof()
+            await call.write(agent_pb2.ConnectRequest(hello=agent_pb2.AgentHello()))
+            assert (await call.read()).welcome.epoch == 7
+            call.cancel()
+            for _, writer in opened:
+                writer.close()
+    finally:
+        await server.stop(0)

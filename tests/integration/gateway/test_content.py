@@ -223,8 +223,11 @@ async def test_discovery_names_no_host_that_a_trial_has_reported(
     client: Client, etcd: EtcdClient, leader: StandInLeader
 ) -> None:
     """Also where an earlier version has stored it."""
-    member = Member("a1", 0, ("a1/0",), metrics_address="169.254.169.254:9009")
-    allocation = Allocation("7.1.1", "7.1", 7, 1, 1, "default", (member,), State.RUNNING)
+    members = (
+        Member("a1", 0, ("a1/0",), metrics_address="169.254.169.254:9009"),
+        Member("a1", 1, ("a1/1",), metrics_address="10.0.0.7:9009"),
+    )
+    allocation = Allocation("7.1.1", "7.1", 7, 1, 1, "default", members, State.RUNNING)
     await etcd.commit(
         [
             Put(keys.agent("a1"), wire.encode(Agent("a1", metrics_address="10.0.0.7:8084"))),

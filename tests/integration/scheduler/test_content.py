@@ -45,12 +45,11 @@ def _is_now(at: float) -> bool:
 
 @pytest.mark.parametrize("absurd", _ABSURD)
 async def test_absurd_times_and_counts_are_replaced(bench: Bench, absurd: float) -> None:
-    _, runner = await _started(bench)
+    agent, runner = await _started(bench)
     allocation_id = runner.spec.allocation.id
     timeline = types_pb2.Timeline(runner_up_at=absurd, rendezvous_at=absurd, ranks_up_at=absurd, first_step_at=absurd)
     await runner.report(running=runner_pb2.RunningReport(timeline=timeline, metrics_address="169.254.169.254:9009"))
-    # A trial that reports in its runner's name moves nothing.
-    await runner.report(running=runner_pb2.RunningReport(timeline=timeline, metrics_address="10.0.0.1:22"))
+    # Only the agent names the metrics of a runner.
     await runner.report(running=runner_pb2.RunningReport(timeline=timeline, metrics_address="10.0.0.1:9010"))
     progress = runner_pb2.ProgressReport(batches_completed=3, batches_total=-5, seconds_per_batch=absurd)
     await runner.report(progress=progress)
@@ -66,7 +65,12 @@ async def test_absurd_times_and_counts_are_replaced(bench: Bench, absurd: float)
         lambda: bench.allocation(allocation_id), lambda allocation: allocation.state is State.RUNNING
     )
     assert all(map(_is_now, (allocation.timeline.ranks_up_at, allocation.timeline.first_step_at)))
-    assert allocation.members[0].metrics_address == "10.0.0.1:9009"
+    assert allocation.members[0].metrics_address == ""
+    agent.tell_metrics(allocation_id, "10.0.0.1:9009")
+    await bench.eventually(
+        lambda: bench.allocation(allocation_id),
+        lambda allocation: allocation.members[0].metrics_address == "10.0.0.1:9009",
+    )
     checkpoint = await _checkpoint(bench, "c1")
     assert checkpoint is not None
     assert _is_now(checkpoint.created_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ import pytest
 
 import services.common.etcd.metrics  # noqa: F401 - registers what is looked for
 from gangline.errors import GanglineError
+from services.common.connection.scrape_server import MAX_CONNECTIONS
 from services.common.telemetry import serve_metrics, write_ready_file
 
 LOG_PROGRAM = """
@@ -67,6 +69,21 @@ def test_metrics_are_served_on_a_free_port() -> None:
     address = serve_metrics("127.0.0.1:0")
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         assert b"gangline_etcd_rotations_total" in answer.read()
+
+
+def test_idle_connections_of_one_address_keep_no_other_from_the_metrics() -> None:
+    """Of more connections than the server keeps, the oldest of the first address end."""
+    address = serve_metrics("127.0.0.1:0")
+    target = ("127.0.0.1", int(address.rpartition(":")[2]))
+    with contextlib.ExitStack() as held:
+        other = held.enter_context(socket.create_connection(target, 20, ("127.0.0.3", 0)))
+        idle = [
+            held.enter_context(socket.create_connection(target, 20, ("127.0.0.2", 0)))
+            for _ in range(MAX_CONNECTIONS + 8)
+        ]
+        assert [connection.recv(1) for connection in idle[:9]] == [b""] * 9
+        other.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert other.recv(12) == b"HTTP/1.0 200"
 
 
 def test_a_taken_metrics_port_names_its_flag() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.errors import ErrorKind, GanglineError
-from services.common.call_limit import peer_host
+from services.common.connection.peer import peer_host
 from services.gateway.usecase.login_limit import (
     FAILURES_OF_ADDRESS,
     FAILURES_OF_USER,

@@ -22,7 +22,7 @@ from services.scheduler.transition.deadline import expired, next_deadline, overd
 from services.scheduler.transition.end import kill_experiment
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.fence import live
-from services.scheduler.transition.place import accepted, came_up, place
+from services.scheduler.transition.place import accepted, came_up, metrics_found, place
 from services.scheduler.transition.report import (
     best_validation_of,
     checkpointed,
@@ -111,18 +111,26 @@ def test_place_is_turned_down_when_the_world_has_moved() -> None:
     assert not place(world.records, Assignment("9.9", {"a2": 2}), epoch=9, rules=RULES, now=11.0)
 
 
+def test_metrics_of_a_runner_are_those_that_its_agent_names() -> None:
+    world = _placed()
+    world.apply(metrics_found(world.records, "1.1.1", "a1", "h:1"))
+    assert [member.metrics_address for member in world.allocation.members] == ["h:1", ""]
+    assert not metrics_found(world.records, "1.1.1", "a1", "h:1")
+    assert not metrics_found(world.records, "1.1.1", "a9", "h:9")
+    assert not metrics_found(world.records, "9.9.9", "a1", "h:9")
+
+
 def test_start_moves_the_deadline_and_ends_it() -> None:
     world = _placed()
     world.apply(accepted(world.records, "1.1.1", 11.5, RULES, 12.0))
     assert (world.allocation.timeline.accepted_at, world.allocation.deadline_at) == (11.5, 62.0)
     early = Timeline(runner_up_at=13.0)
-    world.apply(came_up(world.records, "1.1.1", 1, early, metrics_address="", now=13.0))
+    world.apply(came_up(world.records, "1.1.1", early, 13.0))
     assert world.allocation.state is State.STARTING
     up = Timeline(queued_at=99.0, runner_up_at=12.5, rendezvous_at=14.0, ranks_up_at=15.0)
-    world.apply(came_up(world.records, "1.1.1", 0, up, metrics_address="h:1", now=15.0))
+    world.apply(came_up(world.records, "1.1.1", up, 15.0))
     allocation = world.allocation
     assert (allocation.state, allocation.deadline_at) == (State.RUNNING, 0.0)
-    assert allocation.members[0].metrics_address == "h:1"
     assert allocation.timeline == Timeline(10.0, 11.0, 11.5, 13.0, 14.0, 15.0)
     assert world.trial.timeline == allocation.timeline
     assert not accepted(world.records, "1.1.1", 11.5, RULES, 16.0)

@@ -1,0 +1,1 @@
+"""The connections that a service keeps: how many, and whose are closed when places run short."""
