@@ -5,7 +5,6 @@ output.py finds the files and has them copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gangline.domain.limits import MB

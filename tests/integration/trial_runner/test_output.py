@@ -33,8 +33,8 @@ async def test_the_output_is_kept_and_other_files_are_named(world: World) -> Non
     assert told == (
         "not kept: 1 file of $GANGLINE_OUTPUT_DIR (out: it is a link that leads out of the folder); 1 file of the "
         "working folder (here), where $GANGLINE_OUTPUT_DIR names the folder whose files are kept; these files stay "
-        f"below {world.folder}/a1/ended/7.1.1 on a1 until a1 has ended keep_ended further allocations (10 by default). Also, "
-        "the entrypoint has reported no metrics and no checkpoint; gangline.core reports them"
+        f"below {world.folder}/a1/ended/7.1.1 on a1 until a1 has ended keep_ended further allocations (10 by default). "
+        "Also, the entrypoint has reported no metrics and no checkpoint; gangline.core reports them"
     )
     # What is kept needs no room on the agent any more.
     assert sorted(path.name for path in (runner.directory / "gangline-output").iterdir()) == ["deep", "out"]
