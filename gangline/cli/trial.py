@@ -119,7 +119,8 @@ def output(
     ] = None,
     is_json: Json = False,
 ) -> None:
-    """Fetch the files that a trial's processes wrote into $GANGLINE_OUTPUT_DIR. They are kept when the processes end."""
+    """Fetch the files that a trial's processes wrote into $GANGLINE_OUTPUT_DIR; they are kept when the processes
+    end."""
     _experiment_of(trial_id)
     target = folder or Path(f"output-{trial_id}")
     with connect() as client:

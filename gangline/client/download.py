@@ -1,4 +1,5 @@
-"""Writes downloaded files into a folder: those of a checkpoint or an output whole or not at all, those for TensorBoard as they grow.
+"""Writes downloaded files into a folder: those of a checkpoint or an output whole or not at all, those for TensorBoard
+as they grow.
 
 It refuses paths that lead out of the folder, so that a broken checkpoint cannot overwrite other files. Called by the
 client's download_checkpoint, download_code, download_output and download_tensorboard.

@@ -1,7 +1,7 @@
 """Lists and reads the output of trials in the storage: what their processes wrote into $GANGLINE_OUTPUT_DIR.
 
-There is no record of these files: what is in the trial's folder is its output. A trial that runs again may replace files
-meanwhile, each as a whole. Every user may read them, as checkpoints.
+There is no record of these files: what is in the trial's folder is its output. A trial that runs again may replace
+files meanwhile, each as a whole. Every user may read them, as checkpoints.
 """
 
 from __future__ import annotations
