@@ -23,9 +23,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
+import fsspec
+import fsspec.callbacks
+import fsspec.config
+
+from gangline.core.storage import CheckpointStore
 from gangline.domain.output import MOST_BYTES, MOST_FILES, find_bad_path
 from gangline.domain.partial import PREFIX
 from gangline.domain.storage_fault import describe
+from gangline.domain.storage_url import protocol_of
 from gangline.errors import GanglineError
 from gangline.launch import confinement
 
@@ -284,9 +290,7 @@ def _open_folder(folder: Path, below: str) -> int:
 
 
 def _callback(progress: Callable[[], None]) -> Any:
-    from fsspec.callbacks import Callback  # noqa: PLC0415  loaded with the rights of the ranks
-
-    class Progress(Callback):  # type: ignore[misc]  # fsspec is untyped
+    class Progress(fsspec.callbacks.Callback):  # type: ignore[misc]  # fsspec is untyped
         def call(self, hook_name: str | None = None, **_: Any) -> None:
             progress()
 
@@ -304,10 +308,6 @@ def _sync(path: Path) -> None:
 def open_target(storage_url: str, marker: str, path: str, writer: str) -> Target:
     """Raises GanglineError `storage.away` for a storage folder without its marker file, ValueError and ImportError for
     a URL that cannot be opened."""
-    import fsspec  # noqa: PLC0415  loaded with the rights of the ranks
-
-    from gangline.core.storage import CheckpointStore  # noqa: PLC0415  loads fsspec
-
     CheckpointStore(storage_url, marker=marker).check_present()
     filesystem, root = fsspec.core.url_to_fs(storage_url)
     return Target(filesystem, f"{str(root).rstrip('/')}/{path}", writer)
@@ -328,10 +328,14 @@ def run(order: Mapping[str, Any], stream: TextIO) -> None:
 
 def main() -> None:
     order = json.load(sys.stdin)
+    # Loaded before the confinement, because the ranks' account may not reach this Python's folders.
+    with suppress(ImportError, ValueError):
+        fsspec.get_filesystem_class(protocol_of(order["storage_url"]))
     confinement.enter(order["confinement"], becomes_program=False)
     # Python and the loader read their own variables at the start only, so those of the user change nothing here.
     os.environ.clear()
     os.environ.update(order["environment"])
+    fsspec.config.set_conf_env(fsspec.config.conf)
     with suppress(BrokenPipeError):
         run(order, sys.stdout)
         sys.stdout.flush()

@@ -52,6 +52,17 @@ async def test_output_is_kept_after_a_failure_and_after_a_preemption(world: Worl
     assert _notes(world, "the entrypoint has reported no") == []
 
 
+async def test_a_kill_keeps_nothing_and_the_log_says_where_it_is(world: World) -> None:
+    (runner,) = await world.start("", (1,), entrypoint='echo 1 > "$GANGLINE_OUTPUT_DIR/a"; echo written; sleep 600')
+    await world.gateway.wait_line("written")
+    runner.kill(signal.SIGQUIT)
+    assert (await runner.wait()).kind is ExitKind.KILLED
+    assert _kept(world) == {}
+    (told,) = _notes(world, "not kept")
+    assert told.startswith("not kept: the rest of $GANGLINE_OUTPUT_DIR (the trial was killed); these files stay below ")
+    assert (runner.directory / "gangline-output/a").read_text() == "1\n"
+
+
 async def test_a_storage_that_takes_nothing_changes_no_outcome(world: World, tmp_path: Path) -> None:
     (tmp_path / "storage").write_text("no folder")
     (runner,) = await world.start("", (1,), entrypoint='echo 1 > "$GANGLINE_OUTPUT_DIR/a"')
