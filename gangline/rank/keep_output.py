@@ -314,7 +314,7 @@ def open_target(storage_url: str, marker: str, path: str, writer: str) -> Target
 
 
 def run(order: Mapping[str, Any], stream: TextIO) -> None:
-    """Carries out one order of the runner (services/trial_runner/ranks/output.py)."""
+    """Carries out one order of the runner (services/trial_runner/output.py)."""
     report = Report(stream, float(order["limit_seconds"]))
     folder = Path(order["folder"])
     try:

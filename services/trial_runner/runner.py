@@ -44,13 +44,13 @@ from services.trial_runner.gang.outcome import (
     signature_of,
 )
 from services.trial_runner.gang.rendezvous import RendezvousFailed
+from services.trial_runner.output import Output
 from services.trial_runner.preparation import Preparation
 from services.trial_runner.rank_setup import RankSetup, RankStart
 from services.trial_runner.ranks import confinement
 from services.trial_runner.ranks.log_policy import LogPolicyMatcher
 from services.trial_runner.ranks.log_pump import LAST_LINES, LogPump
 from services.trial_runner.ranks.nursery_client import NurseryProcess
-from services.trial_runner.ranks.output import Output
 from services.trial_runner.ranks.rank_group import RankGroup
 from services.trial_runner.ranks.rank_link import RankLinkServer
 from services.trial_runner.ranks.startup_hook import HOOK_NAME, HOOK_RANK, HookFailed

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.trial_runner.ranks import output
-from services.trial_runner.ranks.output import find_written
-from services.trial_runner.ranks.output_text import Kept, Left, Written, describe_kept, describe_lost
+from services.trial_runner import output
+from services.trial_runner.output import find_written
+from services.trial_runner.output_text import Kept, Left, Written, describe_kept, describe_lost
 
 
 def test_only_files_that_changed_since_are_found(tmp_path: Path) -> None:

@@ -30,8 +30,7 @@ from services.common.user_rights import rights_of
 from services.trial_runner.delivery.recorder import Recorder
 from services.trial_runner.exit_file import load_stop_deadline
 from services.trial_runner.gang.gang_plan import Place, load_config, without_settings
-from services.trial_runner.ranks.confinement import Confinement
-from services.trial_runner.ranks.output_text import (
+from services.trial_runner.output_text import (
     MOST_NAMES,
     NOT_REPORTED,
     Kept,
@@ -40,6 +39,7 @@ from services.trial_runner.ranks.output_text import (
     describe_kept,
     describe_lost,
 )
+from services.trial_runner.ranks.confinement import Confinement
 from services.trial_runner.ranks.step import STEP_RANK
 from services.trial_runner.stop_signal import StopRequest
 
