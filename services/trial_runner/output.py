@@ -25,6 +25,7 @@ from gangline.domain.entrypoint import TrialClass, parse_entrypoint
 from gangline.domain.output import output_path_of
 from gangline.domain.state import ExitKind
 from gangline.v1 import runner_pb2
+from services.common.concurrency import cancel
 from services.common.state_folder import SharedFolder
 from services.common.user_rights import rights_of
 from services.trial_runner.delivery.recorder import Recorder
@@ -200,7 +201,7 @@ class _CopyWatch:
         except ValueError as error:
             self._problem = f"the copying process reported what cannot be read: {error}"
         finally:
-            reading.cancel()
+            await cancel(reading)
         if not self._problem and (code := await self.process.wait()):
             self._problem = f"the copying process ended with exit code {code}"
         return Kept(self._num_files, self._num_bytes, self._num_left, tuple(self._left), self._problem)
@@ -210,9 +211,10 @@ class _CopyWatch:
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 self.process.kill()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self.process.wait()
+        # Reads to the end of the pipe as well, so that nothing of it is left to the event loop.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self.process.communicate()
 
     def _on_line(self, line: bytes) -> None:
         """Counts one file. The process has the rights of the ranks, so it may send anything. Raises ValueError."""

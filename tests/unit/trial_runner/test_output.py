@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.trial_runner import output
-from services.trial_runner.output import find_written
+from services.trial_runner.output import _CopyWatch, find_written
 from services.trial_runner.output_text import Kept, Left, Written, describe_kept, describe_lost
+
+REPORT = """echo '{"kept": "a", "bytes": 5}'; echo '{"progress": true}'; echo '{"left": "b", "why": "full"}'"""
 
 
 def test_only_files_that_changed_since_are_found(tmp_path: Path) -> None:
@@ -65,3 +70,39 @@ def _wait_clock(folder: Path, since: float) -> None:
         if probe.stat().st_ctime > since:
             return
         assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("script", "kept"),
+    [
+        (REPORT, Kept(1, 5, 1, (Left("b", "full"),))),
+        (f"{REPORT}; exit 3", Kept(1, 5, 1, (Left("b", "full"),), "the copying process ended with exit code 3")),
+        (f'{REPORT}; echo \'{{"rest": "too many"}}\'', Kept(1, 5, 1, (Left("b", "full"),), "too many")),
+        (f"{REPORT}; exec sleep 600", Kept(1, 5, 1, (Left("b", "full"),), "the storage did not answer for")),
+        ("echo '[1]'; exec sleep 600", Kept(problem="the copying process reported what cannot be read")),
+        ("echo '{'; exec sleep 600", Kept(problem="the copying process reported what cannot be read")),
+        ("head -c 1000000 /dev/zero; exec sleep 600", Kept(problem="the copying process reported what cannot be read")),
+    ],
+    ids=["end", "failure", "more", "silence", "no report", "no JSON", "no line"],
+)
+async def test_the_copying_process_has_an_end(monkeypatch: pytest.MonkeyPatch, script: str, kept: Kept) -> None:
+    monkeypatch.setattr(output, "SILENT_SECONDS", 0.5)
+    result, process = await _watch(script, lambda: False)
+    assert result.problem.startswith(kept.problem), result
+    assert replace(result, problem=kept.problem) == kept
+    assert process.returncode is not None
+
+
+async def test_a_kill_ends_the_copying_process() -> None:
+    result, process = await _watch("exec sleep 600", lambda: True)
+    assert result == Kept(problem="the trial was killed meanwhile")
+    assert process.returncode == -9
+
+
+async def _watch(script: str, is_killed: Callable[[], bool]) -> tuple[Kept, asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec("sh", "-c", script, stdout=asyncio.subprocess.PIPE)
+    watch = _CopyWatch(process, is_killed, 60.0)
+    try:
+        return await watch.run(), process
+    finally:
+        await watch.end()
