@@ -151,7 +151,7 @@ def test_a_full_storage_leaves_the_files_and_no_part(world: World, monkeypatch: 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(keep_output.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     world.keep()
     assert set(world.lines("left")) == {"a", "b"}
     assert "No space left on device" in world.lines("left")["a"]
