@@ -18,6 +18,9 @@ from gangline.domain.storage_fault import MARKER_FILE
 from gangline.rank import keep_output
 from gangline.rank.keep_output import Keeper, Report, Target, open_target, run
 
+# No multiple of the parts in which a file is copied.
+NUM_BYTES = (2 << 20) + 5
+
 
 class World:
     """An output folder, a storage and the lines for the runner."""
@@ -125,7 +128,7 @@ def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(world: World, tm
 
 
 def test_a_file_that_grows_or_vanishes_meanwhile(world: World) -> None:
-    (world.folder / "a-grows").write_bytes(b"1" * (2 << 20))
+    (world.folder / "a-grows").write_bytes(b"1" * NUM_BYTES)
     (world.folder / "b-vanishes").write_text("x")
     calls: list[int] = []
 
@@ -138,10 +141,10 @@ def test_a_file_that_grows_or_vanishes_meanwhile(world: World) -> None:
             (world.folder / "b-vanishes").unlink()
 
     world.keep(report=_Hooked(world.stream, disturb))
-    assert world.files(world.stored) == {"a-grows": b"1" * (2 << 20)}
+    assert world.files(world.stored) == {"a-grows": b"1" * NUM_BYTES}
     assert world.lines("left") == {}
     # What was added is not in the storage, so the file stays.
-    assert (world.folder / "a-grows").stat().st_size == (2 << 20) + 1
+    assert (world.folder / "a-grows").stat().st_size == NUM_BYTES + 1
 
 
 def test_a_full_storage_leaves_the_files_and_no_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
