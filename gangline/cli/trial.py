@@ -1,13 +1,15 @@
-"""`gangline trial ...`: reads, follows, traces and ends one trial of an experiment."""
+"""`gangline trial ...`: reads, follows, traces and ends one trial of an experiment, and fetches its output."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gangline.cli import experiment, logs
+from gangline.cli.output.text import format_bytes
 from gangline.cli.shared import Json, connect, new_group, show, warn
 from gangline.domain.id import absent
 from gangline.errors import invalid
@@ -107,6 +109,24 @@ def _print_series(
         warn(f"trial {trial_id} reported no {metric!r} under {group!r}; gangline trial metrics {trial_id} shows all")
     elif series.num_nonfinite:
         warn(f"{series.num_nonfinite} of {series.num_values} values are infinite or no number; they are left out")
+
+
+@app.command()
+def output(
+    trial_id: TrialArgument,
+    folder: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A new folder; default: output-ID.", show_default=False)
+    ] = None,
+    is_json: Json = False,
+) -> None:
+    """Fetch the files that a trial's processes wrote into $GANGLINE_OUTPUT_DIR; they are kept when the processes
+    end."""
+    _experiment_of(trial_id)
+    target = folder or Path(f"output-{trial_id}")
+    with connect() as client:
+        num_bytes = client.download_output(trial_id, target)
+    record = {"trial_id": trial_id, "folder": str(target.resolve()), "num_bytes": num_bytes}
+    show(record, is_json, lambda: [f"{format_bytes(num_bytes)} in {target.resolve()}"])
 
 
 @app.command()

@@ -365,6 +365,10 @@ class AsyncTrial:
         """Explains why it waits, what would start it and when, or where it runs."""
         return await self._client.explain(self.id)
 
+    async def download_output(self, folder: str | Path) -> int:
+        """Writes what its processes wrote into $GANGLINE_OUTPUT_DIR into a folder, as `Client.download_output`."""
+        return await self._client.download_output(self.id, folder)
+
     async def download_tensorboard(self, folder: str | Path) -> int:
         """Brings a folder up to date with its TensorBoard files. Returns the number of bytes that were fetched."""
         return await self._client.download_tensorboard(self.experiment_id, Path(folder), self.id)

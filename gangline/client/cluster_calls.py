@@ -16,7 +16,7 @@ from gangline.client import call_message
 from gangline.client.call_message import new_request_id
 from gangline.client.checkpoint_folder import ImportMessages, read_checkpoint_folder
 from gangline.client.connection import Connection, in_thread, in_thread_to_its_end
-from gangline.client.download import CheckpointFolder, GrowingFolder, list_sizes
+from gangline.client.download import GrowingFolder, ReceivedFolder, list_sizes
 from gangline.client.record import ImportedCheckpoint, OnProgress, ignore_progress
 from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange
 from gangline.domain.fusion import FusionRecord
@@ -129,10 +129,20 @@ class ClusterCalls:
 
     def download_checkpoint(self, checkpoint_id: str, folder: Path) -> int:
         """Writes its files into a folder that is new or empty; returns their bytes."""
-        target = CheckpointFolder(folder, partial(self._on_progress, "download"))
+        target = ReceivedFolder(folder, partial(self._on_progress, "download"))
         request = pb.DownloadCheckpointRequest(checkpoint_id=checkpoint_id)
         with target:
             for message in self._connection.stream_once(self._stub.DownloadCheckpoint, request):
+                in_thread_to_its_end(target.write, message)
+        return target.num_bytes
+
+    def download_output(self, trial_id: str, folder: str | Path) -> int:
+        """Writes what the processes of a trial wrote into $GANGLINE_OUTPUT_DIR into a folder that is new or empty;
+        returns the bytes. Raises GanglineError `output.none`, `trial.not_found` and `download.exists`."""
+        target = ReceivedFolder(Path(folder), partial(self._on_progress, "download"))
+        request = pb.DownloadOutputRequest(trial_id=trial_id)
+        with target:
+            for message in self._connection.stream_once(self._stub.DownloadOutput, request):
                 in_thread_to_its_end(target.write, message)
         return target.num_bytes
 

@@ -1,7 +1,8 @@
-"""Writes downloaded files into a folder: those of a checkpoint whole or not at all, those for TensorBoard as they grow.
+"""Writes downloaded files into a folder: those of a checkpoint or an output whole or not at all, those for TensorBoard
+as they grow.
 
 It refuses paths that lead out of the folder, so that a broken checkpoint cannot overwrite other files. Called by the
-client's download_checkpoint, download_code and download_tensorboard.
+client's download_checkpoint, download_code, download_output and download_tensorboard.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class NewFolder:
         self._part.rename(self._folder)
 
 
-class CheckpointFolder:
-    """Receives the files of a checkpoint, as a context, into a folder that appears whole or not at all.
+class ReceivedFolder:
+    """Receives the files of a checkpoint or of a trial's output, as a context, into a folder that appears whole or not
+    at all.
 
     on_bytes: called with the bytes that are there, and with all bytes; 0 where the gateway is too old to tell them.
     """
@@ -64,7 +66,7 @@ class CheckpointFolder:
         self._total_bytes = 0
         self.num_bytes = 0
 
-    def __enter__(self) -> CheckpointFolder:
+    def __enter__(self) -> ReceivedFolder:
         self._part = self._folder.__enter__()
         return self
 
@@ -75,7 +77,7 @@ class CheckpointFolder:
             self._file.close()
         self._folder.__exit__(error_type, failure, trace)
 
-    def write(self, message: gateway_pb2.DownloadCheckpointResponse) -> None:
+    def write(self, message: gateway_pb2.DownloadCheckpointResponse | gateway_pb2.DownloadOutputResponse) -> None:
         """Raises GanglineError `download.path`, `download.broken`."""
         if message.path:
             if self._file is not None:

@@ -358,6 +358,10 @@ class Trial:
         """Explains why it waits, what would start it and when, or where it runs."""
         return self._client.explain(self.id)
 
+    def download_output(self, folder: str | Path) -> int:
+        """Writes what its processes wrote into $GANGLINE_OUTPUT_DIR into a folder, as `Client.download_output`."""
+        return self._client.download_output(self.id, folder)
+
     def download_tensorboard(self, folder: str | Path) -> int:
         """Brings a folder up to date with its TensorBoard files. Returns the number of bytes that were fetched."""
         return self._client.download_tensorboard(self.experiment_id, Path(folder), self.id)

@@ -1638,6 +1638,45 @@ class DownloadCheckpointResponse(google.protobuf.message.Message):
 Global___DownloadCheckpointResponse: typing_extensions.TypeAlias = DownloadCheckpointResponse
 
 @typing.final
+class DownloadOutputRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: builtins.int
+    trial_id: builtins.str
+    def __init__(
+        self,
+        *,
+        trial_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["trial_id", b"trial_id"]) -> None: ...
+
+Global___DownloadOutputRequest: typing_extensions.TypeAlias = DownloadOutputRequest
+
+@typing.final
+class DownloadOutputResponse(google.protobuf.message.Message):
+    """The files one after another: the first message of each file carries its path."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    chunk: builtins.bytes
+    total_bytes: builtins.int
+    """Of all files together, in the first message only."""
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        chunk: builtins.bytes = ...,
+        total_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "path", b"path", "total_bytes", b"total_bytes"]) -> None: ...
+
+Global___DownloadOutputResponse: typing_extensions.TypeAlias = DownloadOutputResponse
+
+@typing.final
 class DownloadTensorboardRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

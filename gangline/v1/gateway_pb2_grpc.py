@@ -171,6 +171,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointResponse.FromString,
                 _registered_method=True)
+        self.DownloadOutput = channel.unary_stream(
+                '/gangline.v1.GatewayService/DownloadOutput',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadOutputRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadOutputResponse.FromString,
+                _registered_method=True)
         self.DownloadTensorboard = channel.unary_stream(
                 '/gangline.v1.GatewayService/DownloadTensorboard',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadTensorboardRequest.SerializeToString,
@@ -493,6 +498,13 @@ class GatewayServiceServicer(object):
 
     def DownloadCheckpoint(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DownloadOutput(self, request, context):
+        """What the processes of a trial wrote into $GANGLINE_OUTPUT_DIR, as far as they have ended.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -825,6 +837,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.DownloadCheckpoint,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointResponse.SerializeToString,
+            ),
+            'DownloadOutput': grpc.unary_stream_rpc_method_handler(
+                    servicer.DownloadOutput,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.DownloadOutputRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.DownloadOutputResponse.SerializeToString,
             ),
             'DownloadTensorboard': grpc.unary_stream_rpc_method_handler(
                     servicer.DownloadTensorboard,
@@ -1696,6 +1713,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/DownloadCheckpoint',
             gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.DownloadCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DownloadOutput(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/gangline.v1.GatewayService/DownloadOutput',
+            gangline_dot_v1_dot_gateway__pb2.DownloadOutputRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.DownloadOutputResponse.FromString,
             options,
             channel_credentials,
             insecure,

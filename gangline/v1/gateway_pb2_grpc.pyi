@@ -461,6 +461,22 @@ _GatewayServiceDownloadCheckpointType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceDownloadOutputType = typing_extensions.TypeVar(
+    '_GatewayServiceDownloadOutputType',
+    grpc.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadOutputRequest,
+        gangline.v1.gateway_pb2.DownloadOutputResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadOutputRequest,
+        gangline.v1.gateway_pb2.DownloadOutputResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadOutputRequest,
+        gangline.v1.gateway_pb2.DownloadOutputResponse,
+    ],
+)
+
 _GatewayServiceDownloadTensorboardType = typing_extensions.TypeVar(
     '_GatewayServiceDownloadTensorboardType',
     grpc.UnaryStreamMultiCallable[
@@ -909,7 +925,7 @@ _GatewayServiceConnectTaskType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -1019,6 +1035,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryStreamMultiCallable[
             gangline.v1.gateway_pb2.DownloadCheckpointRequest,
             gangline.v1.gateway_pb2.DownloadCheckpointResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            gangline.v1.gateway_pb2.DownloadOutputRequest,
+            gangline.v1.gateway_pb2.DownloadOutputResponse,
         ],
         grpc.UnaryStreamMultiCallable[
             gangline.v1.gateway_pb2.DownloadTensorboardRequest,
@@ -1245,6 +1265,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.DownloadCheckpointResponse,
         ],
         grpc.aio.UnaryStreamMultiCallable[
+            gangline.v1.gateway_pb2.DownloadOutputRequest,
+            gangline.v1.gateway_pb2.DownloadOutputResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
             gangline.v1.gateway_pb2.DownloadTensorboardRequest,
             gangline.v1.gateway_pb2.DownloadTensorboardResponse,
         ],
@@ -1432,6 +1456,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
     ListCheckpoints: _GatewayServiceListCheckpointsType
 
     DownloadCheckpoint: _GatewayServiceDownloadCheckpointType
+
+    DownloadOutput: _GatewayServiceDownloadOutputType
+    """What the processes of a trial wrote into $GANGLINE_OUTPUT_DIR, as far as they have ended."""
 
     DownloadTensorboard: _GatewayServiceDownloadTensorboardType
     """What has been added to the TensorBoard files of some trials since the caller's last call."""
@@ -1622,6 +1649,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         gangline.v1.gateway_pb2.DownloadCheckpointRequest,
         gangline.v1.gateway_pb2.DownloadCheckpointResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        gangline.v1.gateway_pb2.DownloadOutputRequest,
+        gangline.v1.gateway_pb2.DownloadOutputResponse,
     ],
     grpc.aio.UnaryStreamMultiCallable[
         gangline.v1.gateway_pb2.DownloadTensorboardRequest,
@@ -1947,6 +1978,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.gateway_pb2.DownloadCheckpointRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[gangline.v1.gateway_pb2.DownloadCheckpointResponse], collections.abc.AsyncIterator[gangline.v1.gateway_pb2.DownloadCheckpointResponse]]: ...
+
+    @abc.abstractmethod
+    def DownloadOutput(
+        self,
+        request: gangline.v1.gateway_pb2.DownloadOutputRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[gangline.v1.gateway_pb2.DownloadOutputResponse], collections.abc.AsyncIterator[gangline.v1.gateway_pb2.DownloadOutputResponse]]:
+        """What the processes of a trial wrote into $GANGLINE_OUTPUT_DIR, as far as they have ended."""
 
     @abc.abstractmethod
     def DownloadTensorboard(

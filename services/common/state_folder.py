@@ -27,6 +27,7 @@
 | container.json      | runner     | 0600 | program and name of the ranks' container, until it is removed  |
 | registry/           | runner     | 0700 | the login at the registry of the container's image             |
 | code/               | runner     |      | the experiment's code, in which the ranks run                  |
+| gangline-output/    | runner     | 0700 | the output folder of the ranks                                 |
 | passwd              | runner     | 0644 | the accounts that the ranks see, if theirs is one for an owner |
 | authorized_keys     | runner     | 0644 | the key with which the owner of a shell opens it               |
 | rank<n>.beat        | runner     |      | the progress of each rank; the rank writes it too              |
@@ -51,6 +52,7 @@ import structlog
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from gangline.domain.output import FOLDER_NAME
 from gangline.launch import beat_file
 from gangline.v1 import agent_pb2, runner_pb2
 from services.common.disk import sync_folder, write_atomic
@@ -217,6 +219,16 @@ class SharedFolder:
     @property
     def code_path(self) -> Path:
         return self.path / "code"
+
+    @property
+    def output_path(self) -> Path:
+        """The output folder of the ranks. Its files come into the storage when the ranks have ended."""
+        return self.path / FOLDER_NAME
+
+    @property
+    def forgotten_path(self) -> Path:
+        """The place of this folder once the agent has forgotten the allocation."""
+        return self.state.ended / self.allocation_id
 
     @property
     def packages_path(self) -> Path:

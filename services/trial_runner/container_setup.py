@@ -111,7 +111,8 @@ def _prepare_files(files: AttemptFiles) -> None:
     for path in _single_files(files):
         path.touch(0o600)
         confinement.give_file(path)
-    for each in (folder.code_path, folder.ranks_path):
+    folder.output_path.mkdir(mode=0o700, exist_ok=True)
+    for each in (folder.code_path, folder.output_path, folder.ranks_path):
         confinement.give(each)
     storage = storage_folder(files.spec.storage_url)
     if storage is not None and not storage.is_dir() and not (confinement.user and confinement.user.is_dynamic):
@@ -124,7 +125,7 @@ def _prepare_files(files: AttemptFiles) -> None:
 
 def _mounts(files: AttemptFiles) -> tuple[Mount, ...]:
     folder = files.folder
-    writable = [folder.code_path, folder.ranks_path, *_single_files(files)]
+    writable = [folder.code_path, folder.output_path, folder.ranks_path, *_single_files(files)]
     storage = storage_folder(files.spec.storage_url)
     if storage is not None:
         writable.append(storage)

@@ -16,6 +16,7 @@ from typing import Any
 from gangline.alias.finder import SHIM
 from gangline.domain.entrypoint import Command, parse_entrypoint
 from gangline.domain.failure import hang_rule_of
+from gangline.domain.output import OUTPUT_KEY
 from gangline.domain.state import TaskKind
 from gangline.domain.task_environment import TASK_IDLE_SECONDS, TASK_KEYS, TASK_PYTHON, TASK_SOCKET
 from gangline.errors import invalid
@@ -168,7 +169,8 @@ class RankSetup:
         """Gives the ranks what belongs to their user, and has the nursery confine every process that it starts."""
         self.confinement.make_groups(self.place.ranks)
         self.confinement.give_beats(self.beat_paths)
-        for folder in (self.folder.code_path, self.folder.ranks_path):
+        self.folder.output_path.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self.folder.code_path, self.folder.output_path, self.folder.ranks_path):
             self.confinement.give(folder)
         nursery.confinement = self.confinement
 
@@ -216,7 +218,7 @@ class RankSetup:
             )
             for rank in self.place.ranks
         }
-        own = self._task_variables()
+        own = {OUTPUT_KEY: str(self.folder.output_path.absolute()), **self._task_variables()}
         environments = {rank: environment | own for rank, environment in environments.items()}
         return RankStart(environments, str(directory), num_threads, find_program(self.spec), network)
 

@@ -44,6 +44,7 @@ from services.trial_runner.gang.outcome import (
     signature_of,
 )
 from services.trial_runner.gang.rendezvous import RendezvousFailed
+from services.trial_runner.output import Output
 from services.trial_runner.preparation import Preparation
 from services.trial_runner.rank_setup import RankSetup, RankStart
 from services.trial_runner.ranks import confinement
@@ -127,6 +128,7 @@ class TrialRunner:
         self._pump = LogPump(self._on_lines)
         note = self._delivery.recorder.note
         self._preparation = Preparation(spec, self._place, folder, rank_forkserver, self._gang, note, forked)
+        self._output = Output(spec, self._place, folder, self._delivery.recorder)
         self._has_spoken = False
         self._speaking: asyncio.TimerHandle | None = None
         self._confinement = confinement.Confinement()
@@ -247,6 +249,7 @@ class TrialRunner:
         self._speak()
 
     async def _start(self, rank_group: RankGroup, network: Network, start: RankStart) -> None:
+        self._output.begin(start.environments[self._place.first_rank], self._confinement)
         up_at = await rank_group.start(start.environments, start.directory, start.num_threads, start.program)
         self.on_up()
         self._folder.write_rank_pids(rank_group.pids)
@@ -266,9 +269,10 @@ class TrialRunner:
         self._delivery.serve_task(self._folder, self._confinement.uid, self._confinement.user)
 
     async def _part(self, rank_group: RankGroup) -> None:
-        """Ends what the ranks left behind. Node rank 0 first waits until all other members are done, because it hosts
-        the store."""
-        if all(end.is_success for end in rank_group.ends()):
+        """Ends what the ranks left behind, and keeps their output. Node rank 0 first waits until all other members are
+        done, because it hosts the store."""
+        is_success = all(end.is_success for end in rank_group.ends())
+        if is_success:
             self._gang.tell_done()
             if self._place.num_nodes > 1:
                 await first_of(self._gang.wait_done(), self._peer_told.wait(), self._stop.came.wait())
@@ -283,6 +287,8 @@ class TrialRunner:
         rank_group.tell(time.time())
         if text := rank_group.describe_end(was_ordered=self._stop.stop is not None):
             self._delivery.recorder.note(text)
+        # Nothing of the ranks lives any more, so their files change no longer. The lease is renewed during a long copy.
+        await self._output.settle(self._stop, self._speak, has_results=self._relay.has_results, is_success=is_success)
 
     def _is_short(self, rank_group: RankGroup) -> bool:
         """Whether the command ended by itself before this runner had anything to report."""

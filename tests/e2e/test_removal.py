@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,35 @@ def test_usage_archive_and_delete(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.read("usage", "--since", "1h", "--by", "experiment")["entries"] == [entry]
     created = cluster.run("experiment", "create", "--again", "-f", str(config), str(code)).stdout
     assert "experiment 2 old: COMPLETED" in created
+
+
+def test_the_output_of_a_script_outlives_the_agents_folder_and_goes_with_the_experiment(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    code, config = tmp_path / "code", tmp_path / "exp.yaml"
+    code.mkdir()
+    line = "mkdir $GANGLINE_OUTPUT_DIR/deep && echo 7 > $GANGLINE_OUTPUT_DIR/deep/answer && echo lost > forgotten.txt"
+    searcher, resources = {"name": "single", "metric": "loss"}, {"slots_per_trial": 1}
+    config.write_text(yaml.safe_dump({"entrypoint": line, "searcher": searcher, "resources": resources}))
+    cluster.run("experiment", "create", "-f", str(config), str(code))
+    experiment_id = cluster.read("experiment", "list")[0]["id"]
+    trial_id = f"{experiment_id}.1"
+    assert "not kept: 1 file of the working folder (forgotten.txt)" in cluster.run("trial", "logs", trial_id).stdout
+    [ended] = cluster.layout.root.glob(f"agents/*/ended/{trial_id}.*")
+    assert (ended / "code/forgotten.txt").exists()
+    shutil.rmtree(ended)
+
+    refused = cluster.run("trial", "output", f"{experiment_id}.2", check=False)
+    assert (refused.returncode, refused.stderr.partition(";")[0]) == (2, f"error: there is no trial {experiment_id}.2")
+    folder = tmp_path / "output"
+    assert cluster.run("trial", "output", trial_id, "-o", str(folder)).stdout == f"2 B in {folder}\n"
+    assert (folder / "deep/answer").read_text() == "7\n"
+
+    storage = cluster.layout.root / "storage"
+    assert (storage / f"outputs/{trial_id}").is_dir()
+    cluster.run("experiment", "delete", "--yes", str(experiment_id))
+    wait_for(lambda: not (storage / f"outputs/{trial_id}").exists(), "the end of the output", 60)
+    assert not any(path.is_file() for path in (storage / "outputs").rglob("*"))
 
 
 def _files(storage: Path) -> list[Path]:

@@ -457,6 +457,15 @@ class StandInGateway(StandInProjects, StandInUsers):
 
         yield from self._stream("DownloadCheckpoint", context, handle)
 
+    def DownloadOutput(self, request: pb.DownloadOutputRequest, context: Any) -> Iterator[pb.DownloadOutputResponse]:
+        def handle() -> Iterator[pb.DownloadOutputResponse]:
+            total = sum(map(len, self.files.values()))
+            for path, content in self.files.items():
+                yield pb.DownloadOutputResponse(path=path, chunk=content, total_bytes=total)
+                total = 0
+
+        yield from self._stream("DownloadOutput", context, handle)
+
     def DownloadTensorboard(
         self, request: pb.DownloadTensorboardRequest, context: Any
     ) -> Iterator[pb.DownloadTensorboardResponse]:

@@ -22,6 +22,7 @@ from services.gateway.http import (
     history,
     model,
     operation,
+    output,
     project,
     queue,
     retention,
@@ -50,7 +51,21 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
     app.state.usecases = usecases
     app.state.upgrades = Upgrades(usecases, authenticator)
     add_problem_handlers(app)
-    for part in (experiment, history, queue, agent, cluster, usage, fusion, operation, trace, project, retention, user):
+    for part in (
+        experiment,
+        history,
+        queue,
+        agent,
+        cluster,
+        usage,
+        fusion,
+        operation,
+        trace,
+        output,
+        project,
+        retention,
+        user,
+    ):
         app.include_router(part.router)
     app.add_middleware(Admission, authenticator=authenticator)
     app.add_middleware(Door, usecases=usecases, authenticator=authenticator)

@@ -233,6 +233,16 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
             answer.total_bytes, shown, total = total, path, 0
             yield answer
 
+    async def DownloadOutput(
+        self, request: pb.DownloadOutputRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadOutputResponse]:
+        shown = None
+        async for path, chunk, total in self._usecases.outputs.download(current_principal(), request.trial_id):
+            is_first, is_new, shown = shown is None, path != shown, path
+            yield pb.DownloadOutputResponse(
+                path=path if is_new else "", chunk=chunk, total_bytes=total if is_first else 0
+            )
+
     async def DownloadTensorboard(
         self, request: pb.DownloadTensorboardRequest, context: Context
     ) -> AsyncIterator[pb.DownloadTensorboardResponse]:

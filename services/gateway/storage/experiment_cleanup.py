@@ -15,11 +15,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial as bind
+from itertools import product
 
 import structlog
 
 from gangline.domain.experiment import Experiment
 from gangline.domain.id import parse_allocation_id, parse_trial_id
+from gangline.domain.output import STORAGE_FOLDER as OUTPUT_FOLDER
 from gangline.domain.partial import REMOVED_PREFIX, parse_partial
 from gangline.domain.state import DeletionStage
 from gangline.errors import GanglineError
@@ -155,10 +157,9 @@ class ExperimentCleanup:
         await self._report(experiment)
 
     def _erase_files(self, experiment_id: int, trial_ids: Sequence[str], cluster_id: str) -> None:
-        """Deletes the TensorBoard files, and what attempts have written and not committed; blocks."""
-        for trial_id in trial_ids:
-            aside = f"{TENSORBOARD_FOLDER}/{REMOVED_PREFIX}{trial_id}"
-            self._storage.remove_folder(f"{TENSORBOARD_FOLDER}/{trial_id}", aside)
+        """Deletes output and TensorBoard files, and what attempts have written and not committed; blocks."""
+        for folder, trial_id in product((TENSORBOARD_FOLDER, OUTPUT_FOLDER), trial_ids):
+            self._storage.remove_folder(f"{folder}/{trial_id}", f"{folder}/{REMOVED_PREFIX}{trial_id}")
         partials = {partial for name in self._storage.names(FOLDER) if (partial := parse_partial(name)) is not None}
         for partial in partials:
             trial_id, _ = parse_allocation_id(partial.writer.allocation_id)

@@ -25,6 +25,7 @@ from services.gateway.usecase.following import Following
 from services.gateway.usecase.fusion import Fusion
 from services.gateway.usecase.history import Records
 from services.gateway.usecase.ingest import Ingest
+from services.gateway.usecase.output import Outputs
 from services.gateway.usecase.pending import Pending
 from services.gateway.usecase.project import Projects
 from services.gateway.usecase.queue import Queue
@@ -61,6 +62,7 @@ class UseCases:
     checkpoints: Checkpoints
     checkpoint_imports: CheckpointImports
     tensorboard: Tensorboard
+    outputs: Outputs
     fusion: Fusion
     code: Code
     ingest: Ingest
@@ -96,6 +98,7 @@ def assemble(
         checkpoints=Checkpoints(mirror, leader, storage, views),
         checkpoint_imports=CheckpointImports(mirror, leader, storage),
         tensorboard=Tensorboard(mirror, storage, views),
+        outputs=Outputs(storage, views),
         fusion=Fusion(mirror, leader),
         code=code,
         ingest=ingest,

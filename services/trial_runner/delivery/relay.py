@@ -52,15 +52,19 @@ class Relay:
         # What each rank waits for, in the order in which their waits began.
         self._waits: dict[int, str] = {}
         self._told_wait = ""
+        # Whether a rank of this machine has reported a metric or a checkpoint.
+        self.has_results = False
 
     def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
         match message.WhichOneof("message"):
             case "metrics":
+                self.has_results = True
                 self._on_metrics(rank, message.metrics)
             case "progress":
                 if rank == CHIEF:
                     self._on_progress(message.progress)
             case "checkpoint":
+                self.has_results = True
                 self._on_checkpoint(message.checkpoint)
             case "waiting":
                 self._on_waiting(rank, message.waiting.text)

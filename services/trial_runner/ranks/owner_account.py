@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from gangline.domain.output import output_url_of
 from gangline.domain.storage_url import protocol_of
 from gangline.domain.trace import tensorboard_url_of
 from services.common.disk import write_atomic
@@ -79,7 +80,8 @@ def open_storage(url: str, trial_id: str, user: RankUser) -> None:
         _let_pass(root, user)
         for name in _SHARED_FOLDERS:
             _share(root / name)
-        _own(Path(str(storage_folder(tensorboard_url_of(url, trial_id)))), user)
+        for own_url in (tensorboard_url_of(url, trial_id), output_url_of(url, trial_id)):
+            _own(Path(str(storage_folder(own_url))), user)
     except OSError as error:
         log.warning("cannot open the storage for the ranks", storage=url, user=user.uid, error=str(error))
 

@@ -65,7 +65,7 @@ _COMMANDS = {
     "experiment set log-retention": ("1", "--days", "3"),
     "experiment label add": ("1", "x"), "experiment label remove": ("1", "x"),
     "trial describe": ("1.1",), "trial logs": ("1.1",), "trial metrics": ("1.1",), "trial kill": ("1.1",),
-    "trial profile": ("1.1",),
+    "trial profile": ("1.1",), "trial output": ("1.1",),
     "cmd list": (), "notebook list": (), "shell list": (),
     "task list": (), "job list": (), "job explain": ("1",), "job update": ("1", "--priority", "3"),
     "agent list": (), "agent enable": ("a1",), "agent disable": ("a1",),

@@ -243,6 +243,13 @@ def test_checkpoint_is_written_file_by_file(client: Client, checkpoint: StandInG
     assert content_by_path == checkpoint.files
 
 
+def test_output_is_written_file_by_file(client: Client, checkpoint: StandInGateway, tmp_path: Path) -> None:
+    assert client.download_output("1.1", tmp_path / "out") == 11
+    target = tmp_path / "out"
+    content_by_path = {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    assert content_by_path == checkpoint.files
+
+
 def test_download_that_breaks_leaves_nothing(client: Client, checkpoint: StandInGateway, tmp_path: Path) -> None:
     checkpoint.break_after = 2
     with pytest.raises(GanglineError):

@@ -94,6 +94,7 @@ STREAMING_CALLS = {
     "StreamMetrics": pb.StreamMetricsRequest(),
     "DownloadCheckpoint": pb.DownloadCheckpointRequest(),
     "DownloadCode": pb.DownloadCodeRequest(),
+    "DownloadOutput": pb.DownloadOutputRequest(),
     "DownloadTensorboard": pb.DownloadTensorboardRequest(),
 }
 # Calls to which the caller sends a stream.

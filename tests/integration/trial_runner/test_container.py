@@ -19,9 +19,12 @@ from services.common.rank_rules import RankRules, write_rules
 from services.common.state_folder import SharedFolder
 from services.trial_runner.container_setup import name_of
 from tests.integration.trial_runner.conftest import World
+from tests.integration.trial_runner.test_confinement import open_world
 from tests.support.container import COMMAND, IMAGE, OPTIONS, containers, mounts, python_in_image, why_no_containers
 from tests.support.runner_process import Runner, living
 from tests.support.wait import until
+
+__all__ = ["open_world"]
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -73,6 +76,7 @@ with core.init() as context:
             (path / "weights").write_text("from the container")
 shm = os.statvfs("/dev/shm")
 pathlib.Path("/inside").touch()
+pathlib.Path(os.environ["GANGLINE_OUTPUT_DIR"], "who").write_text(f"rank {context.distributed.rank}")
 print("saw " + json.dumps({
     "total": total,
     "read": fate(lambda: pathlib.Path("/in/given").read_text()),
@@ -120,24 +124,30 @@ async def test_a_gang_trains_in_containers_with_mounts(world: World, tmp_path: P
             "processes": True,
         }
         beats = [name for name in folder if name.startswith(("rank0", "rank1"))]
-        assert folder == sorted(["code", "hook.environ", *beats, "ranks"])
+        assert folder == sorted(["code", "gangline-output", "hook.environ", *beats, "ranks"])
     assert [path.read_text() for path in (world.folder / "storage").rglob("weights")] == ["from the container"]
+    outputs = world.folder / "storage/outputs/7.1"
+    assert [(outputs / name).read_text() for name in ("who", "node1/who")] == ["rank 0", "rank 1"]
     assert not exists("/inside")
     for runner in world.runners:
         assert not containers(name_in(runner))
         assert not (runner.directory / "container.json").exists()
 
 
-async def test_a_command_with_a_hook_runs_as_the_user_of_the_ranks(world: World) -> None:
+async def test_a_command_with_a_hook_runs_as_the_user_of_the_ranks(open_world: World) -> None:
     hook = "export FROM_HOOK=hooked\ntouch /tmp/of-hook\n"
-    entrypoint = "echo saw $(id -u) $FROM_HOOK $(grep NoNew /proc/self/status) $(ls /tmp/of-hook); touch made; exit 3"
+    entrypoint = "echo saw $(id -u) $FROM_HOOK $(grep NoNew /proc/self/status) $(ls /tmp/of-hook); touch made; "
+    entrypoint += 'echo kept > "$GANGLINE_OUTPUT_DIR/out"; exit 3'
     rules = replace(RULES, user="nobody", processes=900)
-    await start(world, "", files={"startup-hook.sh": hook}, entrypoint=entrypoint, rules=rules)
-    (report,) = await world.wait()
-    assert (report.kind, report.exit_code) == (ExitKind.USER_ERROR, 3), (report, world.gateway.lines("runner"))
+    await start(open_world, "", files={"startup-hook.sh": hook}, entrypoint=entrypoint, rules=rules)
+    (report,) = await open_world.wait()
+    assert (report.kind, report.exit_code) == (ExitKind.USER_ERROR, 3), (report, open_world.gateway.lines("runner"))
     uid = pwd.getpwnam("nobody").pw_uid
-    assert f"saw {uid} hooked NoNewPrivs: 1 /tmp/of-hook" in world.gateway.lines("stdout")
-    assert (world.runners[0].directory / "code/made").stat().st_uid == uid
+    assert f"saw {uid} hooked NoNewPrivs: 1 /tmp/of-hook" in open_world.gateway.lines("stdout")
+    assert (open_world.runners[0].directory / "code/made").stat().st_uid == uid
+    # The image has no library, so a process beside the container copies the output, with no more rights.
+    out = open_world.folder / "storage/outputs/7.1/out"
+    assert (out.read_text(), out.stat().st_uid) == ("kept\n", uid)
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])

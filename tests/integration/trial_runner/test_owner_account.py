@@ -52,11 +52,17 @@ with core.init() as context:
             "add": fate((theirs / "more").touch),
             "rename": fate(lambda: theirs.rename(storage / "checkpoints/away")),
             "squat": fate((storage / "tensorboard/9.1").mkdir),
+            "squat on output": fate((storage / "outputs/9.1").mkdir),
             "code": fate(lambda: os.listdir(storage / "code")),
             "home": fate(lambda: os.listdir(home.parent / os.environ["OTHER_HOME"])),
             "listing": fate(lambda: os.listdir(home.parent)),
         }
     (storage / "tensorboard" / os.environ["DET_TASK_ID"] / "events").touch()
+    output = pathlib.Path(os.environ["GANGLINE_OUTPUT_DIR"])
+    (output / f"rank{context.distributed.rank}").write_text("output")
+    if other and not (output / "theirs").is_symlink():
+        (output / "theirs").symlink_to(allocation / "spec.json")
+        output.joinpath("folder").symlink_to(storage / "code")
 print("saw " + json.dumps({
     "ids": [os.getresuid(), os.getresgid(), sorted(os.getgroups())],
     "capabilities": int(status["CapEff"], 16) | int(status["CapPrm"], 16),
@@ -123,6 +129,8 @@ async def test_owners_have_accounts_of_their_own_and_share_a_storage(open_world:
     ids = [(path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) for path in (weights.parent, storage)]
     assert ids == [(uid, 0o2775), (0, 0o710)]
     (storage / "tensorboard/7.1/events").unlink()
+    outputs = [storage / "outputs/7.1" / name for name in ("rank0", "rank1")]
+    assert [(path.read_text(), path.stat().st_uid) for path in outputs] == [("output", uid)] * 2
 
     their = {"OTHER": weights.parent.name, "OTHER_HOME": str(uid)}
     (runner,) = await run(open_world, BOB, (1,), "8.1.1", config=variables(**their))
@@ -130,9 +138,10 @@ async def test_owners_have_accounts_of_their_own_and_share_a_storage(open_world:
     assert report.kind is ExitKind.COMPLETED, (report, open_world.gateway.lines("stderr"))
     last = seen(open_world)[-1]
     assert last["ids"][0] == [FIRST + BOB] * 3
-    harm = {"write", "add", "rename", "squat", "code", "home", "listing"}
+    harm = {"write", "add", "rename", "squat", "squat on output", "code", "home", "listing"}
     assert last["harm"] == {"read": "of the rank", **dict.fromkeys(harm, denied)}
     assert weights.read_text() == "of the rank"
+    assert [path.name for path in (storage / "outputs/8.1").iterdir()] == ["rank0"]
 
 
 async def test_an_owner_beyond_the_range_is_told_so(open_world: World) -> None:
