@@ -26,7 +26,7 @@ from services.common.concurrency import first_of
 from services.common.disk_fault import is_disk_fault, names_disk_fault
 from services.common.state_folder import SharedFolder
 from services.trial_runner import exit_file
-from services.trial_runner.attempt_lease import AttemptLease
+from services.trial_runner.attempt_lease import QUIET_SECONDS, AttemptLease
 from services.trial_runner.container_setup import AttemptFiles, make_container
 from services.trial_runner.delivery.delivery import Delivery
 from services.trial_runner.delivery.relay import CHIEF, Relay
@@ -74,9 +74,6 @@ EXIT_SECONDS = 5.0
 QUICK_EXIT_SECONDS = 0.5
 # Grace of a preemption for which the experiment sets no `preemption_timeout`.
 DEFAULT_GRACE_SECONDS = 3600.0
-# Time after the start of the ranks at which the runner serves metrics, reports and renews its lease. A command that has
-# ended by then needs none of this: its exit reports everything.
-QUIET_SECONDS = 0.2
 
 log = structlog.get_logger(__name__)
 prepare(ExitReport)
@@ -216,6 +213,8 @@ class TrialRunner:
         nursery = self._preparation.nursery
         assert nursery is not None
         self._lease.guard(nursery)
+        # What comes before the ranks, such as an interpreter on a slow disk, may take longer than the first lease.
+        self._lease.start_soon(self._pids)
         self._note_left_out()
         paths, container = self._watchdog.paths, self._preparation.container
         setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths, self._confinement, container)
@@ -260,6 +259,7 @@ class TrialRunner:
         self._running.note_up(self._preparation.rendezvous_at, up_at)
         if self._has_spoken:
             self._running.send()
+        self._lease.start_soon(self._pids)
         self._speaking = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._speak)
         log.info("the ranks run", ranks=list(self._place.ranks), store=f"{network.store_address}:{network.store_port}")
         self._delivery.adopt_orphans()
@@ -459,8 +459,8 @@ class TrialRunner:
         rank_group.on_peer_failure()
 
     def _speak(self) -> None:
-        """Serves metrics, reports that the ranks run, and starts renewing the lease. Called when the ranks outlive the
-        first moment or send a message."""
+        """Serves metrics, reports that the ranks run, and renews the lease. Called when the ranks outlive the first moment
+        or send a message: a command that has ended by then needs none of this, because its exit reports everything."""
         if self._has_spoken:
             return
         self._has_spoken = True

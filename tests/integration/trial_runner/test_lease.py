@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -164,6 +165,60 @@ async def test_no_rank_starts_without_a_renewal_when_preparing_took_the_first_le
     report = await early.wait(20)
     assert (report.kind, report.message) == (ExitKind.NETWORK, f"this attempt is over: {OVER}")
     assert not (early.directory / "ranks.pid").exists()
+
+
+# An interpreter that takes as long as the test says to tell its version, and then starts ranks at once.
+SLOW_PYTHON = f"""#!/bin/sh
+case "$*" in
+    *-c*) echo waits > "$0.waits"; while [ ! -e "$0.go" ]; do sleep 0.05; done;;
+esac
+exec {sys.executable} "$@"
+"""
+
+
+async def test_an_interpreter_that_takes_longer_than_the_first_lease_starts(world: World, tmp_path: Path) -> None:
+    python = tmp_path / "slow-python"
+    python.write_text(SLOW_PYTHON)
+    python.chmod(0o755)
+    await world.prepare(DEAF, (1,), config={"environment": {"python": str(python)}})
+    world.specs[0].lease_seconds = world.scheduler.lease_seconds = LEASE_SECONDS
+    runner = world.launch(0)
+    await until(Path(f"{python}.waits").exists, "the start of the interpreter", 20)
+    # Four in a lease: more than the first lease and the wait of the process that holds the ranks are over.
+    await until(lambda: world.scheduler.num_renewals[0] > 6, "renewals", 20)
+    Path(f"{python}.go").touch()
+    (pid,) = await world.wait_pids(1)
+    assert living([pid]) == [pid]
+    world.scheduler.over_reason = OVER
+    await _check_over(world, runner)
+
+
+async def test_a_start_that_is_cut_off_names_the_reason(world: World, tmp_path: Path) -> None:
+    python = tmp_path / "slow-python"
+    python.write_text(SLOW_PYTHON)
+    python.chmod(0o755)
+    with silent_address() as address:
+        await world.prepare(DEAF, (1,), config={"environment": {"python": str(python)}})
+        world.specs[0].lease_seconds = world.scheduler.lease_seconds = LEASE_SECONDS
+        world.scheduler.other_schedulers.append(address)
+        runner = world.launch(0)
+        await until(lambda: world.scheduler.num_renewals[0] > 1, "two renewals", 20)
+        await world.scheduler.stop()
+        report = await runner.wait(20)
+    assert report.kind is ExitKind.NETWORK, report
+    assert report.message == "cut off from the scheduler for 2 s, so another attempt may start elsewhere"
+
+
+async def test_the_first_machine_waits_for_the_others_with_its_lease_after_a_short_program(world: World) -> None:
+    entrypoint = "test $NODE_RANK = 0 || while [ ! -e go ]; do sleep 0.05; done"
+    await world.prepare("", (1, 1), entrypoint=entrypoint, config={"entrypoint": entrypoint})
+    world.scheduler.lease_seconds = LEASE_SECONDS
+    for spec in world.specs:
+        spec.lease_seconds = LEASE_SECONDS
+    _, second = world.launch(0), world.launch(1)
+    await until(lambda: world.scheduler.num_renewals[0] > 6, "renewals for more than a lease", 20)
+    (second.directory / "code" / "go").touch()
+    assert [report.kind for report in await world.wait(20)] == [ExitKind.COMPLETED] * 2
 
 
 async def test_ranks_train_on_while_the_disk_of_the_runner_hangs(world: World) -> None:
