@@ -134,7 +134,7 @@ class TrialRunner:
         self._cut: FailureRecord | None = None
         self._ending_hung: asyncio.Task[None] | None = None
         self._hook_pid = 0
-        # Set before a startup hook or a container may start.
+        # Set before a container, an interpreter of the user's or a startup hook may start.
         self._may_have_begun = False
 
     async def run(self) -> int:
@@ -217,8 +217,9 @@ class TrialRunner:
         self._lease.start_soon(self._pids)
         self._note_left_out()
         paths, container = self._watchdog.paths, self._preparation.container
-        setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths, self._confinement, container)
-        self._may_have_begun = self._may_have_begun or setup.has_hook
+        setup = RankSetup(
+            self._spec, self._place, self._folder, self._link.path, paths, self._confinement, self._on_begin, container
+        )
         preparing = setup.prepare(network, nursery, self._pump, self._on_hook)
         start = await first_of(preparing, self._stop.came.wait(), self._peer_told.wait())
         if self._stop.stop is not None:
@@ -227,6 +228,9 @@ class TrialRunner:
             raise EndedEarly(self._report(ExitKind.PEER_FAILED, f"ended because {describe_failure(self._peer)}"))
         assert isinstance(start, RankStart)
         return start
+
+    def _on_begin(self) -> None:
+        self._may_have_begun = True
 
     def _on_hook(self, pid: int) -> None:
         """Reports that the attempt runs, and holds its lease, because the startup hook may take as long as it likes."""
@@ -237,7 +241,7 @@ class TrialRunner:
     def _on_container(self) -> None:
         """Does the same for a container, whose image may have to be fetched first."""
         assert self._preparation.container is not None
-        self._may_have_begun = True
+        self._on_begin()
         self._begin_early(f"a container of {self._preparation.container.image} starts on {self._place.agent_id}")
 
     def _begin_early(self, sentence: str) -> None:

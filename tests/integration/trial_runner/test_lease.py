@@ -207,6 +207,7 @@ async def test_a_start_that_is_cut_off_names_the_reason(world: World, tmp_path: 
         report = await runner.wait(20)
     assert report.kind is ExitKind.NETWORK, report
     assert report.message == "cut off from the scheduler for 2 s, so another attempt may start elsewhere"
+    assert not report.has_not_begun, "the interpreter is a program of the user's"
 
 
 async def test_the_first_machine_waits_for_the_others_with_its_lease_after_a_short_program(world: World) -> None:
