@@ -50,8 +50,8 @@ FIRST_SHARE = 0.5
 ENFORCE_SECONDS = 0.75
 # Silence of the event loop after which it counts as dead. A working disk needs less time for one write, however busy.
 STALLED_SECONDS = 30.0
-# Time after which the renewals begin for what has just started. A command that has ended by then is reported by its exit
-# alone, and its process, which has no other thread, can take the next command.
+# Time after which the renewals begin for what has just started. A command that has ended by then is reported by its
+# exit alone, and its process, which has no other thread, can take the next command.
 QUIET_SECONDS = 0.2
 # The nice value of the threads, so that ranks on all cores do not delay a renewal.
 PRIORITY = -10

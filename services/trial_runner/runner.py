@@ -463,8 +463,8 @@ class TrialRunner:
         rank_group.on_peer_failure()
 
     def _speak(self) -> None:
-        """Serves metrics, reports that the ranks run, and renews the lease. Called when the ranks outlive the first moment
-        or send a message: a command that has ended by then needs none of this, because its exit reports everything."""
+        """Serves metrics, reports that the ranks run, and renews the lease. Called when the ranks outlive the first
+        moment or send a message. A command that has ended by then needs none of this: its exit reports everything."""
         if self._has_spoken:
             return
         self._has_spoken = True
