@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.state import ExitKind
+from gangline.launch.lease_record import boot_seconds
 from gangline.v1 import runner_pb2, types_pb2
 from services.scheduler.agents.lease_table import STOP_MARGIN_SECONDS
 from tests.integration.trial_runner.conftest import World
@@ -119,7 +121,7 @@ async def test_processes_that_the_end_of_the_lease_kills_are_no_failure_of_their
         runner.kill(signal.SIGSTOP)
         await world.scheduler.stop()
         # The runner wakes up with its lease over, and its thread kills before its event loop has given up.
-        await asyncio.sleep(LONG_LEASE_SECONDS)
+        await until(lambda: boot_seconds() >= lease_end(runner), "the end of the lease", 2 * LONG_LEASE_SECONDS)
         runner.kill(signal.SIGCONT)
         await until(lambda: living(pids) == [], "the end of the processes", 20)
         report = await runner.wait(40)
@@ -183,10 +185,10 @@ async def test_an_interpreter_that_takes_longer_than_the_first_lease_starts(worl
     await world.prepare(DEAF, (1,), config={"environment": {"python": str(python)}})
     world.specs[0].lease_seconds = world.scheduler.lease_seconds = LEASE_SECONDS
     runner = world.launch(0)
-    await until(Path(f"{python}.waits").exists, "the start of the interpreter", 20)
+    await until(python.with_suffix(".waits").exists, "the start of the interpreter", 20)
     # Four in a lease: more than the first lease and the wait of the process that holds the ranks are over.
     await until(lambda: world.scheduler.num_renewals[0] > 6, "renewals", 20)
-    Path(f"{python}.go").touch()
+    python.with_suffix(".go").touch()
     (pid,) = await world.wait_pids(1)
     assert living([pid]) == [pid]
     world.scheduler.over_reason = OVER
@@ -273,6 +275,15 @@ async def test_ranks_train_on_after_a_pause_of_all_processes(world: World) -> No
     renewals = world.scheduler.num_renewals[0]
     await until(lambda: world.scheduler.num_renewals[0] > renewals + 4, "more renewals", 20)
     assert len(living(world.rank_pids())) == 2
+
+
+def lease_end(runner: Runner) -> float:
+    """As the process that holds the ranks reads it from its record."""
+    for path in Path(f"/proc/{runner.nursery_pid()}/fd").iterdir():
+        if path.readlink().name.startswith("memfd:gangline-lease"):
+            (ends_at,) = struct.unpack("=d", path.read_bytes())
+            return float(ends_at)
+    raise AssertionError("the process that holds the ranks has no record of the lease")
 
 
 def in_open(pid: int) -> bool:
