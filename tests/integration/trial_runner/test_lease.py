@@ -178,10 +178,15 @@ exec {sys.executable} "$@"
 """
 
 
+def _slow_python(folder: Path) -> Path:
+    path = folder / "slow-python"
+    path.write_text(SLOW_PYTHON)
+    path.chmod(0o755)
+    return path
+
+
 async def test_an_interpreter_that_takes_longer_than_the_first_lease_starts(world: World, tmp_path: Path) -> None:
-    python = tmp_path / "slow-python"
-    python.write_text(SLOW_PYTHON)
-    python.chmod(0o755)
+    python = _slow_python(tmp_path)
     await world.prepare(DEAF, (1,), config={"environment": {"python": str(python)}})
     world.specs[0].lease_seconds = world.scheduler.lease_seconds = LEASE_SECONDS
     runner = world.launch(0)
@@ -196,9 +201,7 @@ async def test_an_interpreter_that_takes_longer_than_the_first_lease_starts(worl
 
 
 async def test_a_start_that_is_cut_off_names_the_reason(world: World, tmp_path: Path) -> None:
-    python = tmp_path / "slow-python"
-    python.write_text(SLOW_PYTHON)
-    python.chmod(0o755)
+    python = _slow_python(tmp_path)
     with silent_address() as address:
         await world.prepare(DEAF, (1,), config={"environment": {"python": str(python)}})
         world.specs[0].lease_seconds = world.scheduler.lease_seconds = LEASE_SECONDS
