@@ -9,6 +9,8 @@ only, because warm processes load this module.
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import mmap
 import os
 import struct
 import time
@@ -22,6 +24,9 @@ _CLOCK_BOOTTIME = 7
 _TFD_TIMER_ABSTIME = 1
 _TIMER = struct.Struct("@4l")
 _NANOSECONDS = 1_000_000_000
+# From linux/fcntl.h. After F_SEAL_FUTURE_WRITE only mappings from before can write (Linux 5.1).
+_F_SEAL_FUTURE_WRITE = 0x10
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -30,21 +35,40 @@ def boot_seconds() -> float:
 
 
 class LeaseRecord:
-    """The runner's side. Any thread may call `write`."""
+    """The runner's side. Any thread may call `write`.
+
+    Only this object can write the record. The nursery's side may run the user's own Python, which could open it anew
+    through the reader's descriptor, in a container even as root.
+    """
 
     def __init__(self, ends_at: float) -> None:
-        self._fd = os.memfd_create("gangline-lease", os.MFD_CLOEXEC)
+        self._fd = os.memfd_create("gangline-lease", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._fd, _END.size)
+        self._mapping = mmap.mmap(self._fd, _END.size)
         self.write(ends_at)
+        # A memfd begins with the mode 0777.
+        os.fchmod(self._fd, 0o400)
+        _seal(self._fd)
 
     def write(self, ends_at: float) -> None:
-        os.pwrite(self._fd, _END.pack(ends_at), 0)
+        self._mapping[:] = _END.pack(ends_at)
 
     def open_reader(self) -> int:
-        """Returns a descriptor that can only read, because the nursery's side may run the user's own Python."""
+        """Returns a descriptor that can only read."""
         return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
+        self._mapping.close()
         os.close(self._fd)
+
+
+def _seal(fd: int) -> None:
+    """Ends all writes but those through a mapping that exists. A kernel before 5.1 leaves the mode alone to forbid
+    them."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+    except OSError:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS | fcntl.F_SEAL_SEAL)
 
 
 class LeaseGuard:

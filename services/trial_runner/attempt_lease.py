@@ -50,6 +50,9 @@ FIRST_SHARE = 0.5
 ENFORCE_SECONDS = 0.75
 # Silence of the event loop after which it counts as dead. A working disk needs less time for one write, however busy.
 STALLED_SECONDS = 30.0
+# Time after which the renewals begin for what has just started. A command that has ended by then is reported by its
+# exit alone, and its process, which has no other thread, can take the next command.
+QUIET_SECONDS = 0.2
 # The nice value of the threads, so that ranks on all cores do not delay a renewal.
 PRIORITY = -10
 # Calls and questions of one round that run at the same time: the schedulers, or the agents of a committee.
@@ -94,6 +97,7 @@ class AttemptLease:
         self._ends_at = boot_seconds() + spec.lease_seconds * FIRST_SHARE
         self._record: LeaseRecord | None = None
         self._loop = asyncio.get_running_loop()
+        self._starting: asyncio.TimerHandle | None = None
         self._is_renewed = asyncio.Event()
         self._loop_probe = _LoopProbe(self._loop)
         self._lock = threading.Lock()
@@ -121,7 +125,10 @@ class AttemptLease:
             await self._is_renewed.wait()
 
     def guard(self, nursery: Nursery) -> None:
-        """Has the nursery end its ranks with the lease, even if this process is stopped. Called before ranks start."""
+        """Has the nursery end its ranks with the lease, even if this process is stopped. Called before ranks start.
+
+        From now on the lease must be renewed: the next call is `start_soon` or `start`.
+        """
         if not self._lease_seconds:
             return
         with self._lock:
@@ -145,6 +152,15 @@ class AttemptLease:
         self._pids, self._has_ranks = pids, True
         self._begin()
 
+    def start_soon(self, pids: Callable[[], Iterable[int]]) -> None:
+        """Calls `start` in QUIET_SECONDS, counted from the last call, unless the ranks have ended by then."""
+        self._cancel_start()
+        self._starting = self._loop.call_later(QUIET_SECONDS, self.start, pids)
+
+    def _cancel_start(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+
     def _begin(self) -> None:
         if self._pool is None and self._lease_seconds:
             self._pool = ThreadPoolExecutor(MAX_PARALLEL, "lease")
@@ -153,6 +169,7 @@ class AttemptLease:
     def end_ranks(self) -> None:
         """Ends the enforcement, because the ranks have ended. The lease is renewed further until their end is
         reported."""
+        self._cancel_start()
         self._has_ranks = False
         self._have_ended.set()
 
@@ -176,6 +193,7 @@ class AttemptLease:
 
     async def close(self) -> None:
         """Ends the renewals. The threads end as soon as their calls do, which are cancelled."""
+        self._cancel_start()
         self._is_closing.set()
         with self._lock:
             channels, self._channels = list(self._channels.values()), {}

@@ -66,7 +66,11 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """Prepares the start of one machine's ranks. beat_paths: by rank."""
+    """Prepares the start of one machine's ranks.
+
+    beat_paths: by rank. on_begin: called before any program of the user's may start: an interpreter that the user has
+    chosen, or the startup hook.
+    """
 
     spec: runner_pb2.RunnerSpec
     place: Place
@@ -74,12 +78,8 @@ class RankSetup:
     socket_path: str
     beat_paths: dict[int, Path]
     confinement: Confinement
+    on_begin: Callable[[], None]
     container: Container | None = None
-
-    @property
-    def has_hook(self) -> bool:
-        """Whether `prepare` runs a startup hook."""
-        return is_file_of(self.confinement.user, HOOK_NAME, self.folder.code_path)
 
     async def prepare(
         self, network: Network, nursery: Nursery, pump: LogPump, on_hook: Callable[[int], None]
@@ -98,7 +98,8 @@ class RankSetup:
             agent_id, user, run = self.place.agent_id, self.confinement.user, self._step_of(nursery)
             interpreter = await find_interpreter(named, agent_id, user, run, needs_library=not is_command)
         start = self._plan(network, interpreter, directory)
-        if self.has_hook:
+        # Only after `_confine` may the ranks' user read its code.
+        if is_file_of(self.confinement.user, HOOK_NAME, self.folder.code_path):
             start = await self._run_hook(start, interpreter, nursery, pump, on_hook, is_command=is_command)
         if is_command:
             return replace(start, environments={rank: _with_alias(each) for rank, each in start.environments.items()})
@@ -134,6 +135,7 @@ class RankSetup:
             start = self._plan(network, interpreter, Path(start.directory))
             own = {"VIRTUAL_ENV": str(private)}
         self.confinement.give_file(self.folder.hook_listing_path)
+        self.on_begin()
         change = await run_hook(
             nursery,
             pump,
@@ -153,6 +155,7 @@ class RankSetup:
         environment = without_settings(self.confinement.settle(os.environ))
 
         async def run(command: Sequence[str]) -> tuple[str, str]:
+            self.on_begin()
             return await run_step(nursery, command, environment, str(self.folder.code_path), STEP_SECONDS)
 
         return run

@@ -26,7 +26,7 @@ from services.common.concurrency import first_of
 from services.common.disk_fault import is_disk_fault, names_disk_fault
 from services.common.state_folder import SharedFolder
 from services.trial_runner import exit_file
-from services.trial_runner.attempt_lease import AttemptLease
+from services.trial_runner.attempt_lease import QUIET_SECONDS, AttemptLease
 from services.trial_runner.container_setup import AttemptFiles, make_container
 from services.trial_runner.delivery.delivery import Delivery
 from services.trial_runner.delivery.relay import CHIEF, Relay
@@ -75,9 +75,6 @@ EXIT_SECONDS = 5.0
 QUICK_EXIT_SECONDS = 0.5
 # Grace of a preemption for which the experiment sets no `preemption_timeout`.
 DEFAULT_GRACE_SECONDS = 3600.0
-# Time after the start of the ranks at which the runner serves metrics, reports and renews its lease. A command that has
-# ended by then needs none of this: its exit reports everything.
-QUIET_SECONDS = 0.2
 
 log = structlog.get_logger(__name__)
 prepare(ExitReport)
@@ -139,7 +136,7 @@ class TrialRunner:
         self._cut: FailureRecord | None = None
         self._ending_hung: asyncio.Task[None] | None = None
         self._hook_pid = 0
-        # Set before a startup hook or a container may start.
+        # Set before a container, an interpreter of the user's or a startup hook may start.
         self._may_have_begun = False
 
     async def run(self) -> int:
@@ -218,10 +215,13 @@ class TrialRunner:
         nursery = self._preparation.nursery
         assert nursery is not None
         self._lease.guard(nursery)
+        # What comes before the ranks, such as an interpreter on a slow disk, may take longer than the first lease.
+        self._lease.start_soon(self._pids)
         self._note_left_out()
         paths, container = self._watchdog.paths, self._preparation.container
-        setup = RankSetup(self._spec, self._place, self._folder, self._link.path, paths, self._confinement, container)
-        self._may_have_begun = self._may_have_begun or setup.has_hook
+        setup = RankSetup(
+            self._spec, self._place, self._folder, self._link.path, paths, self._confinement, self._on_begin, container
+        )
         preparing = setup.prepare(network, nursery, self._pump, self._on_hook)
         start = await first_of(preparing, self._stop.came.wait(), self._peer_told.wait())
         if self._stop.stop is not None:
@@ -230,6 +230,9 @@ class TrialRunner:
             raise EndedEarly(self._report(ExitKind.PEER_FAILED, f"ended because {describe_failure(self._peer)}"))
         assert isinstance(start, RankStart)
         return start
+
+    def _on_begin(self) -> None:
+        self._may_have_begun = True
 
     def _on_hook(self, pid: int) -> None:
         """Reports that the attempt runs, and holds its lease, because the startup hook may take as long as it likes."""
@@ -240,7 +243,7 @@ class TrialRunner:
     def _on_container(self) -> None:
         """Does the same for a container, whose image may have to be fetched first."""
         assert self._preparation.container is not None
-        self._may_have_begun = True
+        self._on_begin()
         self._begin_early(f"a container of {self._preparation.container.image} starts on {self._place.agent_id}")
 
     def _begin_early(self, sentence: str) -> None:
@@ -263,6 +266,7 @@ class TrialRunner:
         self._running.note_up(self._preparation.rendezvous_at, up_at)
         if self._has_spoken:
             self._running.send()
+        self._lease.start_soon(self._pids)
         self._speaking = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._speak)
         log.info("the ranks run", ranks=list(self._place.ranks), store=f"{network.store_address}:{network.store_port}")
         self._delivery.adopt_orphans()
@@ -465,8 +469,8 @@ class TrialRunner:
         rank_group.on_peer_failure()
 
     def _speak(self) -> None:
-        """Serves metrics, reports that the ranks run, and starts renewing the lease. Called when the ranks outlive the
-        first moment or send a message."""
+        """Serves metrics, reports that the ranks run, and renews the lease. Called when the ranks outlive the first
+        moment or send a message. A command that has ended by then needs none of this: its exit reports everything."""
         if self._has_spoken:
             return
         self._has_spoken = True

@@ -29,14 +29,11 @@ class LinkEvents:
         self._changed = asyncio.Event()
         self._socket: socket.socket | None = None
         try:
-            sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+            self._socket = _open_socket()
         except OSError as error:
             log.warning("changed interfaces are noticed late, because there is no netlink here", error=str(error))
-            return
-        sock.setblocking(False)
-        sock.bind((0, RTMGRP_LINK | RTMGRP_IPV4_IFADDR))
-        self._socket = sock
-        asyncio.get_running_loop().add_reader(sock, self._on_readable)
+        else:
+            asyncio.get_running_loop().add_reader(self._socket, self._on_readable)
 
     async def wait(self, limit_seconds: float) -> None:
         """Returns shortly after the next change, at the latest after limit_seconds."""
@@ -63,3 +60,15 @@ class LinkEvents:
         except OSError as error:
             # ENOBUFS: the kernel has dropped messages, so there were changes.
             log.debug("messages of the kernel about interfaces are lost", error=str(error))
+
+
+def _open_socket() -> socket.socket:
+    """Raises OSError where the socket cannot be made or bound."""
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    try:
+        sock.setblocking(False)
+        sock.bind((0, RTMGRP_LINK | RTMGRP_IPV4_IFADDR))
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from gangline.domain.resource import UndeliveredRecords
 from gangline.errors import GanglineError
 from services.agent.machine import metrics
 from services.agent.machine.daemon_call import start_call
+from services.common.drainer_process import start_drainer
 from services.common.state_folder import StateFolder
 
 SCAN_SECONDS = 5.0
@@ -31,7 +31,6 @@ SCAN_SECONDS = 5.0
 USUAL_SECONDS = 15.0
 # Attempts in the agent's record, which etcd stores and each hello carries; the metrics count all of them.
 MAX_REPORTED = 100
-DRAINER = ("-m", "services.trial_runner.delivery.drainer", "--spools")
 
 log = structlog.get_logger(__name__)
 
@@ -105,19 +104,9 @@ class SpoolWatch:
 
     def _start_drainer(self) -> None:
         """Starts a drainer unless one runs."""
-        spools = self._state.spools
         try:
-            if (self._drainer is not None and self._drainer.poll() is None) or self._state.has_drainer():
-                return
-            with (spools / "drainer.log").open("ab") as output:
-                self._drainer = subprocess.Popen(
-                    [sys.executable, *DRAINER, str(spools)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    cwd="/",
-                )
+            if (self._drainer is None or self._drainer.poll() is not None) and not self._state.has_drainer():
+                self._drainer = start_drainer(self._state.spools)
         except OSError as error:
             log.error("cannot start the drainer; trying again", error=str(error))
 

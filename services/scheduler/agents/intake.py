@@ -33,7 +33,7 @@ from services.scheduler.agents.report_check import Screening
 from services.scheduler.state import metrics
 from services.scheduler.state.estimate import Progress
 from services.scheduler.state.facts import facts_of
-from services.scheduler.state.records import StateChange
+from services.scheduler.state.records import Records, StateChange
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import Store, Transition
 from services.scheduler.transition.checkpoint import abandoned, delete_checkpoints
@@ -63,13 +63,22 @@ class Intake:
     connected, by allocation and node rank; one counts where the agent is lost before it reports the same end.
     """
 
-    def __init__(self, store: Store, sessions: Sessions, rules: Rules, storage_url: str) -> None:
-        """storage_url: the cluster's storage."""
+    def __init__(
+        self,
+        store: Store,
+        sessions: Sessions,
+        rules: Rules,
+        storage_url: str,
+        has_gateway_since: Callable[[float], bool],
+    ) -> None:
+        """storage_url: the cluster's storage. has_gateway_since: whether a gateway is registered that was there at this
+        time already."""
         self.progress_by_trial: dict[str, Progress] = {}
         self.told_exits: dict[tuple[str, int], ExitReport] = {}
         self._store = store
         self._sessions = sessions
         self._rules = rules
+        self._has_gateway_since = has_gateway_since
         self._screening = Screening(storage_url)
         # By allocation: the timeline whose phases are already in the metrics, so that each phase is observed once.
         self._observed: dict[str, Timeline] = {}
@@ -116,13 +125,14 @@ class Intake:
             await self._write_exit(allocation_id, bare, still_holds)
 
     async def _write_exit(self, allocation_id: str, report: ExitReport, still_holds: Callable[[], bool]) -> None:
-        change = await self._store.commit(
-            lambda records: (
-                member_exited(records, allocation_id, report, self._rules, time.time())
-                if still_holds()
-                else StateChange()
-            )
-        )
+        def transition(records: Records) -> StateChange:
+            allocation = records.find(Allocation, allocation_id)
+            if allocation is None or not still_holds():
+                return StateChange()
+            had_gateway = self._has_gateway_since(allocation.created_at)
+            return member_exited(records, allocation_id, report, self._rules, time.time(), had_gateway=had_gateway)
+
+        change = await self._store.commit(transition)
         if not change:
             return
         metrics.EXITS.labels(report.kind.lower()).inc()

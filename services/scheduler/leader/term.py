@@ -82,7 +82,9 @@ class Term:
         self.leadership = leadership
         self.sessions = Sessions()
         self.store = Store(leadership, state, self._on_committed, self._on_stalled)
-        self.intake = Intake(self.store, self.sessions, context.rules, context.storage_url)
+        self.intake = Intake(
+            self.store, self.sessions, context.rules, context.storage_url, context.directory.has_gateway_since
+        )
         self.traces = TraceOrders(context.storage_url)
         self.meter = SlotMeter(state, time.monotonic())
         self.history = RunHistory()

@@ -45,6 +45,10 @@ class Directory:
             for instance in sorted(instances, key=lambda instance: (instance.started_at, instance.id))
         ]
 
+    def has_gateway_since(self, at: float) -> bool:
+        """Returns whether a gateway is registered that was there at this time already."""
+        return any(instance.kind == "gateway" and instance.started_at <= at for instance in self._instances.values())
+
     def http_address_of(self, service_kind: str) -> str:
         """Returns the HTTP address of the oldest service of one kind; empty if there is none."""
         instances = [each for each in self._instances.values() if each.kind == service_kind and each.http_address]

@@ -6,6 +6,8 @@ when the agent is trusted again: its own check is good after it was bad, or an o
 
 Two agents that do not reach one another do not show which of them is the cause. One of them is excluded for
 `PAIR_SECONDS`. An agent that then does not reach a third one either is the cause, and its earlier peer is readmitted.
+The same holds for an agent that does not reach a registered gateway: it is excluded for `PAIR_SECONDS`, so other agents
+are tried, and no count takes it out of use for other trials.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation, Exclusion, Request
 from gangline.domain.experiment import Trial
 from gangline.domain.resource import Agent, FailedStart
+from gangline.domain.state import ExitKind
 from services.scheduler.state.records import Draft, Records, StateChange
 from services.scheduler.state.rules import Rules
 
 # Different trials whose failed starts quarantine an agent.
 MAX_FAILED_STARTS = 3
-# For an agent of a pair of which either may be the cause. It is short, because there may be no third agent.
+# For an agent of a pair of which either may be the cause; the other one may be a gateway. It is short, because there
+# may be no third agent.
 PAIR_SECONDS = 60.0
 # A readmission takes two operations, of the 128 that etcd allows; stopping work on an agent takes up to 96 in the same
 # transaction.
@@ -41,12 +45,15 @@ def _failed_starts(allocation: Allocation) -> set[str]:
     return {report.agent_id for report in reports if report.is_agent_at_fault and report.rank is None}
 
 
-def exclude(draft: Draft, trial: Trial, allocation: Allocation, rules: Rules, now: float) -> Trial:
-    """Returns the trial with the exclusions that hold from now on; also records this failed start on each blamed
-    agent."""
+def exclude(
+    draft: Draft, trial: Trial, allocation: Allocation, rules: Rules, now: float, *, had_gateway: bool = False
+) -> Trial:
+    """Returns the trial with the exclusions that hold from now on; also records this failed start on each blamed agent.
+    had_gateway: whether a gateway was registered for as long as the allocation lived."""
     blamed, failed_starts = blamed_agents(allocation), _failed_starts(allocation)
     kept = [exclusion for exclusion in trial.exclusions if holds(draft, exclusion, now)]
     new: list[Exclusion] = []
+    short_until_at = now + min(PAIR_SECONDS, rules.exclusion_seconds)
     suspects, why = _network_suspects(allocation)
     culprit = suspects[0] if len(suspects) == 1 else _find_culprit(suspects, kept)
     if culprit:
@@ -56,8 +63,13 @@ def exclude(draft: Draft, trial: Trial, allocation: Allocation, rules: Rules, no
     elif len(suspects) == 2:
         avoided = max(suspects, key=lambda agent_id: _num_failed_starts(draft, agent_id))
         [peer_id] = set(suspects) - {avoided}
-        until_at = now + min(PAIR_SECONDS, rules.exclusion_seconds)
-        new.append(Exclusion(avoided, why, now, until_at, peer_id))
+        new.append(Exclusion(avoided, why, now, short_until_at, peer_id))
+    if had_gateway:
+        new += [
+            Exclusion(report.agent_id, report.message, now, short_until_at)
+            for report in allocation.exits
+            if report.kind is ExitKind.NO_GATEWAY
+        ]
     new += [Exclusion(agent_id, why, now, now + rules.exclusion_seconds) for agent_id, why in sorted(blamed.items())]
     for exclusion in new:
         if exclusion.agent_id in failed_starts:

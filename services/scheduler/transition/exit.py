@@ -32,15 +32,18 @@ from services.scheduler.transition.size import kept_slots, shrink_time
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 
-def member_exited(records: Records, allocation_id: str, report: ExitReport, rules: Rules, now: float) -> StateChange:
-    """Records the end of a member. Only the first report of a member counts."""
+def member_exited(
+    records: Records, allocation_id: str, report: ExitReport, rules: Rules, now: float, *, had_gateway: bool = False
+) -> StateChange:
+    """Records the end of a member. Only the first report of a member counts. had_gateway: whether a gateway was
+    registered for as long as the allocation lived."""
     allocation = records.find(Allocation, allocation_id)
     if allocation is None or report.agent_id not in unended_agents(allocation):
         return StateChange()
     draft = Draft(records)
     allocation = replace(allocation, exits=(*allocation.exits, report))
     if not unended_agents(allocation):
-        _finish(draft, allocation, rules, now)
+        _finish(draft, allocation, rules, now, had_gateway=had_gateway)
         return draft.change
     draft.put(allocation)
     if report.kind is not ExitKind.COMPLETED:
@@ -62,7 +65,7 @@ def _order_for_rest(draft: Draft, allocation: Allocation, report: ExitReport, ru
     return StopOrder(kind, reason, now + grace_seconds + rules.force_seconds)
 
 
-def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> None:
+def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float, *, had_gateway: bool) -> None:
     experiment = get(draft, Experiment, allocation.experiment_id)
     trial = get(draft, Trial, allocation.trial_id)
     facts = facts_of(experiment.config_json)
@@ -71,7 +74,15 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
     older = older_checkpoint(trial, allocation, draft.checkpoints_of(trial.id)) if is_corrupt else None
     started = draft.find(Checkpoint, allocation.checkpoint_id) if allocation.checkpoint_id else None
     decision = decide(
-        trial, allocation, facts.max_restarts, closing, rules, now=now, older=older, task_kind=facts.task_kind
+        trial,
+        allocation,
+        facts.max_restarts,
+        closing,
+        rules,
+        now=now,
+        older=older,
+        task_kind=facts.task_kind,
+        had_gateway=had_gateway,
     )
     if facts.task_kind is None:
         decision = step_down_if_it_helps(decision, trial, allocation, started.batches_completed if started else 0)
@@ -89,7 +100,7 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float) -> N
         excluded_agents={**trial.excluded_agents, **excluded_by(allocation)},
         attempt_usages=(*trial.attempt_usages, usage_of(allocation, now))[-MAX_ATTEMPT_USAGES:],
     )
-    trial = exclude(draft, trial, allocation, rules, now)
+    trial = exclude(draft, trial, allocation, rules, now, had_gateway=had_gateway)
     if decision.strategy is not None:
         trial = replace(trial, strategy_choice_json=decision.strategy.to_json())
     if decision.checkpoint is not None:

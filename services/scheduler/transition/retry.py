@@ -5,7 +5,8 @@ trial uses up one of its restarts; a failure of the machines around it does not:
 after hours without progress. A command that has not begun anywhere may begin elsewhere. A failure that
 would recur is not retried: memory, imports, configuration, invalid hyperparameters, a loss that is no number, the same
 error at the same batch as before, or a match of a log policy. A damaged checkpoint costs no restart as long as the
-trial has an older one to continue from. A start that lacked a gateway is no failure. Under `parallelism: auto` lack of
+trial has an older one to continue from. A start that lacked a gateway is no failure, unless one was registered
+meanwhile: then the machine may be cut off from it. Under `parallelism: auto` lack of
 memory in the first steps is answered once by a strategy that needs less, and the refusal of a strategy by another one.
 The back-off before the next attempt grows with the failures in a row; an attempt that made progress before it failed
 begins a new row.
@@ -34,7 +35,7 @@ _FINAL = {
     ExitKind.NONFINITE_METRIC: "a metric that is no finite number",
 }
 # The pause before the next start after one that lacked a gateway. The planner holds the trial while none is registered;
-# this pause is for one that is registered and does not answer.
+# this pause is for one that has just registered.
 GATEWAY_PAUSE_SECONDS = 5.0
 # Attempts that fail for reasons outside of the trial before it is given up, however long they took: a trial that waited
 # for slots between its failures has not been tried often enough.
@@ -48,6 +49,7 @@ INFRASTRUCTURE = {
     ExitKind.START_FAILED,
     ExitKind.AGENT_DISK,
     ExitKind.PEER_FAILED,
+    ExitKind.NO_GATEWAY,
 }
 
 
@@ -83,16 +85,18 @@ def decide(
     now: float,
     older: Checkpoint | None = None,
     task_kind: TaskKind | None = None,
+    had_gateway: bool = False,
 ) -> Decision:
     """Decides about the trial. A task that has begun is not started again, because a command that runs twice may do
     harm.
 
     allocation: every member has ended. closing: the outcome that a user or the searcher wants for this trial. older:
-    the checkpoint to continue from if the one that the allocation started from is damaged.
+    the checkpoint to continue from if the one that the allocation started from is damaged. had_gateway: whether a
+    gateway was registered for as long as the allocation lived.
     """
     if has_progressed(trial, allocation):
         trial = replace(trial, infrastructure_failures=0, failures_in_a_row=0, failing_since_at=0.0)
-    decision = _decide(trial, allocation, max_restarts, closing, rules, now=now, older=older)
+    decision = _decide(trial, allocation, max_restarts, closing, rules, now=now, older=older, had_gateway=had_gateway)
     if decision.infrastructure_failures:
         decision = replace(decision, failing_since_at=trial.failing_since_at or now)
     may_begin_again = has_not_begun(allocation) or lacked_gateway(allocation)
@@ -111,6 +115,7 @@ def _decide(
     *,
     now: float,
     older: Checkpoint | None,
+    had_gateway: bool,
 ) -> Decision:
     kinds = {report.kind for report in allocation.exits}
     restarts, setbacks = trial.restarts, trial.infrastructure_failures
@@ -132,7 +137,7 @@ def _decide(
     if hopeless:
         reason = f"{describe(failure)}; not tried again, because {hopeless}"
         return Decision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
-    return _after_failure(failure, trial, max_restarts, rules, now=now, older=older)
+    return _after_failure(failure, trial, max_restarts, rules, now=now, older=older, had_gateway=had_gateway)
 
 
 def step_down_if_it_helps(decision: Decision, trial: Trial, allocation: Allocation, started_batches: int) -> Decision:
@@ -159,8 +164,8 @@ def first_failure(allocation: Allocation) -> ExitReport | None:
 
 
 def lacked_gateway(allocation: Allocation) -> bool:
-    """Returns whether the start ended because no gateway answered. Nothing of the trial has run on that machine, so it
-    is no failure, also not of a command."""
+    """Returns whether the start ended because no gateway answered. Nothing of the trial has run on that machine, so a
+    command may start again too."""
     failure = first_failure(allocation)
     return failure is not None and failure.kind is ExitKind.NO_GATEWAY
 
@@ -260,13 +265,20 @@ def _is_late_checkpoint(allocation: Allocation, failure: ExitReport) -> bool:
 
 
 def _after_failure(
-    failure: ExitReport, trial: Trial, max_restarts: int, rules: Rules, *, now: float, older: Checkpoint | None
+    failure: ExitReport,
+    trial: Trial,
+    max_restarts: int,
+    rules: Rules,
+    *,
+    now: float,
+    older: Checkpoint | None,
+    had_gateway: bool,
 ) -> Decision:
     restarts, setbacks, row = trial.restarts, trial.infrastructure_failures, trial.failures_in_a_row
     if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is not None:
         reason = f"{describe(failure)}; it goes on from checkpoint {older.id} after batch {older.batches_completed}"
         return Decision(None, reason, restarts, setbacks, row, failure=failure, checkpoint=older)
-    if failure.kind is ExitKind.NO_GATEWAY:
+    if failure.kind is ExitKind.NO_GATEWAY and not had_gateway:
         return Decision(None, describe(failure), restarts, setbacks, row, GATEWAY_PAUSE_SECONDS)
     row += 1
     if failure.kind in INFRASTRUCTURE:

@@ -18,6 +18,7 @@ import structlog
 
 from gangline.domain.state import TaskKind
 from gangline.v1 import runner_pb2
+from services.common.drainer_process import start_drainer
 from services.common.rank_rules import RankUser
 from services.common.state_folder import SharedFolder, StateFolder
 from services.trial_runner.delivery import drainer, metrics
@@ -160,7 +161,7 @@ class Delivery:
         """Starts the drainer if there are spools whose runner has gone: killed, or ended while the gateway was away."""
         try:
             if drainer.has_orphans(self._spools):
-                drainer.start_drainer(self._spools)
+                start_drainer(self._spools)
         except OSError as error:
             log.error("cannot start the drainer; the next runner here tries again", error=str(error))
 

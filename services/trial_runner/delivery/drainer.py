@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -77,19 +76,6 @@ def has_orphans(spools: Path) -> bool:
             os.close(fd)
             return True
     return False
-
-
-def start_drainer(spools: Path) -> None:
-    """Starts the drainer in its own session, so that it outlives the runner and the agent's cleanup after it."""
-    with (spools / "drainer.log").open("ab") as output:
-        subprocess.Popen(
-            [sys.executable, "-m", "services.trial_runner.delivery.drainer", "--spools", str(spools)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            cwd="/",
-        )
 
 
 async def drain_all(spools: Path) -> None:

@@ -138,8 +138,8 @@ class Nursery:
 
     def hold_lease(self, record_fd: int) -> None:
         """Has the nursery end its ranks with the lease. record_fd: reads the lease's record; the caller closes its
-        copy."""
-        channel.send(self._control, {"do": "hold_lease"}, [record_fd])
+        copy. Raises GanglineError `runner.no_nursery`."""
+        self._send({"do": "hold_lease"}, [record_fd])
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Sends a signal to ranks. Does nothing if the nursery has gone, because then its ranks have gone too."""

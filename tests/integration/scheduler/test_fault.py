@@ -15,6 +15,7 @@ from gangline.v1 import types_pb2
 from services.common.election import find_leader
 from services.common.etcd import EtcdClient
 from services.common.presence import announce
+from services.scheduler.transition.exclusion import PAIR_SECONDS
 from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import Caller, config_json
 from tests.support.scripted_agent import ScriptedRunner
@@ -277,5 +278,22 @@ async def test_a_trial_whose_start_lacked_a_gateway_waits_until_one_registers_an
         assert agent.gateways == ["127.0.0.1:1"]
         later = await bench.agent("a2")
         await until(lambda: later.gateways == ["127.0.0.1:1"], "the gateways at a later agent")
-    async with announce(bench.etcd, ServiceInstance("g2", "gateway", "127.0.0.1:2")):
+        # The host alone may be cut off from the gateway: another one is tried, and the failure counts.
+        agent.finish(again.allocation.id, ExitKind.NO_GATEWAY, "waits for a gateway, to fetch its code: no answer")
+        [elsewhere] = await later.started()
+        assert elsewhere.allocation.id == "1.1.3"
+        trial, record = await bench.trial("1.1"), await bench.record("a1")
+        assert trial is not None
+        assert record is not None
+        assert (trial.infrastructure_failures, trial.failures_in_a_row) == (1, 1)
+        [exclusion] = trial.exclusions
+        assert (exclusion.agent_id, exclusion.reason) == ("a1", "waits for a gateway, to fetch its code: no answer")
+        assert 0 < exclusion.until_at - exclusion.at <= PAIR_SECONDS
+        assert record.failed_starts == ()
+    moved = ServiceInstance("g2", "gateway", "127.0.0.1:2", started_at=time.time())
+    async with announce(bench.etcd, moved):
         await until(lambda: agent.gateways == later.gateways == ["127.0.0.1:2"], "the moved gateway")
+        # This gateway was not there when the attempt began, so the host is no suspect.
+        later.finish(elsewhere.allocation.id, ExitKind.NO_GATEWAY, "waits for a gateway, to fetch its code: no answer")
+        trial = await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.state is State.QUEUED)
+        assert (trial.infrastructure_failures, [each.agent_id for each in trial.exclusions]) == (1, ["a1"])

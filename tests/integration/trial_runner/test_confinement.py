@@ -124,6 +124,14 @@ async def test_a_rank_runs_as_the_user_and_reaches_no_secret(open_world: World) 
     assert [path.read_text() for path in (open_world.folder / "storage").rglob("weights")] == ["of the rank"]
 
 
+async def test_a_hook_of_another_user_has_begun(open_world: World) -> None:
+    await start(open_world, RankRules(user=USER), "", files={"startup-hook.sh": "exit 3\n"})
+    (report,) = await open_world.wait()
+    assert (report.kind, report.message) == (ExitKind.USER_ERROR, "startup-hook.sh failed with exit code 3")
+    # Or a command would be started again, with its hook.
+    assert not report.has_not_begun
+
+
 async def test_a_rank_beyond_its_memory_is_named_with_the_limit(open_world: World) -> None:
     await start(open_world, RankRules(user=USER, memory_mb=4096), "bytearray(5 << 30)")
     (report,) = await open_world.wait()

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import struct
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.state import ExitKind
+from gangline.launch.lease_record import boot_seconds
 from gangline.v1 import runner_pb2, types_pb2
 from services.scheduler.agents.lease_table import STOP_MARGIN_SECONDS
 from tests.integration.trial_runner.conftest import World
@@ -118,7 +121,7 @@ async def test_processes_that_the_end_of_the_lease_kills_are_no_failure_of_their
         runner.kill(signal.SIGSTOP)
         await world.scheduler.stop()
         # The runner wakes up with its lease over, and its thread kills before its event loop has given up.
-        await asyncio.sleep(LONG_LEASE_SECONDS)
+        await until(lambda: boot_seconds() >= lease_end(runner), "the end of the lease", 2 * LONG_LEASE_SECONDS)
         runner.kill(signal.SIGCONT)
         await until(lambda: living(pids) == [], "the end of the processes", 20)
         report = await runner.wait(40)
@@ -164,6 +167,64 @@ async def test_no_rank_starts_without_a_renewal_when_preparing_took_the_first_le
     report = await early.wait(20)
     assert (report.kind, report.message) == (ExitKind.NETWORK, f"this attempt is over: {OVER}")
     assert not (early.directory / "ranks.pid").exists()
+
+
+# An interpreter that takes as long as the test says to tell its version, and then starts ranks at once.
+SLOW_PYTHON = f"""#!/bin/sh
+case "$*" in
+    *-c*) echo waits > "$0.waits"; while [ ! -e "$0.go" ]; do sleep 0.05; done;;
+esac
+exec {sys.executable} "$@"
+"""
+
+
+def _slow_python(folder: Path) -> Path:
+    path = folder / "slow-python"
+    path.write_text(SLOW_PYTHON)
+    path.chmod(0o755)
+    return path
+
+
+async def test_an_interpreter_that_takes_longer_than_the_first_lease_starts(world: World, tmp_path: Path) -> None:
+    python = _slow_python(tmp_path)
+    await world.prepare(DEAF, (1,), config={"environment": {"python": str(python)}})
+    world.specs[0].lease_seconds = world.scheduler.lease_seconds = LEASE_SECONDS
+    runner = world.launch(0)
+    await until(python.with_suffix(".waits").exists, "the start of the interpreter", 20)
+    # Four in a lease: more than the first lease and the wait of the process that holds the ranks are over.
+    await until(lambda: world.scheduler.num_renewals[0] > 6, "renewals", 20)
+    python.with_suffix(".go").touch()
+    (pid,) = await world.wait_pids(1)
+    assert living([pid]) == [pid]
+    world.scheduler.over_reason = OVER
+    await _check_over(world, runner)
+
+
+async def test_a_start_that_is_cut_off_names_the_reason(world: World, tmp_path: Path) -> None:
+    python = _slow_python(tmp_path)
+    with silent_address() as address:
+        await world.prepare(DEAF, (1,), config={"environment": {"python": str(python)}})
+        world.specs[0].lease_seconds = world.scheduler.lease_seconds = LEASE_SECONDS
+        world.scheduler.other_schedulers.append(address)
+        runner = world.launch(0)
+        await until(lambda: world.scheduler.num_renewals[0] > 1, "two renewals", 20)
+        await world.scheduler.stop()
+        report = await runner.wait(20)
+    assert report.kind is ExitKind.NETWORK, report
+    assert report.message == "cut off from the scheduler for 2 s, so another attempt may start elsewhere"
+    assert not report.has_not_begun, "the interpreter is a program of the user's"
+
+
+async def test_the_first_machine_waits_for_the_others_with_its_lease_after_a_short_program(world: World) -> None:
+    entrypoint = "test $NODE_RANK = 0 || while [ ! -e go ]; do sleep 0.05; done"
+    await world.prepare("", (1, 1), entrypoint=entrypoint, config={"entrypoint": entrypoint})
+    world.scheduler.lease_seconds = LEASE_SECONDS
+    for spec in world.specs:
+        spec.lease_seconds = LEASE_SECONDS
+    _, second = world.launch(0), world.launch(1)
+    await until(lambda: world.scheduler.num_renewals[0] > 6, "renewals for more than a lease", 20)
+    (second.directory / "code" / "go").touch()
+    assert [report.kind for report in await world.wait(20)] == [ExitKind.COMPLETED] * 2
 
 
 async def test_ranks_train_on_while_the_disk_of_the_runner_hangs(world: World) -> None:
@@ -217,6 +278,15 @@ async def test_ranks_train_on_after_a_pause_of_all_processes(world: World) -> No
     renewals = world.scheduler.num_renewals[0]
     await until(lambda: world.scheduler.num_renewals[0] > renewals + 4, "more renewals", 20)
     assert len(living(world.rank_pids())) == 2
+
+
+def lease_end(runner: Runner) -> float:
+    """As the process that holds the ranks reads it from its record."""
+    for path in Path(f"/proc/{runner.nursery_pid()}/fd").iterdir():
+        if path.readlink().name.startswith("memfd:gangline-lease"):
+            (ends_at,) = struct.unpack("=d", path.read_bytes())
+            return float(ends_at)
+    raise AssertionError("the process that holds the ranks has no record of the lease")
 
 
 def in_open(pid: int) -> bool:

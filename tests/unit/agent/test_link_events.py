@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
+import shutil
+import socket
+import threading
 import time
+
+import pytest
 
 from gangline.domain.resource import NetworkInterface
 from services.agent.machine import host, link_events
 from services.agent.machine_report import MOST_KNOWN, find_down, note
 
 ETH = NetworkInterface("eth0", "10.0.0.1", 24, 1000)
+# From linux/sched.h.
+CLONE_NEWNET = 0x40000000
 FAST = NetworkInterface("fast0", "10.9.0.1", 24, 100_000)
 
 
@@ -50,3 +59,50 @@ async def test_a_wait_without_an_event_ends_at_its_limit() -> None:
         assert time.monotonic() - began_at >= 0.05
     finally:
         events.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip")
+def test_a_wait_ends_when_the_kernel_says_that_an_interface_has_changed() -> None:
+    heard: list[str] = []
+
+    async def listen() -> None:
+        events = link_events.LinkEvents()
+        try:
+            for state in ("up", "down"):
+                await (await asyncio.create_subprocess_exec("ip", "link", "set", "lo", state)).wait()
+                await asyncio.wait_for(events.wait(600), 20)
+                heard.append(state)
+        finally:
+            events.close()
+
+    def listen_apart() -> None:
+        # Moves this thread alone, with the processes that it starts, into a network of its own.
+        assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0
+        asyncio.run(listen())
+
+    thread = threading.Thread(target=listen_apart)
+    thread.start()
+    thread.join()
+    assert heard == ["up", "down"]
+
+
+class Unbindable(socket.socket):
+    """A netlink socket in a sandbox that allows it to be made only."""
+
+    def bind(self, _address: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+
+async def test_where_netlink_may_not_be_bound_a_wait_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Unbindable] = []
+
+    def make(*arguments: int) -> Unbindable:
+        made.append(Unbindable(*arguments))
+        return made[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socket", make)
+        events = link_events.LinkEvents()
+    await asyncio.wait_for(events.wait(0.01), 20)
+    events.close()
+    assert [each.fileno() for each in made] == [-1], "it is closed"

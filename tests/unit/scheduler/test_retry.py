@@ -47,10 +47,11 @@ def _decide(
     *,
     since: float = 0.0,
     now: float = 100.0,
+    had_gateway: bool = False,
 ) -> Decision:
     trial = Trial("1.1", 1, 1, restarts=restarts, infrastructure_failures=setbacks, failures_in_a_row=row)
     trial = replace(trial, failing_since_at=since)
-    return decide(trial, allocation, 2, closing, RULES, now=now)
+    return decide(trial, allocation, 2, closing, RULES, now=now, had_gateway=had_gateway)
 
 
 def test_all_completed() -> None:
@@ -210,8 +211,9 @@ def test_agents_are_excluded_by_their_own_lines() -> None:
 
 @pytest.mark.parametrize("kind", sorted(INFRASTRUCTURE))
 def test_failures_of_the_machines_use_no_restart_and_wait(kind: ExitKind) -> None:
-    first = _decide(_allocation(_exit(kind)))
-    many = _decide(_allocation(_exit(kind)), setbacks=40, row=40, since=50.0, now=50.0 + RULES.give_up_seconds - 1)
+    first = _decide(_allocation(_exit(kind)), had_gateway=True)
+    late = 50.0 + RULES.give_up_seconds - 1
+    many = _decide(_allocation(_exit(kind)), setbacks=40, row=40, since=50.0, now=late, had_gateway=True)
     assert (first.outcome, first.restarts, first.infrastructure_failures, first.failing_since_at) == (None, 0, 1, 100.0)
     assert (many.outcome, many.infrastructure_failures, many.failing_since_at) == (None, 41, 50.0)
     assert many.delay_seconds == RULES.max_backoff_seconds
@@ -404,6 +406,31 @@ def test_a_start_that_lacked_a_gateway_counts_as_nothing_and_starts_again_even_a
     command = decide(Trial("1.1", 1, 1), _allocation(lacked), 0, None, RULES, now=9.0, task_kind=TaskKind.COMMAND)
     assert (command.outcome, command.reason) == (None, decision.reason)
     assert _decide(allocation, closing=Outcome.CANCELED).outcome is Outcome.CANCELED
-    # A member that failed by itself before counts as ever.
+    # A member that failed by itself before counts as always.
     first = _exit(ExitKind.START_FAILED, 1, failed_at=0.5)
     assert _decide(_allocation(lacked, first)).infrastructure_failures == 1
+
+
+def test_starts_that_do_not_reach_a_registered_gateway_wait_longer_each_time_and_end_after_hours() -> None:
+    unreached = _exit(ExitKind.NO_GATEWAY, message="waits for a gateway, to fetch its code: no answer")
+    trial, delays, now = Trial("1.1", 1, 1), [], 100.0
+    for _ in range(6):
+        decision = decide(trial, _allocation(unreached), 0, None, RULES, now=now, had_gateway=True)
+        assert (decision.outcome, decision.restarts, decision.failing_since_at) == (None, 0, 100.0)
+        assert decision.failure == unreached
+        delays.append(decision.delay_seconds)
+        trial = replace(
+            trial,
+            infrastructure_failures=decision.infrastructure_failures,
+            failures_in_a_row=decision.failures_in_a_row,
+            failing_since_at=decision.failing_since_at,
+        )
+    assert delays == [0.0, 1.0, 2.0, 4.0, 8.0, 8.0]
+    now += RULES.give_up_seconds
+    for task_kind in (None, TaskKind.COMMAND):
+        last = decide(trial, _allocation(unreached), 0, None, RULES, now=now, task_kind=task_kind, had_gateway=True)
+        assert last.outcome is Outcome.FAILED
+        assert last.reason.startswith("7 attempts in a row failed within 2.0 h for reasons outside of the trial")
+    command = decide(Trial("1.1", 1, 1), _allocation(unreached), 0, None, RULES, now=9.0, had_gateway=True,
+                     task_kind=TaskKind.COMMAND)  # fmt: skip
+    assert command.outcome is None

@@ -12,7 +12,7 @@ from services.common.concurrency import cancel
 from services.common.state_folder import StateFolder
 from services.trial_runner.delivery import channel_route
 from services.trial_runner.delivery.channel_route import ChannelRoute, route_to_gateways, route_to_leader
-from tests.support.wait import within
+from tests.support.wait import until, within
 
 LEADER = "10.0.0.9:8082"
 
@@ -112,13 +112,25 @@ async def test_gateways_of_which_the_agent_hears_are_tried_and_the_given_ones_st
 
 async def test_without_an_address_it_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_route, "FIND_SECONDS", 0.01)
+    looks: list[list[str]] = []
+    load = StateFolder.load_gateways
+
+    def look(state: StateFolder) -> list[str]:
+        looks.append(load(state))
+        return looks[-1]
+
+    async def look_again() -> None:
+        so_far = len(looks)
+        await until(lambda: len(looks) > so_far + 1, "two more looks", 20)
+
+    monkeypatch.setattr(StateFolder, "load_gateways", look)
     state = StateFolder(tmp_path)
     made = route_to_gateways([], state)
     waiting = asyncio.create_task(made.wait_address())
-    await asyncio.sleep(0.05)
+    await look_again()
     assert not waiting.done()
     (tmp_path / "gateways.json").write_text("{")
-    await asyncio.sleep(0.05)
+    await look_again()
     assert not waiting.done()
     state.write_gateways(["b:2"])
     await within(10, waiting)

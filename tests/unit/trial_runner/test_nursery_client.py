@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,14 +31,20 @@ async def test_a_nursery_that_dies_before_it_hosts_the_store_is_tried_again() ->
     ours.close()
 
 
-async def test_a_nursery_that_takes_no_request_has_started_nothing() -> None:
+def _start(nursery: Nursery, _reader: int) -> None:
+    nursery.start(0, {}, directory="/", num_threads=1, fds=[])
+
+
+@pytest.mark.parametrize("ask", [_start, Nursery.hold_lease])
+async def test_a_nursery_that_takes_no_request_has_started_nothing(ask: Callable[[Nursery, int], None]) -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
     nursery = Nursery(NurseryProcess(os.getpid(), ours))
     with pytest.raises(GanglineError) as caught:
-        nursery.start(0, {}, directory="/", num_threads=1, fds=[])
+        ask(nursery, ours.fileno())
     assert (caught.value.code, caught.value.kind) == ("runner.no_nursery", ErrorKind.UNAVAILABLE)
     assert caught.value.message == (
         f"the process that forks the ranks (pid {os.getpid()}) takes no requests any more: Broken pipe"
     )
+    assert await nursery.events.get() is None, "it counts as gone"
     ours.close()
