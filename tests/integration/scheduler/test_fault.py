@@ -282,11 +282,11 @@ async def test_a_trial_whose_start_lacked_a_gateway_waits_until_one_registers_an
         agent.finish(again.allocation.id, ExitKind.NO_GATEWAY, "waits for a gateway, to fetch its code: no answer")
         [elsewhere] = await later.started()
         assert elsewhere.allocation.id == "1.1.3"
-        trial, record = await bench.trial("1.1"), await bench.record("a1")
-        assert trial is not None
+        retried, record = await bench.trial("1.1"), await bench.record("a1")
+        assert retried is not None
         assert record is not None
-        assert (trial.infrastructure_failures, trial.failures_in_a_row) == (1, 1)
-        [exclusion] = trial.exclusions
+        assert (retried.infrastructure_failures, retried.failures_in_a_row) == (1, 1)
+        [exclusion] = retried.exclusions
         assert (exclusion.agent_id, exclusion.reason) == ("a1", "waits for a gateway, to fetch its code: no answer")
         assert 0 < exclusion.until_at - exclusion.at <= PAIR_SECONDS
         assert record.failed_starts == ()
