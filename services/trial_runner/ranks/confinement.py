@@ -17,11 +17,11 @@ from typing import Any
 import structlog
 
 from gangline.domain.limits import MB
-from gangline.errors import GanglineError, invalid, unavailable
+from gangline.errors import GanglineError, unavailable
 from gangline.launch.beat_file import stacks_path_of
 from services.common import rank_cgroup
 from services.common.concurrency import in_own_thread
-from services.common.rank_rules import RankRules, RankUser, find_user, load_rules, owners_user
+from services.common.rank_rules import RankRules, RankUser, check_free, find_user, load_rules, owners_user
 from services.common.state_folder import SharedFolder
 from services.trial_runner.gang.limit import Limits
 from services.trial_runner.ranks import owner_account
@@ -161,10 +161,11 @@ def load(folder: SharedFolder, owner: str, owner_id: int, agent_id: str) -> Conf
         user = find_user(name) if name else None
         if user is None and rules.first_uid:
             user = owner_account.settle_home(owners_user(rules, owner_id), folder.state.homes)
+            check_free(user)
     except GanglineError as error:
         account = repr(name) if name else "an account of its own"
         text = f"{agent_id} is set to run the ranks of {owner or 'everyone'} as {account}: {error.message}"
-        raise invalid("environment.no_user", text) from error
+        raise error.reworded(text) from error
     if user is not None and user.uid == os.geteuid():
         user = None
     return Confinement(rules, user, folder.allocation_id, agent_id, str(folder.accounts_path.absolute()))
