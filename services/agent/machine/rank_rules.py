@@ -124,6 +124,9 @@ def _open_state(state_directory: Path) -> None:
     there, and every file in it is for the agent's user alone."""
     state = StateFolder(state_directory)
     try:
+        # Earlier versions have made the spools' folder, with the drainer's log, for all users.
+        if state.spools.is_dir():
+            state.spools.chmod(0o700)
         for folder in (state.path, state.allocations):
             folder.chmod(0o711)
     except OSError as error:

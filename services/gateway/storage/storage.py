@@ -272,17 +272,20 @@ def _make_marker(path: Path) -> None:
     """Writes a marker file, unless another gateway does at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    own.write_text(f"{uuid.uuid4()}\n")
-    # Ranks of all users read it.
-    own.chmod(0o644)
     try:
-        path.hardlink_to(own)
-    except FileExistsError:
-        pass
-    except OSError:
-        # Not every file system has hard links.
-        own.replace(path)
-    own.unlink(missing_ok=True)
+        own.write_text(f"{uuid.uuid4()}\n")
+        # Ranks of all users read it.
+        own.chmod(0o644)
+        try:
+            path.hardlink_to(own)
+        except FileExistsError:
+            pass
+        except OSError:
+            # Not every file system has hard links.
+            own.replace(path)
+    finally:
+        # Also on a full disk, where every start of a gateway would leave another one.
+        own.unlink(missing_ok=True)
     _sync(path.parent)
 
 

@@ -42,11 +42,14 @@ def make_home(user: RankUser) -> None:
     """Makes the home if there is none. Raises OSError."""
     home = Path(user.home)
     home.parent.mkdir(mode=0o711, exist_ok=True)
+    home.mkdir(mode=0o700, exist_ok=True)
+    handle = os.open(home, _FOLDER)
     try:
-        home.mkdir(mode=0o700)
-    except FileExistsError:
-        return
-    os.chown(home, user.uid, user.gid, follow_symlinks=False)
+        # A home that is still ours was made by a runner that was killed before it gave it away.
+        if os.fstat(handle).st_uid == os.geteuid():
+            os.fchown(handle, user.uid, user.gid)
+    finally:
+        os.close(handle)
 
 
 def write_accounts(path: Path, user: RankUser) -> None:

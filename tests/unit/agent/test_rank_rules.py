@@ -68,9 +68,12 @@ def expose(state: Path, **settings: Any) -> str:
 
 @needs_root
 def test_roots_agent_gives_owners_accounts_by_default(state: Path) -> None:
+    # Made by an earlier version.
+    (state / "spool").mkdir(mode=0o755)
     assert expose(state) == ""
     assert load_rules(state) == RankRules(first_uid=FIRST, last_uid=LAST)
     assert [path.stat().st_mode & 0o777 for path in (state, state / "allocations")] == [0o711] * 2
+    assert (state / "spool").stat().st_mode & 0o777 == 0o700
 
 
 @needs_root
