@@ -96,10 +96,10 @@ class Confinement:
         if self.rules.cgroup:
             rank_cgroup.remove_all(Path(self.rules.cgroup), self.allocation_id)
 
-    async def open(self, folder: SharedFolder, storage_url: str, trial_id: str) -> None:
+    async def open(self, folder: SharedFolder, storage_url: str, trial_id: str, storage_marker: str) -> None:
         """Opens to the ranks' user what lies outside of its own folders: the way to them, and the storage."""
         self.open_folder(folder)
-        await self.open_storage(storage_url, trial_id)
+        await self.open_storage(storage_url, trial_id, storage_marker)
 
     def open_folder(self, folder: SharedFolder) -> None:
         """Lets the ranks' user pass through the allocation's folder, in which it cannot list or make anything."""
@@ -109,13 +109,12 @@ class Confinement:
             owner_account.make_home(self.user)
             owner_account.write_accounts(folder.accounts_path, self.user)
 
-    async def open_storage(self, url: str, trial_id: str) -> None:
+    async def open_storage(self, url: str, trial_id: str, marker: str) -> None:
         """Lets an owner's account write into the storage. Returns after a moment if the storage does not answer."""
-        if (
-            self.user is not None
-            and self.user.is_dynamic
-            and not await in_own_thread(partial(owner_account.open_storage, url, trial_id, self.user), STORAGE_SECONDS)
-        ):
+        if self.user is None or not self.user.is_dynamic:
+            return
+        work = partial(owner_account.open_storage, url, trial_id, self.user, marker)
+        if not await in_own_thread(work, STORAGE_SECONDS):
             log.warning("the storage does not answer; going on without a look at it", storage=url)
 
     def give_beats(self, beat_paths: Mapping[int, Path]) -> None:

@@ -80,13 +80,22 @@ print("saw " + json.dumps({
 
 
 async def run(
-    world: World, owner_id: int, sizes: tuple[int, ...], allocation: str, rules: RankRules = RULES, **settings: Any
+    world: World,
+    owner_id: int,
+    sizes: tuple[int, ...],
+    allocation: str,
+    *,
+    rules: RankRules = RULES,
+    script: str = LOOK,
+    marker: str = "",
+    **settings: Any,
 ) -> list[Runner]:
     """One trial of an owner, with a machine for each of the sizes, which share the storage."""
     earlier = len(world.specs)
-    await world.prepare(LOOK, sizes, **settings)
+    await world.prepare(script, sizes, **settings)
     runners = []
     for number, spec in enumerate(world.specs[earlier:]):
+        spec.storage_marker = marker
         spec.owner_id, spec.allocation.id, spec.trial.id = owner_id, allocation, allocation.rpartition(".")[0]
         state = world.folder / f"a{number + 1}"
         for folder in (state, state / "allocations"):
@@ -161,7 +170,17 @@ async def test_an_owner_for_whom_a_range_has_no_id_is_no_fault_of_the_user(
     open_world: World, first: int, problem: str
 ) -> None:
     rules = RankRules(first_uid=first, last_uid=first + (99 if first == FIRST else 100))
-    (runner,) = await run(open_world, 100, (1,), "7.1.1", rules)
+    (runner,) = await run(open_world, 100, (1,), "7.1.1", rules=rules)
     report = await runner.wait()
     assert (report.kind, report.is_agent_at_fault, report.has_not_begun) == (ExitKind.START_FAILED, True, True)
     assert report.message.startswith(f"a1 is set to run the ranks of everyone as an account of its own: {problem}")
+
+
+async def test_no_folder_is_made_in_a_storage_whose_mount_is_lost(open_world: World) -> None:
+    """A gateway would take it for the storage after its next start, and checkpoints would go to the machine's disk."""
+    mount_point = open_world.folder / "storage"
+    mount_point.mkdir(mode=0o700)
+    (runner,) = await run(open_world, ANN, (1,), "7.1.1", script="print('ran')", marker="7d1c")
+    report = await runner.wait()
+    assert report.kind is ExitKind.COMPLETED, (report, open_world.gateway.lines("stderr"))
+    assert list(mount_point.iterdir()) == []
