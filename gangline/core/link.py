@@ -42,10 +42,12 @@ class Link(Protocol):
     batches_completed: the newest count that was sent.
     takes_traces: whether a trainer runs that polls `take_trace`, None before the first one. Each progress message
     carries it.
+    preemption_ends_at: when the runner kills a preempted rank, on the clock of time.monotonic; None while unknown.
     """
 
     batches_completed: int
     takes_traces: bool | None
+    preemption_ends_at: float | None
 
     @property
     def preemption(self) -> str | None:
@@ -141,6 +143,7 @@ class LocalLink:
     def __init__(self) -> None:
         self.batches_completed = 0
         self.takes_traces: bool | None = None
+        self.preemption_ends_at: float | None = None
         self._metadata_json = ""
 
     @property
@@ -217,6 +220,7 @@ class RunnerLink:
     def __init__(self, path: str, rank: int, on_lost: Callable[[], None] | None = None) -> None:
         self.batches_completed = 0
         self.takes_traces: bool | None = None
+        self.preemption_ends_at: float | None = None
         self._trace = 0
         self._preemption: str | None = None
         self._fusion: rank_pb2.FusionAnswer | None = None
@@ -294,12 +298,8 @@ class RunnerLink:
 
     def find_fusion(self, family: str, timeout_seconds: float) -> list[Any]:
         self._send(fusion_query=rank_pb2.RankFusionQuery(family=family))
-
-        def is_answered() -> bool:
-            return self._fusion is not None and self._fusion.family == family
-
         with self._lock:
-            self._lock.wait_for(is_answered, timeout_seconds)
+            self._lock.wait_for(lambda: self._fusion is not None and self._fusion.family == family, timeout_seconds)
             answer = self._fusion
         return list(answer.records) if answer is not None and answer.family == family else []
 
@@ -425,6 +425,7 @@ class RunnerLink:
         for body in frame.take_bodies(received):
             message = rank_pb2.RunnerMessage.FromString(body)
             if message.HasField("preempt"):
+                self.preemption_ends_at = time.monotonic() + message.preempt.grace_seconds
                 # An empty reason must not read as "not preempted".
                 self._preemption = message.preempt.reason or "preempted"
             elif message.HasField("fusion_answer"):

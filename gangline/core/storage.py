@@ -22,7 +22,7 @@ import fsspec
 import fsspec.callbacks
 
 from gangline.core.storage_calls import StorageCalls
-from gangline.core.stream import DigestStream
+from gangline.core.stream import DigestStream, SyncedFile
 from gangline.domain.experiment import METADATA_FILE
 from gangline.domain.foreign_checkpoint import ReadFile
 from gangline.domain.manifest import MANIFEST_KEY, StoredFile, files_of, read_document, write_document
@@ -91,7 +91,8 @@ class CheckpointStore:
             destination = f"{target}/{path}"
             filesystem.makedirs(destination.rpartition("/")[0], exist_ok=True)
             with filesystem.open(destination, "wb") as file:
-                yield DigestStream(file, self.calls.move)
+                is_folder = self._can_rename(filesystem)
+                yield DigestStream(SyncedFile(file, self.calls.move) if is_folder else file, self.calls.move)
             self.calls.move()
             if self._can_rename(filesystem):
                 _sync(Path(destination))
@@ -143,10 +144,10 @@ class CheckpointStore:
             # A checkpoint that the cluster's state names must survive a loss of power, so its files and folders are
             # synced first.
             target = Path(self._open(checkpoint_url(self.url, storage_id))[1])
-            for folder in (path for path in Path(staging).rglob("*") if path.is_dir()):
-                _sync(folder)
-            for place in (Path(staging) / METADATA_FILE, Path(staging)):
+            folders = [path for path in Path(staging).rglob("*") if path.is_dir()]
+            for place in (*folders, Path(staging) / METADATA_FILE, Path(staging)):
                 _sync(place)
+                self.calls.move()
             filesystem.mv(staging, str(target), recursive=True)
             _sync(target.parent)
         elif self._writer is not None:
@@ -239,8 +240,9 @@ class CheckpointStore:
             filesystem.put_file(str(source), destination, callback=_Progress(self.calls.move))
             return
         with source.open("rb") as reading, Path(destination).open("wb") as writing:
+            synced = SyncedFile(writing, self.calls.move)
             while chunk := reading.read(_CHUNK_BYTES):
-                writing.write(chunk)
+                synced.write(chunk)
                 self.calls.move()
 
     def local_path(self, storage_id: str) -> Path | None:
@@ -279,6 +281,7 @@ class CheckpointStore:
                 is_there = False
             if not is_there:
                 raise _swept(f"{staging}/{path}")
+            self.calls.move()
 
     def _check_unswept(self, filesystem: Any, staging: str, storage_id: str) -> None:
         """Raises where a gateway has begun to delete these files. The gateway writes its own mark before it looks for

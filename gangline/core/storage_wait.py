@@ -2,7 +2,7 @@
 
 Owns the wait of one rank: the pauses between tries, the watch over calls that do not return, the words for state and
 log, and the end of the wait by time or by a preemption. gangline.domain.storage_fault decides which errors are waited
-for. Ranks that save together try again together: the first of them pauses and decides for all. Off the cluster nobody
+for. Ranks that save together try again together: the first of them pauses and decides for all. Off the cluster no rank
 waits, because the user sees the error at once. Called by gangline.core.checkpoint and by gangline.pytorch.checkpoint.
 """
 
@@ -26,9 +26,12 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 # A call without progress for so long is reported: the storage hangs.
 SILENT_SECONDS = 10.0
-# How long a trial that is to give its slots back still tries to save.
+# How long a preempted trial still tries to save after an error of its storage.
 PREEMPTED_SECONDS = 5.0
-# Pause between two looks at a preemption and at the calls under way.
+# A preempted rank keeps this part of its grace for its end. A call that hangs cannot be distinguished from a slow one,
+# so the rank waits for it until then.
+LAST_SECONDS = 5.0
+# Pause between two checks for a preemption and of the calls under way.
 _LOOK_SECONDS = 0.2
 _log = logging.getLogger("gangline")
 T = TypeVar("T")
@@ -130,7 +133,8 @@ class StorageWait:
                 self._watch_silence(silent_seconds)
             elif not self._is_waiting:
                 self._tell("")
-            if is_silent or self._is_waiting:
+            # A call under way counts as progress also while it moves: a large checkpoint may take longer than a batch.
+            if silent_seconds or self._is_waiting:
                 self._beat.hold()
             thread.join(_LOOK_SECONDS)
         self._tell("")
@@ -141,7 +145,9 @@ class StorageWait:
             _log.warning("%s for %.0f s; the trial waits for up to %.0f s", why, seconds, self.limit_seconds)
         if not self._is_waiting:
             self._tell(f"{why}; the trial waits for up to {self.limit_seconds:.0f} s")
-        end = self._find_end(why, self._clock() - seconds)
+        ends_at = self._link.preemption_ends_at
+        is_preempted = ends_at is not None and self._clock() >= ends_at - LAST_SECONDS
+        end = self._find_end(why, self._clock() - seconds, is_preempted)
         if end is not None:
             raise GanglineError(*end)
 
@@ -156,20 +162,26 @@ class StorageWait:
         self._tell(f"{why}; it is tried again for up to {self.limit_seconds:.0f} s")
         until = self._clock() + seconds
         while True:
-            end = self._find_end(why, began_at)
+            end = self._find_end(why, began_at, self._is_preempted_since(began_at))
             if end is not None or self._clock() >= until:
                 return end
             time.sleep(_LOOK_SECONDS)
 
-    def _find_end(self, why: str, began_at: float) -> tuple[Any, ...] | None:
-        """Returns the arguments of the error that ends a wait which began at this time; None while it goes on."""
+    def _is_preempted_since(self, began_at: float) -> bool:
+        """Returns whether a preemption has lasted for PREEMPTED_SECONDS of a wait which began at this time."""
         now = self._clock()
         if self._link.preemption is None:
             self._preempted_at = None
         elif self._preempted_at is None:
             self._preempted_at = now
-        if self._preempted_at is not None and now - max(began_at, self._preempted_at) >= PREEMPTED_SECONDS:
+        return self._preempted_at is not None and now - max(began_at, self._preempted_at) >= PREEMPTED_SECONDS
+
+    def _find_end(self, why: str, began_at: float, is_preempted: bool) -> tuple[Any, ...] | None:
+        """Returns the arguments of the error that ends a wait which began at this time; None while it goes on.
+        is_preempted: a preemption leaves no more time."""
+        if is_preempted:
             return NOT_SAVED, f"stopped without a checkpoint, because {why}", ErrorKind.UNAVAILABLE
+        now = self._clock()
         if now - began_at >= self.limit_seconds:
             waited = f"the trial has waited for {now - began_at:.0f} s"
             return "checkpoint.storage", f"{why}; {waited}; earlier checkpoints are as they were", ErrorKind.UNAVAILABLE

@@ -13,6 +13,14 @@ from services.common.settings import ServiceSettings, check_names
 
 # An agent's id is part of etcd keys and slot ids, so its characters are limited.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+# The ids of the accounts for owners. No common software gives ids from 2000200001 to 2147352575: systemd uses 60001 to
+# 65519 (homed, DynamicUser), 524288 to 1879048191 (nspawn) and 2147352576 to 2147418111 (foreign images); Debian gives
+# users up to 64999 and subordinate ids (subuid) from 100000 to 600100000; SSSD and FreeIPA map 200000 to 2000200000;
+# LXD uses 1000000 to 1001000000, OpenShift 1000000000 to 1999999999. It is longer than the number of users of a
+# cluster, MAX_USERS in services/scheduler/transition/account/user_change.py, because ids are never given again.
+DEFAULT_UIDS = "2001000000-2001099999"
+# Numbers beyond 31 bits are negative for some programs, and the last ones mean no user.
+_LAST_UID = 2**31 - 1
 
 
 class AgentSettings(ServiceSettings):
@@ -43,7 +51,7 @@ class AgentSettings(ServiceSettings):
         default_factory=dict, description="owner=user,owner=user: users for the ranks of single owners"
     )
     rank_uids: str = Field(
-        default="61184-65519",
+        default=DEFAULT_UIDS,
         description="user ids of the accounts for owners; empty to run ranks as the agent's own user",
     )
     shared_notebooks: bool = Field(
@@ -81,9 +89,9 @@ class AgentSettings(ServiceSettings):
     @classmethod
     def _check_uids(cls, value: str) -> str:
         first, _, last = value.partition("-")
-        is_range = all(text.isascii() and text.isdigit() and len(text) < 10 for text in (first, last))
-        if value and not (is_range and 1000 <= int(first) < int(last)):
-            raise ValueError("it is a range from 1000 on, as 61184-65519, or empty")
+        is_range = all(text.isascii() and text.isdigit() and len(text) <= 10 for text in (first, last))
+        if value and not (is_range and 1000 <= int(first) < int(last) <= _LAST_UID):
+            raise ValueError(f"it is a range from 1000 to {_LAST_UID}, as {DEFAULT_UIDS}, or empty")
         return value
 
     @field_validator("slots", mode="before")

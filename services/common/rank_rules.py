@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from gangline.errors import GanglineError, invalid
+from gangline.errors import GanglineError, invalid, unavailable
 from services.common.disk import write_atomic
 
 FILE_NAME = "rank_rules.json"
@@ -101,16 +101,28 @@ def load_rules(state_directory: Path) -> RankRules:
 
 def owners_user(rules: RankRules, owner_id: int) -> RankUser:
     """Returns the account of an owner's ranks, which no file of this machine names. It is the same on every machine of
-    the cluster with the same range, so gangs can share files. Raises GanglineError `environment.no_user`.
+    the cluster with the same range, so gangs can share files. Raises GanglineError `environment.rank_uids`, which is
+    the operator's to correct.
 
     owner_id: the number that the cluster never gives again; 0 for an owner without one.
     """
-    uid = rules.first_uid + owner_id
+    uid, span = rules.first_uid + owner_id, f"rank_uids {rules.first_uid}-{rules.last_uid}"
     if owner_id < 0 or uid > rules.last_uid:
-        text = f"rank_uids {rules.first_uid}-{rules.last_uid} has no id for the owner with the number {owner_id}"
-        raise _no_user(f"{text}; give the agents a longer range")
+        text = f"{span} has no id for the owner with the number {owner_id}; give all agents a longer range"
+        raise unavailable("environment.rank_uids", text)
     # The first id is also the group of all these accounts, which may pass where no other account may.
     return RankUser(f"{ACCOUNT_PREFIX}{owner_id}", uid, uid, (uid, rules.first_uid), "", "/bin/sh", is_dynamic=True)
+
+
+def check_free(user: RankUser) -> None:
+    """Raises GanglineError `environment.rank_uids` where an account of this machine has the id of an owner's account.
+    It may be newer than the agent's start, as those of systemd's DynamicUser and of a directory service are."""
+    try:
+        entry = pwd.getpwuid(user.uid)
+    except KeyError:
+        return
+    text = f"{entry.pw_name}, an account of this machine, has the id {user.uid} of rank_uids"
+    raise unavailable("environment.rank_uids", f"{text}; give all agents a range without accounts")
 
 
 def find_user(name: str) -> RankUser:

@@ -10,18 +10,21 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import gangline
+from gangline.domain.storage_fault import storage_away
 from gangline.errors import GanglineError, invalid, unavailable
 from gangline.launch.beat_file import stacks_path_of
 from gangline.v1 import runner_pb2, types_pb2
+from services.common.concurrency import in_own_thread
 from services.common.disk import write_atomic
 from services.common.rank_rules import RankUser
 from services.common.state_folder import SharedFolder
 from services.common.user_rights import resolve_as
 from services.trial_runner.gang.gang_plan import Place, load_config, needs_no_library
-from services.trial_runner.ranks.confinement import Confinement
+from services.trial_runner.ranks.confinement import STORAGE_SECONDS, Confinement
 from services.trial_runner.ranks.container import SOCKET, Container
 from services.trial_runner.ranks.container_plan import (
     ContainerPlace,
@@ -30,7 +33,7 @@ from services.trial_runner.ranks.container_plan import (
     plan_run,
     registry_config,
 )
-from services.trial_runner.ranks.owner_account import storage_folder
+from services.trial_runner.ranks.owner_account import holds_storage, storage_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def _own_mount(mount: Mount, user: RankUser | None, agent_id: str) -> Mount:
     return replace(mount, source=str(source))
 
 
-def _prepare_files(files: AttemptFiles) -> None:
+async def _prepare_files(files: AttemptFiles) -> None:
     """Makes the files that the container mounts, and gives them to the user of the ranks. Called when the code is
     there."""
     confinement, folder = files.confinement, files.folder
@@ -115,12 +118,29 @@ def _prepare_files(files: AttemptFiles) -> None:
     for each in (folder.code_path, folder.output_path, folder.ranks_path):
         confinement.give(each)
     storage = storage_folder(files.spec.storage_url)
-    if storage is not None and not storage.is_dir() and not (confinement.user and confinement.user.is_dynamic):
-        try:
+    if storage is None:
+        return
+    errors: list[GanglineError] = []
+    if not await in_own_thread(partial(_prepare_storage, storage, files, errors.append), STORAGE_SECONDS):
+        raise _no_storage(storage, f"it has not answered within {STORAGE_SECONDS:g} s")
+    if errors:
+        raise errors[0]
+
+
+def _prepare_storage(storage: Path, files: AttemptFiles, on_error: Callable[[GanglineError], None]) -> None:
+    """Makes a storage of which no marker is known. Reports GanglineError `storage.away` in place of mounting a folder
+    that is not the storage: a container does not see a mount that comes back later."""
+    marker, confinement = files.spec.storage_marker, files.confinement
+    try:
+        if holds_storage(storage, marker):
+            return
+        if marker:
+            on_error(storage_away(str(storage)))
+        elif confinement.user is None or not confinement.user.is_dynamic:
             storage.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _no_storage(storage, error) from error
-        confinement.give(storage)
+            confinement.give(storage)
+    except OSError as error:
+        on_error(_no_storage(storage, f"it cannot be made: {error.strerror}"))
 
 
 def _mounts(files: AttemptFiles) -> tuple[Mount, ...]:
@@ -159,5 +179,5 @@ def _is_gpu(slot: types_pb2.Slot) -> bool:
     return slot.kind == types_pb2.SLOT_KIND_GPU
 
 
-def _no_storage(storage: Path, error: OSError) -> GanglineError:
-    return unavailable("environment.no_container", f"cannot make the storage's folder {storage}: {error.strerror}")
+def _no_storage(storage: Path, why: str) -> GanglineError:
+    return unavailable("environment.no_container", f"cannot mount the storage's folder {storage}: {why}")

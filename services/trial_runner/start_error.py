@@ -18,6 +18,7 @@ NO_GATEWAY_CODE = "code.no_gateway"
 _AGENTS_CODES = {
     "code.disk",
     "environment.cgroup",
+    "environment.rank_uids",
     "forkserver.none",
     "runner.no_nursery",
     "runner.no_port",

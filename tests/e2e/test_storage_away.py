@@ -5,11 +5,14 @@ Real processes; the storage is a small tmpfs in a mount namespace of its own. Ne
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gangline.core.storage_wait import PREEMPTED_SECONDS
 from gangline.domain.state import Outcome, ReasonCode, State
 from gangline.domain.view import TrialView
 from tests.support.fleet import Fleet
@@ -111,6 +114,21 @@ def test_a_pause_does_not_wait_for_a_full_storage(disk: StorageDisk, run: GatedR
     view = run.client.wait_experiment(run.experiment_id, SECONDS).trials[0]
     assert (view.trial.outcome, view.trial.attempts, view.trial.restarts) == (Outcome.COMPLETED, 2, 0)
     assert "stopped without a checkpoint" in log_of(run)
+
+
+def test_a_pause_waits_for_a_storage_that_is_slow_to_answer(disk: StorageDisk, run: GatedRun) -> None:
+    """Longer than after an error, because the preemption leaves an hour; and the checkpoint is kept."""
+    with disk.hanging():
+        run.gate.allow(3 * CHECKPOINT_PERIOD)
+        wait_waiting(run, "does not answer")
+        run.client.pause_experiment(run.experiment_id)
+        until = time.monotonic() + PREEMPTED_SECONDS + 3.0
+        while time.monotonic() < until:
+            assert run.trial.allocation is not None, "the trial has stopped without a checkpoint"
+            threading.Event().wait(0.5)
+    wait_for(lambda: 2 * CHECKPOINT_PERIOD in run.checkpoint_batches(), "the checkpoint under way", SECONDS)
+    assert "stopped without a checkpoint" not in log_of(run)
+    run.client.kill_experiment(run.experiment_id)
 
 
 def test_a_kill_does_not_wait_either(disk: StorageDisk, run: GatedRun) -> None:

@@ -72,7 +72,7 @@ class Journal:
             return
         self._highest_epoch = epoch
         try:
-            write_atomic(self._epoch_path, f"{epoch}\n")
+            write_atomic(self._epoch_path, f"{epoch}\n", mode=0o600)
         except OSError as error:
             log.error("cannot write the newest leader's epoch; going on without", error=str(error))
 

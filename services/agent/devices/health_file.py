@@ -40,7 +40,7 @@ def save_healths(path: Path, healths: Mapping[str, Health]) -> None:
         if health.problem
     }
     try:
-        write_atomic(path, json.dumps(entries, indent=1) + "\n")
+        write_atomic(path, json.dumps(entries, indent=1) + "\n", mode=0o600)
     except OSError as error:
         log.error("cannot write which GPUs are out of use; going on without", path=str(path), error=str(error))
 

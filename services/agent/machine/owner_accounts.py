@@ -1,8 +1,9 @@
 """Accounts of their own for the owners of experiments: whether this agent can give them, and what follows if not.
 
-They exist only by their numbers, as those of systemd's DynamicUser. services/common/rank_rules.py computes the number
-from that of the owner, so it is the same on every machine, and no other owner ever gets it. Called at the agent's
-start.
+They exist only by their numbers, as those of systemd's DynamicUser, but in a range of their own (settings.py).
+services/common/rank_rules.py computes the number from that of the owner, so it is the same on every machine, and no
+other owner ever gets it. Ranks run as the agent's own user only for a reason that lasts. An agent that cannot find out
+for the moment does not start. Called at the agent's start.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from gangline.errors import GanglineError
+from gangline.errors import ErrorKind, GanglineError, invalid
 from services.agent.settings import AgentSettings
 from services.common.rank_rules import RankRules, RankUser, owners_user
 
@@ -29,7 +30,9 @@ log = structlog.get_logger(__name__)
 def settle(settings: AgentSettings, probe: Callable[[RankUser, AgentSettings], None]) -> tuple[tuple[int, int], str]:
     """Returns the range of the accounts; NO_UIDS with the reason where ranks run as the agent's own user.
 
-    probe: opens the state for an account and starts a process as one; raises GanglineError if that does not work.
+    probe: opens the state for an account and starts a process as one; raises GanglineError if that does not work, with
+    the kind UNAVAILABLE where it may work later. Raises that error, and GanglineError `agent.rank_uids` for a range
+    with an account of this machine.
     """
     if os.geteuid() != 0:
         return NO_UIDS, "only an agent that runs as root gives owners accounts of their own"
@@ -38,7 +41,8 @@ def settle(settings: AgentSettings, probe: Callable[[RankUser, AgentSettings], N
     first, last = map(int, settings.rank_uids.split("-"))
     taken = sorted(entry.pw_name for entry in pwd.getpwall() if first <= entry.pw_uid <= last)
     if taken:
-        return NO_UIDS, f"rank_uids {settings.rank_uids} has the id of {taken[0]}, an account of this machine"
+        text = f"rank_uids {settings.rank_uids} has the id of {taken[0]}, an account of this machine"
+        raise invalid("agent.rank_uids", f"{text}; give all agents of the cluster a range without accounts")
     user = owners_user(RankRules(first_uid=first, last_uid=last), 0)
     state_mode = _mode_of(settings.state_dir)
     opened = open_way(settings.state_dir, user.gid)
@@ -49,6 +53,8 @@ def settle(settings: AgentSettings, probe: Callable[[RankUser, AgentSettings], N
             folder.chmod(mode)
         if state_mode is not None:
             settings.state_dir.chmod(state_mode)
+        if error.kind is ErrorKind.UNAVAILABLE:
+            raise
         reason = error.message.removeprefix(f"rank_user {user.name} ")
         log.warning("owners get no accounts of their own here", reason=reason)
         return NO_UIDS, f"an account without rights {reason}"

@@ -7,6 +7,7 @@ program.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from gangline.errors import GanglineError, invalid
+from gangline.errors import GanglineError, invalid, unavailable
 from services.agent.machine import owner_accounts
 from services.agent.machine.owner_accounts import NO_UIDS
 from services.agent.settings import AgentSettings
@@ -28,8 +29,13 @@ from services.common.state_folder import StateFolder
 
 # The capabilities that let an agent run ranks as other users, by their bits in /proc/self/status (capabilities(7)).
 NEEDED_CAPABILITIES = {"CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
-# Limit for the check that a user can start Gangline. A cold start from a network disk takes seconds.
+# Limit for one check that a user can start Gangline. A cold start from a network disk takes seconds.
 PROBE_SECONDS = 60.0
+# Checks of one user, where an answer of a busy machine proves nothing.
+PROBE_TRIES = 3
+# Errors of a machine that is short of something for the moment.
+_PASSING_ERRORS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE})
+_PASSING_LINE = re.compile("MemoryError|" + "|".join(rf"\[Errno {number}\]" for number in sorted(_PASSING_ERRORS)))
 _PROBE = "import os, sys, gangline.launch.child; os.chdir(sys.argv[1])"
 
 log = structlog.get_logger(__name__)
@@ -37,7 +43,8 @@ log = structlog.get_logger(__name__)
 
 def settle_rules(settings: AgentSettings) -> str:
     """Checks and writes the rules. Returns what trials can read of the cluster, and why; empty while their ranks have
-    accounts without rights. Raises GanglineError `agent.rank_user`, `agent.rank_limits`, `agent.container_command`."""
+    accounts without rights. Raises GanglineError `agent.rank_user`, `agent.rank_uids`, `agent.busy`,
+    `agent.rank_limits`, `agent.container_command`."""
     names = {settings.rank_user, *settings.rank_users.values()} - {""}
     if settings.rank_users and not settings.rank_user:
         raise _bad_user("rank_users needs rank_user too, for owners that it does not name")
@@ -72,7 +79,8 @@ def settle_rules(settings: AgentSettings) -> str:
 
 
 def _probe_account(user: RankUser, settings: AgentSettings) -> None:
-    """Opens the state for the accounts, and starts this Python as one. Raises GanglineError `agent.rank_user`."""
+    """Opens the state for the accounts, and starts this Python as one. Raises GanglineError `agent.rank_user` and
+    `agent.busy`."""
     _check_rights(user)
     _open_state(settings.state_dir)
     _probe(user, StateFolder(settings.state_dir).allocations)
@@ -116,6 +124,9 @@ def _open_state(state_directory: Path) -> None:
     there, and every file in it is for the agent's user alone."""
     state = StateFolder(state_directory)
     try:
+        # Earlier versions have made the spools' folder, with the drainer's log, for all users.
+        if state.spools.is_dir():
+            state.spools.chmod(0o700)
         for folder in (state.path, state.allocations):
             folder.chmod(0o711)
     except OSError as error:
@@ -123,7 +134,22 @@ def _open_state(state_directory: Path) -> None:
 
 
 def _probe(user: RankUser, folder: Path) -> None:
-    """Starts this Python as the user, which finds every obstacle on the way to it, to Gangline and to the attempts."""
+    """Starts this Python as the user, which finds every obstacle on the way to it, to Gangline and to the attempts.
+
+    Raises GanglineError `agent.rank_user` for an obstacle, and `agent.busy` where this machine could not find out.
+    """
+    for left in reversed(range(PROBE_TRIES)):
+        problem = _try_probe(user, folder)
+        if not problem:
+            return
+        log.warning("the check of a user of ranks has failed", user=user.name, reason=problem, tries_left=left)
+    text = f"rank_user {user.name} cannot be checked now, {PROBE_TRIES} times in a row: {sys.executable} {problem}"
+    raise unavailable("agent.busy", f"{text}; start the agent again when this machine is less busy")
+
+
+def _try_probe(user: RankUser, folder: Path) -> str:
+    """Returns why it is not known whether the user can start Gangline; empty if it can. Raises GanglineError
+    `agent.rank_user` if it cannot."""
     try:
         probe = subprocess.run(
             [sys.executable, "-P", "-c", _PROBE, str(folder.absolute())],
@@ -137,11 +163,19 @@ def _probe(user: RankUser, folder: Path) -> None:
             timeout=PROBE_SECONDS,
             check=False,
         )
+    except subprocess.TimeoutExpired:
+        return f"has not started within {PROBE_SECONDS:g} s"
     except (OSError, subprocess.SubprocessError) as error:
+        if isinstance(error, OSError) and error.errno in _PASSING_ERRORS:
+            return f"does not start: {error}"
         raise _unusable(user, str(error)) from error
+    last = (probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"])[-1]
+    # A signal comes from outside, such as the kernel's when memory is short.
+    if probe.returncode < 0 or (probe.returncode and _PASSING_LINE.search(last)):
+        return f"has ended: {last}"
     if probe.returncode:
-        lines = probe.stderr.strip().splitlines()
-        raise _unusable(user, lines[-1] if lines else f"exit code {probe.returncode}")
+        raise _unusable(user, last)
+    return ""
 
 
 def _plain_environment(environment: Mapping[str, str]) -> dict[str, str]:

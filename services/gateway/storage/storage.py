@@ -55,18 +55,22 @@ class Storage:
 
     def settle_marker(self, is_used: bool) -> None:
         """Reads the marker file, and makes one in a new storage. is_used: the cluster has stored files in it before.
-        Raises GanglineError `storage.away` where those are not in it, and `storage.not_writable`."""
+        Raises GanglineError `storage.away` where those are not in it, and `storage.not_writable`. Empty folders prove
+        nothing: an agent may have made them in a mount point whose mount is lost."""
         if not self._is_local:
             return
         path = Path(self._root) / MARKER_FILE
         try:
             if not path.exists():
-                if is_used and not any((Path(self._root) / name).is_dir() for name in _USED_FOLDERS):
+                if is_used and not any(map(self._has_file, _USED_FOLDERS)):
                     raise storage_away(self.url)
                 _make_marker(path)
             self.marker = path.read_text().strip()
         except OSError as failure:
             raise _not_writable(self.url, failure) from failure
+
+    def _has_file(self, path: str) -> bool:
+        return any(each.is_file for each in local_tree.walk(Path(self._root), path))
 
     def check_present(self) -> None:
         """Raises GanglineError `storage.away` where the storage's folder has lost its marker file."""
@@ -272,17 +276,20 @@ def _make_marker(path: Path) -> None:
     """Writes a marker file, unless another gateway does at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    own.write_text(f"{uuid.uuid4()}\n")
-    # Ranks of all users read it.
-    own.chmod(0o644)
     try:
-        path.hardlink_to(own)
-    except FileExistsError:
-        pass
-    except OSError:
-        # Not every file system has hard links.
-        own.replace(path)
-    own.unlink(missing_ok=True)
+        own.write_text(f"{uuid.uuid4()}\n")
+        # Ranks of all users read it.
+        own.chmod(0o644)
+        try:
+            path.hardlink_to(own)
+        except FileExistsError:
+            pass
+        except OSError:
+            # Not every file system has hard links.
+            own.replace(path)
+    finally:
+        # Also on a full disk, where every start of a gateway would leave another one.
+        own.unlink(missing_ok=True)
     _sync(path.parent)
 
 

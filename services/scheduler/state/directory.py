@@ -22,9 +22,10 @@ _RETRY_SECONDS = 1.0
 
 
 class Directory:
-    """leader_epoch: the epoch of `leader`; 0 while there is no leader. storage_marker: of the newest gateway that has
-    named one; it stays while no gateway is registered. changed: set at each change of the leader or of
-    the services, and then replaced by a new event; `LeaderStatus` sets it, too.
+    """leader_epoch: the epoch of `leader`; 0 while there is no leader. storage_marker: of the oldest registered
+    gateway that names one, so that a gateway which opens another folder later changes nothing. It stays while no
+    gateway is registered. changed: set at each change of the leader or of the services, and then replaced by a new
+    event; `LeaderStatus` sets it, too.
     """
 
     def __init__(self, client: EtcdClient) -> None:
@@ -40,10 +41,7 @@ class Directory:
         instances = [
             instance for instance in self._instances.values() if instance.kind == service_kind and instance.grpc_address
         ]
-        return [
-            instance.grpc_address
-            for instance in sorted(instances, key=lambda instance: (instance.started_at, instance.id))
-        ]
+        return [instance.grpc_address for instance in sorted(instances, key=_age)]
 
     def has_gateway_since(self, at: float) -> bool:
         """Returns whether a gateway is registered that was there at this time already."""
@@ -52,7 +50,7 @@ class Directory:
     def http_address_of(self, service_kind: str) -> str:
         """Returns the HTTP address of the oldest service of one kind; empty if there is none."""
         instances = [each for each in self._instances.values() if each.kind == service_kind and each.http_address]
-        oldest = min(instances, key=lambda instance: (instance.started_at, instance.id), default=None)
+        oldest = min(instances, key=_age, default=None)
         return oldest.http_address if oldest is not None else ""
 
     def schedulers_after(self, leader_address: str) -> list[str]:
@@ -105,4 +103,11 @@ class Directory:
             self._instances.pop(key, None)
         else:
             self._instances[key] = instance
-            self.storage_marker = instance.storage_marker or self.storage_marker
+        named = [each for each in self._instances.values() if each.storage_marker]
+        if named:
+            self.storage_marker = min(named, key=_age).storage_marker
+
+
+def _age(instance: ServiceInstance) -> tuple[float, str]:
+    """Returns the key by which services are ordered, the oldest first."""
+    return instance.started_at, instance.id

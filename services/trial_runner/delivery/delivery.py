@@ -113,7 +113,9 @@ class Delivery:
         """Makes and claims the spool's folder. Raises OSError."""
         if self._has_folder:
             return
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Ranks of other users pass through the state directory, and the drainer's log is in this folder.
+        self._spools.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         self._claim = drainer.claim(self._folder)
         self._has_folder = True
         self._save_target()

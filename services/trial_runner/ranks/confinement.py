@@ -17,11 +17,11 @@ from typing import Any
 import structlog
 
 from gangline.domain.limits import MB
-from gangline.errors import GanglineError, invalid, unavailable
+from gangline.errors import GanglineError, unavailable
 from gangline.launch.beat_file import stacks_path_of
 from services.common import rank_cgroup
 from services.common.concurrency import in_own_thread
-from services.common.rank_rules import RankRules, RankUser, find_user, load_rules, owners_user
+from services.common.rank_rules import RankRules, RankUser, check_free, find_user, load_rules, owners_user
 from services.common.state_folder import SharedFolder
 from services.trial_runner.gang.limit import Limits
 from services.trial_runner.ranks import owner_account
@@ -96,10 +96,10 @@ class Confinement:
         if self.rules.cgroup:
             rank_cgroup.remove_all(Path(self.rules.cgroup), self.allocation_id)
 
-    async def open(self, folder: SharedFolder, storage_url: str, trial_id: str) -> None:
+    async def open(self, folder: SharedFolder, storage_url: str, trial_id: str, storage_marker: str) -> None:
         """Opens to the ranks' user what lies outside of its own folders: the way to them, and the storage."""
         self.open_folder(folder)
-        await self.open_storage(storage_url, trial_id)
+        await self.open_storage(storage_url, trial_id, storage_marker)
 
     def open_folder(self, folder: SharedFolder) -> None:
         """Lets the ranks' user pass through the allocation's folder, in which it cannot list or make anything."""
@@ -109,13 +109,12 @@ class Confinement:
             owner_account.make_home(self.user)
             owner_account.write_accounts(folder.accounts_path, self.user)
 
-    async def open_storage(self, url: str, trial_id: str) -> None:
+    async def open_storage(self, url: str, trial_id: str, marker: str) -> None:
         """Lets an owner's account write into the storage. Returns after a moment if the storage does not answer."""
-        if (
-            self.user is not None
-            and self.user.is_dynamic
-            and not await in_own_thread(partial(owner_account.open_storage, url, trial_id, self.user), STORAGE_SECONDS)
-        ):
+        if self.user is None or not self.user.is_dynamic:
+            return
+        work = partial(owner_account.open_storage, url, trial_id, self.user, marker)
+        if not await in_own_thread(work, STORAGE_SECONDS):
             log.warning("the storage does not answer; going on without a look at it", storage=url)
 
     def give_beats(self, beat_paths: Mapping[int, Path]) -> None:
@@ -161,10 +160,11 @@ def load(folder: SharedFolder, owner: str, owner_id: int, agent_id: str) -> Conf
         user = find_user(name) if name else None
         if user is None and rules.first_uid:
             user = owner_account.settle_home(owners_user(rules, owner_id), folder.state.homes)
+            check_free(user)
     except GanglineError as error:
         account = repr(name) if name else "an account of its own"
         text = f"{agent_id} is set to run the ranks of {owner or 'everyone'} as {account}: {error.message}"
-        raise invalid("environment.no_user", text) from error
+        raise error.reworded(text) from error
     if user is not None and user.uid == os.geteuid():
         user = None
     return Confinement(rules, user, folder.allocation_id, agent_id, str(folder.accounts_path.absolute()))

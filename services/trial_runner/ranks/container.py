@@ -12,7 +12,7 @@ import shutil
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +62,7 @@ class Container:
     command: Sequence[str]
     program: Sequence[str]
     note: Callable[[str], None]
-    prepare_files: Callable[[], None]
+    prepare_files: Callable[[], Awaitable[None]]
     environment: dict[str, str] = field(default_factory=dict)
     problem: str = ""
     _is_connected: bool = False
@@ -81,7 +81,7 @@ class Container:
             unix_socket.bind(listener, str(self.socket_path))
             listener.listen(1)
             listener.setblocking(False)
-            self.prepare_files()
+            await self.prepare_files()
             self.folder.write_container(self.program, self.name)
             await self._run()
             connection = await self._wait_connected(listener)

@@ -1,32 +1,40 @@
 """The account of an owner's ranks, which exists only by its number: its home, its name, and its folders in the storage.
 
 Owns what such an account needs beside its number. The homes stay on the machine, because caches of compilers and data
-sets lie there; nobody else ever gets the number. The runner calls this before anything of the attempt starts.
+sets lie there; no other owner ever gets the number. The runner calls this before anything of the attempt starts.
+
+The runner has root's rights in the storage, so it makes no folder in one whose mount is lost: the rank that then writes
+there would fill the machine's own disk. The marker file of the storage tells. All folders are made by the handle of the
+root that had the file, so a mount that is lost meanwhile changes nothing.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from gangline.domain.output import output_url_of
+from gangline.domain.storage_fault import MARKER_FILE
 from gangline.domain.storage_url import protocol_of
 from gangline.domain.trace import tensorboard_url_of
 from services.common.disk import write_atomic
 from services.common.rank_rules import RankUser
 
-# With a group of its own, an account shares with nobody; in the storage, with the services.
+# The group of an account has no other member. In the storage the group is that of the folder, with the services in it.
 UMASK = 0o002
-# Everyone may make entries, each for himself. The group of the folder is that of all that is made in it, so services
-# of another account than root can remove it.
+# Every account may make entries, which only that account can change. The group of the folder is that of all that is
+# made in it, so services of another account than root can remove it.
 _SHARED_MODE = 0o3777
 # The folders of a storage in which trials choose names.
 _SHARED_FOLDERS = ("checkpoints", "batch_output")
 _ACCOUNTS = Path("/etc/passwd")
+_MARKER_BYTES = 4096
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 log = structlog.get_logger(__name__)
@@ -42,11 +50,14 @@ def make_home(user: RankUser) -> None:
     """Makes the home if there is none. Raises OSError."""
     home = Path(user.home)
     home.parent.mkdir(mode=0o711, exist_ok=True)
+    home.mkdir(mode=0o700, exist_ok=True)
+    handle = os.open(home, _FOLDER)
     try:
-        home.mkdir(mode=0o700)
-    except FileExistsError:
-        return
-    os.chown(home, user.uid, user.gid, follow_symlinks=False)
+        # A home that is still ours was made by a runner that was killed before it gave it away.
+        if os.fstat(handle).st_uid == os.geteuid():
+            os.fchown(handle, user.uid, user.gid)
+    finally:
+        os.close(handle)
 
 
 def write_accounts(path: Path, user: RankUser) -> None:
@@ -66,66 +77,106 @@ def storage_folder(url: str) -> Path | None:
     return Path(url.partition("://")[2] or url) if url and protocol_of(url) == "file" else None
 
 
-def open_storage(url: str, trial_id: str, user: RankUser) -> None:
-    """Lets the account write its own files into a storage that is a folder, and nobody else's. May be repeated.
+def open_storage(url: str, trial_id: str, user: RankUser, marker: str) -> None:
+    """Lets the account write its own files into a storage that is a folder, and no files of others. May be repeated.
 
-    Where this machine's root has no rights in the storage, as on NFS, the folders stay as the operator has made them.
+    marker: as `holds_storage`. Where this machine's root has no rights in the storage, as on NFS, the folders stay as
+    the operator has made them.
     """
     root = storage_folder(url)
     if root is None:
         return
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        _close(root / "code")
-        _let_pass(root, user)
-        for name in _SHARED_FOLDERS:
-            _share(root / name)
-        for own_url in (tensorboard_url_of(url, trial_id), output_url_of(url, trial_id)):
-            _own(Path(str(storage_folder(own_url))), user)
+        if not marker:
+            root.mkdir(parents=True, exist_ok=True)
+        with _opened(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as storage:
+            if not _has_marker(storage, marker):
+                log.warning("the storage is away, so no folder is made in it for the ranks", storage=url)
+                return
+            _close(storage, "code")
+            _let_pass(storage, user)
+            for name in _SHARED_FOLDERS:
+                _share(storage, name)
+            for own_url in (tensorboard_url_of(url, trial_id), output_url_of(url, trial_id)):
+                _own(storage, Path(str(storage_folder(own_url))).relative_to(root), user)
     except OSError as error:
         log.warning("cannot open the storage for the ranks", storage=url, user=user.uid, error=str(error))
 
 
-def _let_pass(root: Path, user: RankUser) -> None:
-    """Lets the accounts of all owners enter a storage that is closed to everyone but us."""
-    status = root.stat()
+def holds_storage(root: Path, marker: str) -> bool:
+    """Returns whether a folder is there and is the cluster's storage. A mount point whose mount is lost is not.
+
+    marker: the content of the storage's marker file; empty where it is not known, and then any folder counts. One that
+    this account may not enter counts too, because its ranks may. Raises OSError.
+    """
+    try:
+        with _opened(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as storage:
+            return _has_marker(storage, marker)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError:
+        return True
+
+
+def _has_marker(storage: int, marker: str) -> bool:
+    if not marker:
+        return True
+    try:
+        with _opened(MARKER_FILE, os.O_RDONLY | os.O_CLOEXEC, storage) as file:
+            text = os.read(file, _MARKER_BYTES).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return False
+    # An operator may have made an empty one.
+    return text in ("", marker)
+
+
+@contextmanager
+def _opened(path: Path | str, flags: int = _FOLDER, parent: int | None = None) -> Iterator[int]:
+    handle = os.open(path, flags, dir_fd=parent)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _let_pass(storage: int, user: RankUser) -> None:
+    """Lets the accounts of all owners enter a storage that is closed to all users but the agent's."""
+    status = os.fstat(storage)
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid() and not mode & 0o077:
-        os.chown(root, -1, user.groups[-1])
-        root.chmod(mode | 0o010)
+        os.fchown(storage, -1, user.groups[-1])
+        os.fchmod(storage, mode | 0o010)
 
 
-def _close(folder: Path) -> None:
+def _close(storage: int, name: str) -> None:
     """Keeps other accounts out of the archives of code, which gateways alone read, each for the code's owner."""
-    try:
-        handle = os.open(folder, _FOLDER)
-    except FileNotFoundError:
-        return
-    try:
-        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+    with suppress(FileNotFoundError), _opened(name, parent=storage) as folder:
+        mode = stat.S_IMODE(os.fstat(folder).st_mode)
         if mode & 0o007:
-            os.fchmod(handle, mode & ~0o007)
-    finally:
-        os.close(handle)
+            os.fchmod(folder, mode & ~0o007)
 
 
-def _share(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    handle = os.open(folder, _FOLDER)
-    try:
-        if stat.S_IMODE(os.fstat(handle).st_mode) != _SHARED_MODE:
-            os.fchmod(handle, _SHARED_MODE)
-    finally:
-        os.close(handle)
+def _share(storage: int, name: str) -> None:
+    _make(name, storage, 0o777)
+    with _opened(name, parent=storage) as folder:
+        if stat.S_IMODE(os.fstat(folder).st_mode) != _SHARED_MODE:
+            os.fchmod(folder, _SHARED_MODE)
 
 
-def _own(folder: Path, user: RankUser) -> None:
-    """Makes a folder for the account alone, in one where it makes nothing."""
-    folder.parent.mkdir(mode=0o755, exist_ok=True)
-    folder.mkdir(mode=0o755, exist_ok=True)
-    handle = os.open(folder, _FOLDER)
-    try:
-        if os.fstat(handle).st_uid == os.geteuid():
-            os.fchown(handle, user.uid, -1)
-    finally:
-        os.close(handle)
+def _own(storage: int, place: Path, user: RankUser) -> None:
+    """Makes a folder for the account alone, in one where it makes nothing. Gives it away also if it is that of an
+    earlier id of the owner, where only we can have made it."""
+    _make(str(place.parent), storage, 0o755)
+    with _opened(str(place.parent), parent=storage) as parent:
+        _make(place.name, parent, 0o755)
+        above = os.fstat(parent)
+        is_ours = above.st_uid == os.geteuid() and not above.st_mode & 0o022
+        with _opened(place.name, parent=parent) as folder:
+            owner = os.fstat(folder).st_uid
+            if owner != user.uid and (is_ours or owner == os.geteuid()):
+                os.fchown(folder, user.uid, -1)
+
+
+def _make(name: str, parent: int, mode: int) -> None:
+    with suppress(FileExistsError):
+        os.mkdir(name, mode, dir_fd=parent)

@@ -198,3 +198,19 @@ async def test_what_cannot_run_is_told_in_one_line_and_is_final(
     assert problem in report.message
     assert "\n" not in report.message
     assert not containers(name_in(world.runners[0]))
+
+
+async def test_a_storage_whose_mount_is_lost_is_not_mounted(world: World) -> None:
+    """A container would not see the mount that comes back, and the trial could wait for it in vain."""
+    mount_point, state = world.folder / "storage", world.folder / "a1"
+    mount_point.mkdir()
+    (state / "allocations").mkdir(parents=True)
+    write_rules(state, RULES)
+    await world.prepare("print('trained')", (1,), config={"environment": {"image": IMAGE, "python": python_in_image()}})
+    world.specs[0].storage_marker = "7d1c"
+    world.runners.append(world.host("a1").start(world.specs[0]))
+    (report,) = await world.wait()
+    assert (report.kind, report.is_agent_at_fault) == (ExitKind.START_FAILED, False), report
+    assert "is away" in report.message
+    assert list(mount_point.iterdir()) == []
+    assert not containers(name_in(world.runners[0]))

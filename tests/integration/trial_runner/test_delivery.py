@@ -62,6 +62,8 @@ async def test_records_that_follow_one_another_go_together(tmp_path: Path) -> No
     delivery = Delivery(spec, "a1", tmp_path / "spool")
     delivery.recorder.note("first")
     await until(lambda: "first" in gateway.lines(), "the first line, which does not wait", 20)
+    # Ranks of other users may pass through the state directory, and the drainer's log is in this folder.
+    assert (tmp_path / "spool").stat().st_mode & 0o777 == 0o700
     for number in range(50):
         delivery.recorder.note(f"line {number}")
         # As steps follow one another: slower than one request takes, far quicker than records are gathered.

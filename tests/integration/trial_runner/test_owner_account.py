@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gangline.domain.state import ExitKind
+from services.agent.settings import DEFAULT_UIDS
 from services.common.rank_rules import RankRules, write_rules
 from tests.integration.trial_runner.conftest import World
 from tests.integration.trial_runner.test_confinement import open_world
@@ -20,7 +21,7 @@ from tests.support.runner_process import Runner
 __all__ = ["open_world"]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs ranks as another user")
-FIRST = 61184
+FIRST = int(DEFAULT_UIDS.partition("-")[0])
 RULES = RankRules(first_uid=FIRST, last_uid=FIRST + 99)
 ANN, BOB = 3, 4
 # Looks around as an owner's rank does. With a folder of another owner's, it tries to harm it.
@@ -78,18 +79,29 @@ print("saw " + json.dumps({
 """
 
 
-async def run(world: World, owner_id: int, sizes: tuple[int, ...], allocation: str, **settings: Any) -> list[Runner]:
+async def run(
+    world: World,
+    owner_id: int,
+    sizes: tuple[int, ...],
+    allocation: str,
+    *,
+    rules: RankRules = RULES,
+    script: str = LOOK,
+    marker: str = "",
+    **settings: Any,
+) -> list[Runner]:
     """One trial of an owner, with a machine for each of the sizes, which share the storage."""
     earlier = len(world.specs)
-    await world.prepare(LOOK, sizes, **settings)
+    await world.prepare(script, sizes, **settings)
     runners = []
     for number, spec in enumerate(world.specs[earlier:]):
+        spec.storage_marker = marker
         spec.owner_id, spec.allocation.id, spec.trial.id = owner_id, allocation, allocation.rpartition(".")[0]
         state = world.folder / f"a{number + 1}"
         for folder in (state, state / "allocations"):
             folder.mkdir(mode=0o711, exist_ok=True)
         (state / "spool").mkdir(mode=0o700, exist_ok=True)
-        write_rules(state, RULES)
+        write_rules(state, rules)
         runners.append(world.host(f"a{number + 1}").start(spec))
         world.runners.append(runners[-1])
     return runners
@@ -144,11 +156,31 @@ async def test_owners_have_accounts_of_their_own_and_share_a_storage(open_world:
     assert [path.name for path in (storage / "outputs/8.1").iterdir()] == ["rank0"]
 
 
-async def test_an_owner_beyond_the_range_is_told_so(open_world: World) -> None:
-    (runner,) = await run(open_world, 100, (1,), "7.1.1")
+@pytest.mark.parametrize(
+    ("first", "problem"),
+    [
+        (
+            FIRST,
+            f"rank_uids {FIRST}-{FIRST + 99} has no id for the owner with the number 100; give all agents",
+        ),
+        (65434, "nobody, an account of this machine, has the id 65534 of rank_uids; give all agents a range without"),
+    ],
+)
+async def test_an_owner_for_whom_a_range_has_no_id_is_no_fault_of_the_user(
+    open_world: World, first: int, problem: str
+) -> None:
+    rules = RankRules(first_uid=first, last_uid=first + (99 if first == FIRST else 100))
+    (runner,) = await run(open_world, 100, (1,), "7.1.1", rules=rules)
     report = await runner.wait()
-    assert (report.kind, report.message) == (
-        ExitKind.CONFIGURATION_ERROR,
-        "a1 is set to run the ranks of everyone as an account of its own: rank_uids 61184-61283 has no id for the "
-        "owner with the number 100; give the agents a longer range",
-    )
+    assert (report.kind, report.is_agent_at_fault, report.has_not_begun) == (ExitKind.START_FAILED, True, True)
+    assert report.message.startswith(f"a1 is set to run the ranks of everyone as an account of its own: {problem}")
+
+
+async def test_no_folder_is_made_in_a_storage_whose_mount_is_lost(open_world: World) -> None:
+    """A gateway would take it for the storage after its next start, and checkpoints would go to the machine's disk."""
+    mount_point = open_world.folder / "storage"
+    mount_point.mkdir(mode=0o700)
+    (runner,) = await run(open_world, ANN, (1,), "7.1.1", script="print('ran')", marker="7d1c")
+    report = await runner.wait()
+    assert report.kind is ExitKind.COMPLETED, (report, open_world.gateway.lines("stderr"))
+    assert list(mount_point.iterdir()) == []

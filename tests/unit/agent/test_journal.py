@@ -71,7 +71,7 @@ def test_epoch_is_remembered_and_never_falls(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_does_not_keep_the_agent_from_a_new_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     with open_journal(tmp_path, 0) as journal:

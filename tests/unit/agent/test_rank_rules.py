@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 from gangline.errors import GanglineError
+from services.agent.machine import rank_rules
 from services.agent.machine.rank_rules import missing_capabilities, settle_rules
-from services.agent.settings import AgentSettings
-from services.common.rank_rules import RankRules, load_rules
+from services.agent.settings import DEFAULT_UIDS, AgentSettings
+from services.common.rank_rules import RankRules, load_rules, owners_user
+from services.scheduler.transition.account.user_change import MAX_USERS
 from tests.support.account import find_python
 from tests.support.source import ROOT
 
+FIRST, LAST = map(int, DEFAULT_UIDS.split("-"))
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes as another user")
 
 
@@ -65,9 +68,12 @@ def expose(state: Path, **settings: Any) -> str:
 
 @needs_root
 def test_roots_agent_gives_owners_accounts_by_default(state: Path) -> None:
+    # Made by an earlier version.
+    (state / "spool").mkdir(mode=0o755)
     assert expose(state) == ""
-    assert load_rules(state) == RankRules(first_uid=61184, last_uid=65519)
+    assert load_rules(state) == RankRules(first_uid=FIRST, last_uid=LAST)
     assert [path.stat().st_mode & 0o777 for path in (state, state / "allocations")] == [0o711] * 2
+    assert (state / "spool").stat().st_mode & 0o777 == 0o700
 
 
 @needs_root
@@ -77,21 +83,81 @@ def test_a_named_user_comes_before_the_accounts(state: Path) -> None:
 
 
 @needs_root
+def test_without_accounts_it_is_told_what_a_trial_can_read(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, why = (
+        "trials run as root, so each can read the cluster's token and all other files of root",
+        "rank_uids is empty",
+    )
+    assert expose(state, rank_uids="") == f"{text}: {why}"
+    monkeypatch.setenv("GANGLINE_LOCAL_CLUSTER", str(state.parent))
+    assert expose(state, rank_uids="") == f"{text}, the administrator's token and etcd among them: {why}"
+    assert load_rules(state) == RankRules()
+
+
+@needs_root
+def test_a_range_with_an_account_of_this_machine_is_refused(state: Path) -> None:
+    """Ranks as root in its place would be a worse surprise."""
+    with pytest.raises(GanglineError, match="rank_uids 65000-65534 has the id of nobody, an account of this") as caught:
+        expose(state, rank_uids="65000-65534")
+    assert caught.value.code == "agent.rank_uids"
+    assert load_rules(state) == RankRules()
+
+
+def test_the_default_range_has_ids_for_all_users_and_collides_with_no_common_software() -> None:
+    assert owners_user(RankRules(first_uid=FIRST, last_uid=LAST), MAX_USERS).uid <= LAST
+    others = [
+        (0, 65535),
+        (100_000, 600_100_000),
+        (200_000, 2_000_200_000),
+        (524_288, 1_879_048_191),
+        (2_147_352_576, 2**32),
+    ]
+    assert not [span for span in others if span[0] <= LAST and span[1] >= FIRST]
+
+
+def interpreter(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Puts a script in the place of the agent's Python. Returns the file in which it counts its starts."""
+    count = folder / "starts"
+    count.touch()
+    count.chmod(0o666)
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\necho >> {count}\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return count
+
+
+@needs_root
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("script", "problem"),
     [
-        ({"rank_uids": ""}, "rank_uids is empty"),
-        ({"rank_uids": "65000-65534"}, "rank_uids 65000-65534 has the id of nobody, an account of this machine"),
+        ("exec sleep 60", "has not started within 0.5 s"),
+        ("kill -KILL $$", "has ended: exit code -9"),
+        ("echo 'OSError: [Errno 12] Cannot allocate memory' >&2; exit 1", r"has ended: OSError: \[Errno 12\]"),
     ],
 )
-def test_without_accounts_it_is_told_what_a_trial_can_read(
-    state: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], why: str
+def test_a_check_that_a_busy_machine_cannot_make_does_not_open_it(
+    state: Path, monkeypatch: pytest.MonkeyPatch, script: str, problem: str
 ) -> None:
-    text = "trials run as root, so each can read the cluster's token and all other files of root"
-    assert expose(state, **settings) == f"{text}: {why}"
-    monkeypatch.setenv("GANGLINE_LOCAL_CLUSTER", str(state.parent))
-    assert expose(state, **settings) == f"{text}, the administrator's token and etcd among them: {why}"
-    assert load_rules(state) == RankRules()
+    """The check is tried again. Then the agent does not start, and no rank runs as root."""
+    monkeypatch.setattr(rank_rules, "PROBE_SECONDS", 0.5)
+    count = interpreter(state.parent, script, monkeypatch)
+    with pytest.raises(GanglineError, match=f"cannot be checked now, 3 times in a row: .*{problem}") as caught:
+        expose(state)
+    assert (caught.value.code, caught.value.message.count("\n")) == ("agent.busy", 0)
+    assert len(count.read_text()) == 3
+    assert not (state / "rank_rules.json").exists()
+
+
+@needs_root
+def test_a_check_that_comes_through_at_the_second_try_gives_accounts(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = sys.executable
+    script = f'[ $(wc -l < {state.parent}/starts) -gt 1 ] || kill -KILL $$; exec {python} "$@"'
+    interpreter(state.parent, script, monkeypatch)
+    assert expose(state) == ""
+    assert load_rules(state) == RankRules(first_uid=FIRST, last_uid=LAST)
 
 
 @needs_root
@@ -115,7 +181,7 @@ def test_the_accounts_alone_may_pass_through_a_local_clusters_folder(
     (root / "agent.toml").write_text("")
     root.chmod(0o700)
     assert expose(state) == ""
-    assert (stat.S_IMODE(root.stat().st_mode), root.stat().st_gid) == (0o710, 61184)
+    assert (stat.S_IMODE(root.stat().st_mode), root.stat().st_gid) == (0o710, FIRST)
     assert stat.S_IMODE((root / "agent.toml").stat().st_mode) == 0o600
 
 
@@ -182,7 +248,7 @@ def test_the_missing_capabilities_are_found() -> None:
     ("rules", "owner", "is_shared"),
     [
         (RankRules(), "ann", True),
-        (RankRules(first_uid=61184, last_uid=65519), "ann", False),
+        (RankRules(first_uid=FIRST, last_uid=LAST), "ann", False),
         (RankRules(user="trials"), "ann", True),
         (RankRules(user="trials", users={"ann": "ann"}), "ann", False),
         (RankRules(user="trials", users={"ann": "ann"}), "bob", True),

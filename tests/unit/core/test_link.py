@@ -38,8 +38,9 @@ class _Peer:
         (length,) = struct.unpack(">I", self._file.read(4))
         return rank_pb2.RankMessage.FromString(self._file.read(length))
 
-    def preempt(self, reason: str) -> bytes:
-        return _frame(rank_pb2.RunnerMessage(preempt=rank_pb2.PreemptRank(reason=reason)))
+    def preempt(self, reason: str, grace_seconds: float = 0.0) -> bytes:
+        message = rank_pb2.PreemptRank(reason=reason, grace_seconds=grace_seconds)
+        return _frame(rank_pb2.RunnerMessage(preempt=message))
 
     def trace(self, batches: int) -> None:
         self.connection.sendall(_frame(rank_pb2.RunnerMessage(trace=rank_pb2.TraceRank(batches=batches))))
@@ -118,10 +119,14 @@ def test_runner_that_does_not_read_holds_nobody_up(peer: _Peer) -> None:
 
 
 def test_request_that_arrives_in_pieces(peer: _Peer) -> None:
-    for byte in peer.preempt("drain a1"):
+    began_at = time.monotonic()
+    for byte in peer.preempt("drain a1", 60.0):
         peer.connection.sendall(bytes([byte]))
     _wait_for(lambda: peer.link.preemption, "the request")
     assert peer.link.preemption == "drain a1"
+    ends_at = peer.link.preemption_ends_at
+    assert ends_at is not None
+    assert began_at + 60.0 <= ends_at <= time.monotonic() + 60.0
 
 
 def test_order_to_trace_is_told_once_and_a_later_one_takes_its_place(peer: _Peer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from gangline.cluster_info import ClusterInfo, TrialInfo
-from gangline.core import CheckpointContext, DistributedContext, DownloadMode, storage_wait
+from gangline.core import CheckpointContext, DistributedContext, DownloadMode, storage_wait, stream
 from gangline.core.beat import NoBeat
 from gangline.core.link import LocalLink
 from gangline.core.storage import CheckpointStore
@@ -36,6 +37,10 @@ class Link(LocalLink):
     def preemption(self) -> str | None:
         return self.reason
 
+    def preempt(self, grace_seconds: float) -> None:
+        self.preemption_ends_at = time.monotonic() + grace_seconds
+        self.reason = "pause"
+
     def send_waiting(self, text: str) -> None:
         self.waits.append(text)
         self.on_wait(text)
@@ -56,6 +61,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         "LONGEST_PAUSE_SECONDS": 0.02,
         "_LOOK_SECONDS": 0.01,
         "PREEMPTED_SECONDS": 0.05,
+        "LAST_SECONDS": 10.0,
         "SILENT_SECONDS": 0.2,
     }.items():
         monkeypatch.setattr(storage_wait, name, seconds)
@@ -250,7 +256,7 @@ def test_a_storage_that_hangs_is_named_and_a_preemption_leaves_it(folder: Path) 
     marker.unlink()
     os.mkfifo(marker)
     link, beat = Link(), Beat()
-    link.on_wait = lambda text: setattr(link, "reason", "pause") if text else None
+    link.on_wait = lambda text: link.preempt(10.2) if text else None
     try:
         with pytest.raises(
             GanglineError, match=r"^stopped without a checkpoint, because the storage .* does not answer"
@@ -260,6 +266,57 @@ def test_a_storage_that_hangs_is_named_and_a_preemption_leaves_it(folder: Path) 
         assert beat.num_held > 0
     finally:
         os.close(os.open(marker, os.O_WRONLY | os.O_NONBLOCK))
+
+
+@pytest.mark.parametrize("ends_in", [60.0, None])
+def test_a_slow_sync_of_a_preempted_trial_is_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ends_in: float | None
+) -> None:
+    """Its checkpoint is not lost while the preemption leaves time. None: the rank does not know yet how much."""
+    link, beat, original = Link(), Beat(), os.fsync
+    is_late = threading.Event()
+
+    def sync(descriptor: int) -> None:
+        if not is_late.is_set():
+            # Many checks after the storage has been reported as silent, under a preemption.
+            deadline = time.monotonic() + 30.0
+            while not (is_late.is_set() or (link.waits and beat.num_held >= 60)):
+                assert time.monotonic() < deadline
+                threading.Event().wait(0.005)
+            is_late.set()
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    link.reason = "pause"
+    if ends_in is not None:
+        link.preempt(ends_in)
+    try:
+        storage_id = save(context_of(folder, link, beat=beat))
+    finally:
+        is_late.set()
+    assert "does not answer" in link.waits[0]
+    assert (folder / "checkpoints" / storage_id / "weights.0").read_text() == "w"
+
+
+@pytest.mark.parametrize("way", ["upload", "stream"])
+def test_a_large_file_is_synced_in_parts_that_count_as_progress(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(stream, "SYNC_BYTES", 1 << 20)
+    store = CheckpointStore(str(folder), None, MARKER)
+    synced: list[int] = []
+    moved: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    monkeypatch.setattr(store.calls, "move", lambda: moved.append(len(synced)))
+    if way == "upload":
+        (tmp_path / "weights").write_bytes(b"w" * (3 << 20))
+        store.upload_files("c1", tmp_path, ["weights"])
+    else:
+        with store.open_file("c1", "weights") as file:
+            for _ in range(3):
+                file.write(b"w" * (1 << 20))
+    assert synced == [1 << 20, 2 << 20, 3 << 20, 3 << 20]
+    assert {1, 2, 3} <= set(moved)
 
 
 def test_a_storage_that_answers_again_ends_the_wait(folder: Path) -> None:

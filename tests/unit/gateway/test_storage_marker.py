@@ -29,19 +29,36 @@ def test_a_new_storage_gets_one_marker_however_many_gateways_open_it(tmp_path: P
 
 @pytest.mark.parametrize("name", ["code", "checkpoints"])
 def test_the_storage_of_an_earlier_version_gets_one(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
+    (tmp_path / name / "c1").mkdir(parents=True)
+    (tmp_path / name / "c1" / "file").touch()
     assert open_storage(tmp_path, is_used=True).marker
 
 
-@pytest.mark.parametrize("remains", [True, False])
-def test_a_cluster_with_experiments_does_not_begin_a_storage_anew(tmp_path: Path, remains: bool) -> None:
+@pytest.mark.parametrize("remains", ["", ".", "checkpoints", "checkpoints/c1", "code"])
+def test_a_cluster_with_experiments_does_not_begin_a_storage_anew(tmp_path: Path, remains: str) -> None:
+    """Empty folders count for nothing: an agent may have made them in the mount point."""
     folder = tmp_path / "s"
     if remains:
-        folder.mkdir()
+        (folder / remains).mkdir(parents=True)
+    found = sorted(folder.rglob("*")) if remains else []
     with pytest.raises(GanglineError, match=f"{MARKER_FILE} is not in it, so it is not mounted") as caught:
         open_storage(folder, is_used=True)
     assert (caught.value.code, caught.value.kind) == ("storage.away", ErrorKind.UNAVAILABLE)
-    assert not folder.exists() or not list(folder.iterdir())
+    assert (sorted(folder.rglob("*")) if folder.exists() else []) == found
+
+
+def test_a_marker_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Path.write_text
+
+    def fill(path: Path, text: str) -> int:
+        original(path, text[:4])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    for _ in range(2):
+        with pytest.raises(GanglineError, match="No space left on device"):
+            open_storage(tmp_path / "s", is_used=False)
+    assert list((tmp_path / "s").iterdir()) == []
 
 
 @pytest.mark.parametrize(
