@@ -28,6 +28,8 @@ from gangline.v1 import agent_pb2, runner_pb2, types_pb2
 from services.common.state_folder import SharedFolder
 
 TOKEN = "alloc:7.1.1:test-token"
+# Limit for the imports of a warm process. Those of torch take a second on an idle machine.
+IMPORT_SECONDS = 200.0
 
 
 class WarmProcess:
@@ -37,12 +39,12 @@ class WarmProcess:
         self.socket_path = str(socket_path)
         command = [*prefix, sys.executable, "-m", "gangline.launch.forkserver", "--socket", self.socket_path]
         self._process = subprocess.Popen([*command, "--preload", preload], stdin=subprocess.PIPE, cwd=folder)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not socket_path.exists():
             assert self._process.poll() is None, "the fork server ended"
             assert time.monotonic() < deadline, "the fork server did not bind its socket"
             time.sleep(0.01)
-        self.description = forkserver.describe(self.socket_path)
+        self.description = forkserver.describe(self.socket_path, IMPORT_SECONDS)
 
     @property
     def pid(self) -> int:

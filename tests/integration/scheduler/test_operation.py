@@ -23,8 +23,13 @@ SECONDS = 60.0
 
 
 async def _reason(bench: Bench, trial_id: str) -> types_pb2.Reason:
-    reason_by_trial_id = {standing.request.trial_id: standing.reason for standing in await bench.caller.list_pending()}
-    return reason_by_trial_id[trial_id]
+    """Of a trial that waits by etcd. The leader knows that a moment later than etcd does."""
+
+    async def find() -> types_pb2.Reason | None:
+        standings = await bench.caller.list_pending()
+        return next((standing.reason for standing in standings if standing.request.trial_id == trial_id), None)
+
+    return await until_async(find, f"the reason of trial {trial_id}", SECONDS)
 
 
 async def _refusal(call: object) -> tuple[str, ErrorKind, str]:
