@@ -152,3 +152,22 @@ async def test_an_owner_beyond_the_range_is_told_so(open_world: World) -> None:
         "a1 is set to run the ranks of everyone as an account of its own: rank_uids 61184-61283 has no id for the "
         "owner with the number 100; give the agents a longer range",
     )
+
+
+async def test_a_mistyped_program_is_not_found_beside_a_folder_of_root(
+    open_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a path of folders that the account may enter, the shell reports that the permission is denied."""
+    closed = open_world.folder / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setenv("PATH", f"{closed}:/usr/bin:{closed}/bin:/bin")
+    line = "nosuchprogram x; echo status $?; sh -c 'exec nosuchprogram x'; echo status $?; echo path $PATH"
+    (runner,) = await run(open_world, ANN, (1,), "7.1.1", config={"entrypoint": line})
+    report = await runner.wait()
+    errors = open_world.gateway.lines("stderr")
+    assert report.kind is ExitKind.COMPLETED, (report, errors)
+    *statuses, path = open_world.gateway.lines("stdout")
+    assert statuses == ["status 127"] * 2
+    assert [line.endswith("nosuchprogram: not found") for line in errors] == [True, True], errors
+    assert path.split(":")[-2:] == ["/usr/bin", "/bin"]
+    assert str(closed) not in path
