@@ -28,6 +28,7 @@ from gangline.cli.shared import (
     TrialId,
     Wide,
     connect,
+    naming_file,
     new_group,
     say_on_interrupt,
     show,
@@ -40,7 +41,7 @@ from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.text_file import read_text
 
 if TYPE_CHECKING:
-    from gangline.client import ExperimentProgress, ExperimentView
+    from gangline.client import Client, ExperimentProgress, ExperimentView
     from gangline.domain.experiment import Experiment
 
 T = TypeVar("T")
@@ -107,7 +108,7 @@ def create(
         show_preview(text, config, seed=seed, template=template, overrides=overrides, is_json=is_json)
         return
     with ExitStack() as stack:
-        with say_on_interrupt("nothing was created"):
+        with naming_file(config), say_on_interrupt("nothing was created"):
             client = stack.enter_context(connect(retry_seconds))
             # These follow `connect`, which must run before the first import of grpc.
             from gangline.cli.creation.submit import submit  # noqa: PLC0415
@@ -132,12 +133,10 @@ def create(
         for warning in created.warnings:
             warn(warning)
         number = created.experiment.id
-        if not follow:
+        if follow:
+            follow_to_end(client, number, is_json)
+        else:
             show_created(created, f"created experiment {number} {created.experiment.name}", is_json)
-            return
-        with _going_on(number):
-            view = _follow(client.watch_experiment(number), is_json) or client.get_experiment(number)
-    _show_end(view, is_json)
 
 
 @app.command("list")
@@ -385,6 +384,13 @@ def _follow(views: Iterable[ExperimentView], is_json: bool, *, on_stderr: bool =
     return follow(views, on_stderr=on_stderr)
 
 
+def follow_to_end(client: Client, number: int, is_json: bool) -> None:
+    """Shows the experiment until it ends, and how it ended; exits with 1 when the outcome is not COMPLETED."""
+    with _going_on(number):
+        view = _follow(client.watch_experiment(number), is_json) or client.get_experiment(number)
+    _show_end(view, is_json)
+
+
 def _going_on(number: int) -> AbstractContextManager[None]:
     """Turns Ctrl-C into a line about the experiment, which goes on."""
     return say_on_interrupt(
@@ -414,6 +420,7 @@ def _show_end(view: ExperimentView, is_json: bool) -> None:
 
 def _description(view: ExperimentView) -> list[str]:
     from gangline.cli.output.summary import (  # noqa: PLC0415 - loads the client's records
+        failure_lines,
         final_lines,
         is_search,
         metric_warning,
@@ -428,6 +435,7 @@ def _description(view: ExperimentView) -> list[str]:
     lines = final_lines(view, terminal_width()) if view.experiment.outcome else [status_line(view)]
     if not view.experiment.outcome:
         lines += [f"  {warning}" for warning in [metric_warning(view), *missing_history(view)] if warning]
+        lines += failure_lines(view)
         lines += [line for trial in view.trials for line in size_lines(trial)]
     if view.reason is not None and view.experiment.state != "PAUSED":
         lines.append(f"  {view.reason.message}; goes on if {view.reason.would_start_if}")

@@ -23,7 +23,7 @@ from gangline.launch.child import descendants
 from gangline.protocol.wire import enum_member, prepare
 from gangline.v1 import rank_pb2, runner_pb2
 from services.common.concurrency import first_of
-from services.common.disk_fault import is_disk_fault, names_disk_fault
+from services.common.disk_fault import find_disk_fault, is_disk_fault
 from services.common.state_folder import SharedFolder
 from services.trial_runner import exit_file
 from services.trial_runner.attempt_lease import QUIET_SECONDS, AttemptLease
@@ -33,7 +33,7 @@ from services.trial_runner.delivery.relay import CHIEF, Relay
 from services.trial_runner.delivery.running_report import RunningReport
 from services.trial_runner.fusion_records import FusionRecords
 from services.trial_runner.gang.gang_links import GangLinks
-from services.trial_runner.gang.gang_plan import Network, find_place, load_config
+from services.trial_runner.gang.gang_plan import Network, describe_earlier, find_place, load_config
 from services.trial_runner.gang.outcome import (
     FailureRecord,
     OutcomeContext,
@@ -218,7 +218,9 @@ class TrialRunner:
         self._lease.guard(nursery)
         # What comes before the ranks, such as an interpreter on a slow disk, may take longer than the first lease.
         self._lease.start_soon(self._pids)
-        self._note_left_out()
+        if self._place.is_head:
+            for sentence in (*describe_earlier(self._spec), *self._log_policy.left_out):
+                self._delivery.recorder.warn(sentence)
         paths, container = self._watchdog.paths, self._preparation.container
         setup = RankSetup(
             self._spec, self._place, self._folder, self._link.path, paths, self._confinement, self._on_begin, container
@@ -333,17 +335,20 @@ class TrialRunner:
             rank_group.lost,
             self._hang,
             self._cut,
-            self._is_disk_fault,
+            self._find_disk_fault,
             self._confinement.limits,
         )
         report = judge(ends, around)
         if report.rank is None:
             return report
         batches = self._watchdog.batches_of(report.rank)
+        if batches is None and self._place.is_head and not self._relay.has_reported:
+            # The chief is here, so no process of the gang has reported a batch: it failed where it began.
+            batches = self._spec.latest_checkpoint.batches_completed
         return replace(report, batches_completed=batches, signature=signature_of(report))
 
-    def _is_disk_fault(self, message: str) -> bool:
-        return names_disk_fault(message, self._folder.state.path)
+    def _find_disk_fault(self, message: str) -> str:
+        return find_disk_fault(message, self._folder.state.path)
 
     async def _leave(self, report: ExitReport) -> None:
         """Delivers what it can in a bounded time, and leaves the rest to the agent and to the drainer. The exit is
@@ -441,12 +446,6 @@ class TrialRunner:
         for worker, part in split_by_worker(lines, rank) if self._place.runs_once else [(rank, lines)]:
             self._delivery.recorder.record_lines(worker, stream, part)
             self._log_policy.search(worker, part)
-
-    def _note_left_out(self) -> None:
-        """Writes the log policies that are not applied to the trial's log, once for the gang."""
-        if self._place.node_rank == 0:
-            for sentence in self._log_policy.left_out:
-                self._delivery.recorder.warn(sentence)
 
     def _on_hang(self, failure: FailureRecord) -> None:
         if self._rank_group is not None and self._ending_hung is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,17 @@ def test_the_same_failure_at_the_same_batch_twice_ends_the_trial(
     _check_filtered_logs(cluster, client, view.experiment.id)
 
 
+def test_the_same_failure_of_a_script_that_has_reported_nothing_ends_the_trial(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nraise PermissionError(13, f'denied to process {os.getpid()}')\n")
+    config = failing_config(slots=1, max_restarts=5, entrypoint="python3 train.py")
+    created = client.create_experiment(config, tmp_path)
+    trial = client.wait_experiment(created.experiment.id, 90).trials[0].trial
+    assert (trial.outcome, trial.attempts) == (Outcome.FAILED, 2)
+    assert trial.reason.endswith(
+        "not tried again, because it is the same failure before the first reported batch twice"
+    )
+
+
 _NINTH_HOUR = """
 import json, pathlib, sys
 from gangline import core, get_cluster_info
@@ -125,8 +137,9 @@ def test_a_training_that_died_of_its_bug_goes_on_with_the_bug_mended(
     cluster.run("experiment", "code", str(number), "-o", str(fetched))
     assert (fetched / "train.py").read_text() == (code / "train.py").read_text()
     (fetched / "train.py").write_text(_NINTH_HOUR.format(bug="pass"))
-    cluster.run("experiment", "continue", str(number), str(fetched))
-    view = client.wait_experiment(number, 120)
+    followed = cluster.run("experiment", "continue", str(number), str(fetched), "--follow", seconds=120).stdout
+    assert re.search(rf"^experiment {number} .*: COMPLETED after ", followed, re.MULTILINE), followed
+    view = client.get_experiment(number)
     trial = view.trials[0].trial
     assert (trial.outcome, trial.id) == (Outcome.COMPLETED, f"{number}.1"), trial.reason
     assert trial.best_validation == 4, "it began from the checkpoint of step 4"

@@ -210,7 +210,10 @@ def waiting_for(trial: TrialView, *, names_failure: bool = True) -> str:
 
 
 def training_figures(trial: TrialView) -> str:
-    """Returns text such as: loss 0.512, 1234 samples/s."""
+    """Returns text such as: loss 0.512, 1234 samples/s. An attempt that starts has none yet: they are those of the
+    attempt before."""
+    if trial.trial.state is State.STARTING:
+        return ""
     figures = []
     loss = _loss(trial.training.metrics if trial.training else {})
     if loss is not None:
@@ -226,20 +229,19 @@ def status_line(view: ExperimentView) -> str:
     words = f"experiment {view.experiment.id} {view.experiment.name}: {status_word(view.experiment)}"
     if ending := view.num_slots_ending:
         words += f", stopping: {count(ending, 'slot')} until its ranks end"
-    if pause := pause_of(view):
-        words += f", {pause}"
+    pause = pause_of(view)
     if is_search(view) and view.experiment.state is not State.TERMINAL:
-        return f"{words}, {search_line(view)}"
+        return ", ".join(filter(None, (words, search_line(view), pause)))
     if trial is None or view.experiment.state is State.TERMINAL:
-        return words
+        return ", ".join(filter(None, (words, pause)))
     if trial.trial.restarts:
         words += f", restart {trial.trial.restarts}"
     if place := place_of(trial):
         words += f" on {place}"
     if trial.progress is not None:
         words += f", {batches_of(trial)}"
-    # The reason of a paused experiment is the reason of its trials too.
-    details = "" if pause else waiting_for(trial) or training_figures(trial)
+    # The reason of a paused experiment is the reason of its trials too. Its command ends the line, to be copied.
+    details = pause or waiting_for(trial) or training_figures(trial)
     return f"{words}, {details}" if details else words
 
 
@@ -361,6 +363,17 @@ def restart_line(view: TrialView) -> str:
     return f"restart {trial.restarts}: {why}" if trial.restarts else f"last failure, no restart used up: {why}"
 
 
+def failure_lines(view: ExperimentView) -> list[str]:
+    """Returns the last failure of each trial that runs again, or waits to. A search has at most MOST_SHOWN of them."""
+    again = [trial for trial in view.trials if trial.trial.state is not State.TERMINAL and trial.trial.last_failure]
+    if is_search(view):
+        more = [f"  and {len(again) - MOST_SHOWN} more failed before"] if len(again) > MOST_SHOWN else []
+        return [f"  trial {trial.trial.id}: {restart_line(trial)}" for trial in again[:MOST_SHOWN]] + more
+    # The line about a back-off names the failure.
+    is_named = [trial.reason is not None and trial.reason.code is ReasonCode.BACKOFF_AFTER_FAILURE for trial in again]
+    return [f"  {restart_line(trial)}" for trial, named in zip(again, is_named, strict=True) if not named]
+
+
 def size_lines(view: TrialView) -> list[str]:
     """Returns the changes of a trial's size, and why it runs on fewer slots now."""
     shrunk = shrunk_reason(view.allocation) if view.allocation is not None else None
@@ -368,7 +381,7 @@ def size_lines(view: TrialView) -> list[str]:
     for change in view.trial.size_changes:
         slots = f"{change.slots} of {change.full_slots} slots" if change.slots < change.full_slots else "all its slots"
         why = f": {change.reason}" if change.reason else ""
-        lines.append(f"  at {clock_time(change.at)} it went on on {slots}{why}")
+        lines.append(f"  at {clock_time(change.at)} it went on with {slots}{why}")
     return lines
 
 

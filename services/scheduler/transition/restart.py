@@ -97,6 +97,7 @@ def continue_experiment(
         last_failure=None,
         # Its length may be another one now.
         length_batches=None,
+        batches_total=trial.batches_total if config_json == experiment.config_json else 0,
         warning="",
         latest_checkpoint_id=_find_checkpoint(records, trial),
         timeline=Timeline(queued_at=now),
@@ -173,5 +174,7 @@ def _find_checkpoint(records: Records, trial: Trial) -> str:
         return trial.latest_checkpoint_id
     kept = [item for item in records.checkpoints_of(trial.id) if item.state is CheckpointState.COMPLETED]
     if not kept:
-        raise conflict("trial.no_checkpoint", f"no checkpoint of trial {trial.id} is kept, so it cannot be continued")
+        text = f"no checkpoint of trial {trial.id} is kept, so it cannot be continued"
+        advice = f"begin anew with: gangline experiment fork {trial.experiment_id}"
+        raise conflict("trial.no_checkpoint", f"{text}; {advice}")
     return max(kept, key=age_of).id
