@@ -145,14 +145,19 @@ def is_session(token: str) -> bool:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Writes a file that only its owner can read, whole or not at all."""
+    """Writes a file that only its owner can read, whole or not at all. Raises OSError, and leaves no part then."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    # The file has its mode before it has any text, so no other account can read it meanwhile.
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    part.replace(path)
+    try:
+        # The file has its mode before it has any text, so no other account can read it meanwhile.
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        part.replace(path)
+    except OSError:
+        # A full disk takes the name of the part and none of its text.
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _path() -> Path:

@@ -219,10 +219,12 @@ def _table_record(table: ProcessTable) -> dict[str, Any]:
 
 
 def _local_lines(table: ProcessTable, layout: Layout) -> list[str]:
+    from gangline.local.outage import describe_shortage, state_of  # noqa: PLC0415 - together with the layout
+
     rows = [
         (
             entry.name,
-            entry.state,
+            state_of(entry),
             entry.pid or "-",
             " ".join(f"{name} {address}" for name, address in entry.addresses.items()),
             f"{entry.restarts} ({entry.last_exit})" if entry.restarts else 0,
@@ -230,7 +232,10 @@ def _local_lines(table: ProcessTable, layout: Layout) -> list[str]:
         for entry in table.services
     ]
     notes = [f"note: {entry.note}" for entry in table.services if entry.note]
+    shortage = describe_shortage(layout)
     lines = [*table_lines(_SERVICE_COLUMNS, rows), f"data: {layout.root}", *notes]
+    if shortage:
+        lines.append(f"note: {shortage}")
     if not table.supervisor.is_alive():
         lines.append("the supervisor is gone, so nothing restarts a service; run gangline down, then gangline up")
     return lines

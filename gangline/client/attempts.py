@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -65,6 +66,7 @@ class Route(Generic[G]):
 
     def __init__(self, login: Login, call_seconds: float, retry_seconds: float | None, gateways: Sequence[G]) -> None:
         self.target = say_gateways(login.addresses)
+        self.login = login
         self.call_seconds = call_seconds
         self._retry_seconds = DEFAULT_RETRY_SECONDS if retry_seconds is None else retry_seconds
         first = _FIRST_CONTACT_SECONDS if retry_seconds is None else retry_seconds
@@ -141,7 +143,7 @@ class Attempts(Generic[G]):
         pause = self._retry.fail(time.monotonic(), self._route.limit(error), is_answer=is_answer)
         self.gateway = self._route.leave(self.gateway)
         if pause is None:
-            raise self._answer or rpc.error_of(failure, self._route.target) from failure
+            raise explain(failure, self._route.login, self._route.target, self._answer) from failure
         return pause
 
     def lose(self, failure: grpc.RpcError, lasted_seconds: float, *, has_message: bool) -> float:
@@ -159,7 +161,7 @@ class Attempts(Generic[G]):
         """Does the same as `fail` for a stream that cannot resume once it has brought a message."""
         if has_message:
             self._route.leave(self.gateway)
-            raise rpc.error_of(failure, self.gateway.target) from failure
+            raise explain(failure, self._route.login, self.gateway.target) from failure
         return self.fail(failure)
 
     def _may_pass(self, failure: grpc.RpcError, error: GanglineError, *, is_answer: bool) -> bool:
@@ -186,7 +188,31 @@ class Attempts(Generic[G]):
         is_one = len(self._route.gateways) == 1
         verb, pronoun = ("has", "it") if is_one else ("have", "them")
         lost = f"{self._route.target} {verb} not answered for {self._retry.seconds(time.monotonic()):.0f} s"
+        outage = _describe_outage(self._route.login)
+        if outage:
+            return f"{lost}; {outage}; {back}"
         return f"{lost}; {way_back.work} goes on without {pronoun}; {back}"
+
+
+def explain(failure: grpc.RpcError, login: Login, target: str, answer: GanglineError | None = None) -> GanglineError:
+    """Returns the error of a call that cannot go on. For a local cluster it names what does not run there. answer: of a
+    gateway, where one has answered; else the error is that of the failure."""
+    error = answer or rpc.error_of(failure, target)
+    if not login.data_directory or error.kind is not ErrorKind.UNAVAILABLE:
+        return error
+    outage = _describe_outage(login)
+    if error.code == _UNREACHABLE:
+        error = rpc.error_of(failure, target, outage or "see `gangline status`")
+    return error if outage in error.message else error.reworded(f"{error.message}; {outage}")
+
+
+def _describe_outage(login: Login) -> str:
+    """Returns a clause about what of a local cluster does not run; empty where all of it runs, and for other ones."""
+    if not login.data_directory:
+        return ""
+    from gangline.local.outage import describe_outage  # noqa: PLC0415 - a failed call to a local cluster only
+
+    return describe_outage(Path(login.data_directory))
 
 
 def find_effects(request: Any, *, is_open: bool) -> list[Effect] | None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import grpc
 
+from gangline.client.attempts import explain
 from gangline.errors import ErrorKind, GanglineError
 from gangline.login import Login, say_gateways
 from gangline.protocol import rpc
@@ -40,7 +41,7 @@ def carry(login: Login, experiment_id: int, source: int, sink: int = STDOUT) -> 
             is_open.set()
             _write_all(sink, answer.data)
     except grpc.RpcError as error:
-        raise rpc.error_of(error, say_gateways(login.addresses)) from error
+        raise explain(error, login, say_gateways(login.addresses)) from error
     except BrokenPipeError:
         pass
     finally:

@@ -21,6 +21,7 @@ files protect them as well; see services/agent/machine/owner_accounts.py.
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import secrets
@@ -29,7 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.errors import invalid
+from gangline.errors import GanglineError, invalid
 from gangline.login import HOME_VARIABLE, load_login, write_private
 
 # The default for root.
@@ -101,13 +102,21 @@ class Layout:
                 if not path.exists():
                     write_private(path, secrets.token_urlsafe(32) + "\n")
         except OSError as failure:
-            raise invalid(
-                "local.data_directory",
-                f"cannot use the data directory {self.root}: {failure.strerror}; choose another with --data-dir",
-            ) from failure
+            raise unusable(self.root, failure) from failure
 
     def read_admin_token(self) -> str:
         return self.admin_token.read_text("utf-8").strip()
+
+
+def unusable(root: Path, failure: OSError) -> GanglineError:
+    """Makes the error for a data directory in which a file cannot be made or written."""
+    remedy = (
+        "free space there, or choose another" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "choose another"
+    )
+    return invalid(
+        "local.data_directory",
+        f"cannot use the data directory {root}: {failure.strerror}; {remedy} with --data-dir",
+    )
 
 
 def _make_private(directory: Path) -> None:

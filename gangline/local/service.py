@@ -56,6 +56,17 @@ class Service:
         )
 
     def start(self, now: float) -> None:
+        """Starts the process. What the machine refuses, such as a file on a full disk, counts as a death."""
+        self._started_at = now
+        try:
+            self.process = self._launch()
+        except OSError as failure:
+            self._end(f"cannot start: {failure.strerror}", now)
+            return
+        self.state = "starting"
+        self.restart_at = None
+
+    def _launch(self) -> Identity | None:
         for left in (self._layout.ready(self.program.name), *self.program.sockets):
             left.unlink(missing_ok=True)
         # etcd takes every ETCD_* variable for a flag.
@@ -74,10 +85,7 @@ class Service:
             )
         # The supervisor reaps all children itself. Without this, Popen would warn about a child that is not waited for.
         process.returncode = 0
-        self.process = identify(process.pid)
-        self.state = "starting"
-        self.restart_at = None
-        self._started_at = now
+        return identify(process.pid)
 
     def check_ready(self) -> bool:
         """Moves from starting to running once the service serves. Returns True when it has just done so."""
@@ -88,6 +96,9 @@ class Service:
 
     def on_exit(self, status: int, now: float) -> None:
         """Records the end of the process and schedules the restart. status: as os.waitpid returns it."""
+        self._end(describe_exit(status), now)
+
+    def _end(self, how: str, now: float) -> None:
         if now - self._started_at >= _STEADY_SECONDS:
             self._pause = _FIRST_PAUSE_SECONDS
         self.process = None
@@ -95,7 +106,7 @@ class Service:
         self.restart_at = now + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
         self._restarts += 1
-        self._last_exit = describe_exit(status)
+        self._last_exit = how
 
     def last_line(self) -> str:
         """Returns the last line that it printed; empty when there is none."""

@@ -2,7 +2,7 @@
 
 It starts the services stage by stage and reports its progress to `up` over a pipe. It restarts a service that died, on
 the same ports, and on SIGTERM stops all of them in order. It has one thread. It reaps every process of the cluster,
-because orphans become its children.
+because orphans become its children. A disk that takes no writes does not end it: the services come back with the space.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import Any
 from gangline.errors import GanglineError
 from gangline.local.etcd_move import prepare_etcd
 from gangline.local.identity import identify
-from gangline.local.layout import Layout
+from gangline.local.layout import Layout, unusable
 from gangline.local.lock import acquire_lock
+from gangline.local.outage import describe_shortage
 from gangline.local.plan import ClusterPlan
 from gangline.local.process_table import ProcessTable
 from gangline.local.program import make_programs
@@ -36,6 +37,8 @@ START_SECONDS = 90.0
 _LOOK_SECONDS = 0.05
 # Signals wake an idle supervisor, so it need not poll.
 _LOOK_WHEN_IDLE_SECONDS = 3600.0
+# Interval between two attempts to write the table where the disk is full.
+_WRITE_AGAIN_SECONDS = 1.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -68,6 +71,8 @@ class Supervisor:
         self._reporter = reporter
         self._grace_seconds = grace_seconds
         self._is_stopping = False
+        # When to write the table again; None while the file is that of the present state.
+        self._write_again_at: float | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> int:
@@ -121,7 +126,8 @@ class Supervisor:
 
     def _report_failure(self, service: Service, what: str) -> None:
         last_line = service.last_line() or "it printed nothing"
-        message = f"{service.program.name} {what}: {last_line} (log: {service.entry.log})"
+        shortage = describe_shortage(self._layout)
+        message = f"{service.program.name} {what}: {last_line} (log: {service.entry.log}){shortage and f'; {shortage}'}"
         self._reporter.send("failed", code="local.service_failed", message=message)
 
     def _look_for_ready(self, elapsed_seconds: float) -> None:
@@ -152,10 +158,14 @@ class Supervisor:
 
     def _wait(self, seconds: float) -> None:
         """Waits for a signal or for the end of the time, then reaps every child that has ended."""
+        if self._write_again_at is not None:
+            seconds = min(seconds, max(0.0, self._write_again_at - time.monotonic()))
         select.select([self._wake_read], [], [], seconds)
         with suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
         self._reap()
+        if self._write_again_at is not None and self._write_again_at <= time.monotonic():
+            self._write_table()
 
     def _reap(self) -> None:
         service_by_pid = {service.process.pid: service for service in self._services if service.process}
@@ -169,22 +179,34 @@ class Supervisor:
                     self._write_table()
 
     def _write_table(self) -> None:
+        """Writes the table. Where the disk takes no writes, the former file stays, and `_wait` writes it again."""
         own = identify(os.getpid())
         assert own is not None
-        ProcessTable(own, tuple(service.entry for service in self._services)).write(self._layout.processes)
+        path, was_late = self._layout.processes, self._write_again_at is not None
+        try:
+            ProcessTable(own, tuple(service.entry for service in self._services)).write(path)
+        except OSError as failure:
+            self._write_again_at = time.monotonic() + _WRITE_AGAIN_SECONDS
+            if not was_late:
+                say(f"cannot write {path}: {failure.strerror}; trying again until it can be written")
+            return
+        self._write_again_at = None
+        if was_late:
+            say(f"{path} is written again")
 
     def _stop_all(self) -> None:
         stop_cluster(self._layout, [service.entry for service in self._services], self._grace_seconds, say)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        self._layout.processes.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._layout.processes.unlink(missing_ok=True)
 
 
 def say(line: str) -> None:
-    """Writes a line to the supervisor's log."""
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
-    sys.stderr.flush()
+    """Writes a line to the supervisor's log. A line that the disk does not take is lost."""
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n".encode())
 
 
 def _note(reporter: Reporter, line: str) -> None:
@@ -199,12 +221,12 @@ def main() -> int:
     parser.add_argument("--grace-seconds", type=float, default=10.0)
     arguments = parser.parse_args()
     layout, reporter = Layout(arguments.data_dir), Reporter(arguments.report_fd)
-    if not acquire_lock(layout.lock):
-        reporter.send("failed", code="local.running", message=f"another supervisor just took {layout.root}")
-        return 1
     # Orphans of the cluster become children of the supervisor, which reaps them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
+        if not acquire_lock(layout.lock):
+            reporter.send("failed", code="local.running", message=f"another supervisor just took {layout.root}")
+            return 1
         plan = ClusterPlan.parse(layout.plan.read_text("utf-8"))
         etcd = prepare_etcd(layout, lambda line: _note(reporter, line))
         programs = make_programs(layout, plan, sys.executable, etcd.path, etcd.warning)
@@ -213,6 +235,10 @@ def main() -> int:
     except GanglineError as error:
         reporter.send("failed", code=error.code, message=error.message)
         return 1
+    except OSError as failure:
+        refusal = unusable(layout.root, failure)
+        reporter.send("failed", code=refusal.code, message=refusal.message)
+        raise
     except BaseException as failure:
         reporter.send("failed", code="local.supervisor", message=f"the supervisor failed: {failure!r}")
         raise

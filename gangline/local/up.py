@@ -20,7 +20,7 @@ from gangline.domain.state import AgentState
 from gangline.errors import ErrorKind, GanglineError, conflict
 from gangline.local.etcd_download import provide_etcd
 from gangline.local.identity import Identity, identify, wait_gone
-from gangline.local.layout import Layout
+from gangline.local.layout import Layout, unusable
 from gangline.local.lock import is_locked
 from gangline.local.plan import ClusterPlan
 from gangline.local.port import HOST, find_free_ports, is_free
@@ -54,8 +54,11 @@ def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, repor
     # Fails before anything is created where there is no etcd.
     provide_etcd(report)
     layout.create()
-    write_private(layout.plan, _with_ports(plan, _former_ports(layout)).to_json())
-    supervisor, events = _launch(layout, grace_seconds)
+    try:
+        write_private(layout.plan, _with_ports(plan, _former_ports(layout)).to_json())
+        supervisor, events = _launch(layout, grace_seconds)
+    except OSError as failure:
+        raise unusable(layout.root, failure) from failure
     try:
         _follow(events, report)
         login = _login(layout)

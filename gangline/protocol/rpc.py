@@ -129,10 +129,11 @@ def error_in(detail: types_pb2.ErrorDetail, status_number: int) -> GanglineError
     return error
 
 
-def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
+def error_of(failure: grpc.RpcError, target: str, remedy: str = transport_fault.CHECK) -> GanglineError:
     """Converts the failure of a call to a GanglineError.
 
-    target: the called peer, as "the gateway at 10.0.0.1:8081", for failures without a detail of Gangline.
+    target: the called peer, as "the gateway at 10.0.0.1:8081", for failures without a detail of Gangline. remedy: for a
+    peer that does not answer.
     """
     detail = _find_detail(failure)
     if detail is not None:
@@ -140,7 +141,7 @@ def error_of(failure: grpc.RpcError, target: str) -> GanglineError:
     status = failure.code()
     kind = _KIND_BY_STATUS.get(status, ErrorKind.INTERNAL)
     if kind is ErrorKind.UNAVAILABLE:
-        fault = transport_fault.unreachable(failure.details() or "")
+        fault = transport_fault.unreachable(failure.details() or "", remedy)
         return GanglineError("rpc.unreachable", f"cannot reach {target}: {fault.words}", kind, fault.effect)
     if kind is ErrorKind.TIMEOUT:
         return GanglineError("rpc.timeout", f"{target} did not answer in time; try again", kind)

@@ -21,8 +21,9 @@ class TransportFault:
     effect: Effect
 
 
-_CHECK = "check the address and that the service runs"
+CHECK = "check the address and that the service runs"
 # The first row whose pattern occurs in grpc's text counts. Rows that name a cause precede rows for any lost connection.
+# The remedy of a caller that knows more of the peer replaces CHECK.
 _UNREACHABLE = (
     (
         r"http1\.x server|Failed parsing HTTP/2|HTTP/1\.",
@@ -33,10 +34,10 @@ _UNREACHABLE = (
         r"Domain name not found|Name or service not known|DNS resolution failed|errors resolving|lookup failed",
         "its host name cannot be resolved; check the address",
     ),
-    (r"Connection refused", f"nothing listens there; {_CHECK}"),
-    (r"No route to host|Network is unreachable|Host is unreachable", f"no network leads there; {_CHECK}"),
+    (r"Connection refused", f"nothing listens there; {CHECK}"),
+    (r"No route to host|Network is unreachable|Host is unreachable", f"no network leads there; {CHECK}"),
     (r"SSL|TLS|CERTIFICATE|[Hh]andshake", "the other side speaks another protocol; check the port"),
-    (r"[Tt]imed out|[Tt]imeout|FD [Ss]hutdown", f"it did not answer in time; {_CHECK}"),
+    (r"[Tt]imed out|[Tt]imeout|FD [Ss]hutdown", f"it did not answer in time; {CHECK}"),
     (r"No such file or directory", "there is no such socket; check that the service runs"),
 )
 # grpc's messages for a call that found no connection. No byte of such a call was sent, so it has had no effect.
@@ -68,11 +69,11 @@ _BY_STATUS = {
 }
 
 
-def unreachable(details: str) -> TransportFault:
-    """Words grpc's text for a peer that it could not reach or lost."""
+def unreachable(details: str, remedy: str = CHECK) -> TransportFault:
+    """Words grpc's text for a peer that it could not reach or lost. remedy: for a peer that does not answer."""
     is_unsent = any(text in details for text in _NEVER_SENT)
     words = next((words for pattern, words in _UNREACHABLE if re.search(pattern, details)), _LOST)
-    return TransportFault(words, Effect.NONE if is_unsent else Effect.UNKNOWN)
+    return TransportFault(words.replace(CHECK, remedy), Effect.NONE if is_unsent else Effect.UNKNOWN)
 
 
 def refused(status: str, details: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,45 @@ def test_killed_service_comes_back_on_the_same_ports(cluster: Cluster, name: str
             return cluster_view.leader is not None and cluster_view.num_agents == 2
 
         until(is_whole, f"a whole cluster after the death of {name}")
+
+
+def test_supervisor_outlives_a_disk_that_takes_no_writes(cluster: Cluster) -> None:
+    before, agent = cluster.table(), cluster.service("agent-1")
+    _, most = limits = resource.prlimit(before.supervisor.pid, resource.RLIMIT_FSIZE)
+    # Each write of the supervisor, and of the processes that it starts, now fails as on a full disk.
+    resource.prlimit(before.supervisor.pid, resource.RLIMIT_FSIZE, (0, most))
+    try:
+        os.kill(agent.pid, signal.SIGKILL)
+        started = set()
+
+        def is_started_twice() -> bool:
+            started.update(agent_processes(cluster, "agent-1"))
+            return len(started - {agent.pid}) >= 2
+
+        until(is_started_twice, "the second restart of agent-1")
+        assert before.supervisor.is_alive()
+        assert cluster.table() == before
+        assert list(cluster.folder.glob(".processes.json.*")) == []
+        line = next(line for line in cluster.run("status").stdout.splitlines() if line.startswith("agent-1"))
+        assert line.split()[1] == "gone"
+    finally:
+        resource.prlimit(before.supervisor.pid, resource.RLIMIT_FSIZE, limits)
+    until(lambda: cluster.service("agent-1").restarts >= 2, "the table with the restarts of agent-1")
+    until(lambda: cluster.service("agent-1").state == "running", "agent-1 serving again")
+    assert {entry.name: entry.pid for entry in cluster.table().services if entry.name != "agent-1"} == {
+        entry.name: entry.pid for entry in before.services if entry.name != "agent-1"
+    }
+
+
+def agent_processes(cluster: Cluster, name: str) -> set[int]:
+    """The pids of the agent's own processes, as the kernel shows them."""
+    pids = set()
+    for process in find_cluster_processes(cluster.layout):
+        with suppress(OSError):
+            words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+            if b"services.agent" in words and name.encode() in words:
+                pids.add(process.pid)
+    return pids
 
 
 def test_tokens_can_be_read_by_their_owner_only(cluster: Cluster) -> None:
@@ -204,6 +245,19 @@ def test_cluster_without_its_supervisor_is_found_and_stopped(tmp_path: Path) -> 
         assert find_cluster_processes(cluster.layout) == []
         with running_cluster(tmp_path, agents=1, slots=1) as next_one:
             assert next_one.read("status")["cluster"]["cluster"]["id"] == identity
+            # As after a start of the machine: the login names a cluster of which nothing runs.
+            processes = [next_one.table().supervisor, *find_cluster_processes(next_one.layout)]
+            for process in processes:
+                process.send(signal.SIGKILL)
+            assert wait_gone(processes, 10) == []
+            for command in (("experiment", "list"), ("experiment", "kill", "1"), ("status",)):
+                down = next_one.run(*command, check=False)
+                assert down.returncode == 1
+                assert down.stderr.endswith(
+                    f"cannot reach the gateway at {next_one.login.address}: nothing listens there; the local cluster "
+                    f"in {next_one.folder} does not run; start it with `gangline up --agents 1 --slots 1 --data-dir "
+                    f"{next_one.folder}`\n"
+                )
 
 
 def test_slots_are_those_of_this_time_not_of_the_last(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -91,6 +92,21 @@ def test_table_survives_its_file_and_a_broken_one_is_none(tmp_path: Path) -> Non
     assert load_table(tmp_path / "processes.json") is None
 
 
+def test_disk_that_takes_no_writes_keeps_the_former_table_and_no_draft(tmp_path: Path) -> None:
+    path = tmp_path / "processes.json"
+    table = ProcessTable(Identity(1, 2), ())
+    table.write(path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            ProcessTable(Identity(3, 4), ()).write(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert load_table(path) == table
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
     layout = Layout(tmp_path)
@@ -117,6 +133,17 @@ def test_pauses_between_restarts_grow_and_a_steady_life_resets_them(service: Ser
     assert service.restart_at == pytest.approx(now + 31.1)
     assert (service.entry.restarts, service.entry.last_exit, service.entry.state) == (9, "exited with 1", "restarting")
     assert service.last_line() == "cannot listen"
+
+
+def test_service_that_the_machine_does_not_start_is_tried_again(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "logs").rmdir()
+    service.start(100.0)
+    assert (service.process, service.entry.state, service.restart_at) == (None, "restarting", pytest.approx(100.1))
+    assert service.entry.last_exit == "cannot start: No such file or directory"
+    (tmp_path / "logs").mkdir()
+    service.start(101.0)
+    assert (service.entry.state, service.entry.restarts, service.restart_at) == ("starting", 1, None)
+    end(service)
 
 
 def test_ready_file_of_an_earlier_process_does_not_count(service: Service, tmp_path: Path) -> None:
