@@ -123,11 +123,13 @@ def save_login(login: Login) -> Path:
     return path
 
 
-def forget_login(data_directory: str) -> None:
-    """Removes the file if it belongs to the local cluster of that directory."""
+def forget_login(data_directory: str) -> bool:
+    """Removes the file if it belongs to the local cluster of that directory. Returns whether it did."""
     saved = load_login()
-    if saved is not None and saved.data_directory == data_directory:
-        _path().unlink(missing_ok=True)
+    if saved is None or saved.data_directory != data_directory:
+        return False
+    _path().unlink(missing_ok=True)
+    return True
 
 
 def remove_login(token: str) -> bool:

@@ -14,11 +14,12 @@ from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import mention, say, say_document, say_json, table_lines
 from gangline.cli.output.text import count, format_duration
 from gangline.cli.shared import Json, connect, show, warn
-from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 
 if TYPE_CHECKING:
     from gangline.client import ClusterView, EtcdHealth
     from gangline.local.layout import Layout
+    from gangline.local.plan import Request
     from gangline.local.process_table import ProcessTable
     from gangline.local.up import Running
 
@@ -39,7 +40,9 @@ Grace = Annotated[float, typer.Option("--grace-seconds", help="For running trial
 def up(
     *,
     agents: Annotated[int | None, typer.Option(help="Agents to start; default: 2, with --slots auto 1.")] = None,
-    slots: Annotated[str, typer.Option(help="Artificial slots of each agent, or auto for the GPUs.")] = "2",
+    slots: Annotated[
+        str | None, typer.Option(help="Artificial slots of each agent, or auto for the GPUs; default: 2.")
+    ] = None,
     data_dir: DataDirectory = None,
     http_port: Annotated[int, typer.Option(help="Port of the gateway's HTTP; 0: a free one.", min=0, max=65535)] = 0,
     grpc_port: Annotated[int, typer.Option(help="Port of the gateway's gRPC; 0: a free one.", min=0, max=65535)] = 0,
@@ -47,23 +50,50 @@ def up(
     grace_seconds: Grace = 10,
     is_json: Json = False,
 ) -> None:
-    """Start a whole cluster on this machine: etcd, a scheduler, a gateway and agents."""
+    """Start a whole cluster on this machine: etcd, a scheduler, a gateway and agents.
+
+    Where one runs in the data directory already, commands use it again.
+    """
     from gangline.local.interruption import Interruption  # noqa: PLC0415 - up and down only
     from gangline.local.layout import layout_of  # noqa: PLC0415
-    from gangline.local.plan import make_plan  # noqa: PLC0415
+    from gangline.local.lock import is_locked  # noqa: PLC0415
+    from gangline.local.plan import Request, make_plan  # noqa: PLC0415
     from gangline.local.up import start_cluster, stop_local_cluster  # noqa: PLC0415
 
     plan, layout = make_plan(agents, slots, http_port, grpc_port), layout_of(data_dir)
+    if detach and is_locked(layout.lock):
+        _use(layout, Request(agents, slots, http_port, grpc_port), is_json)
+        return
     running = start_cluster(layout, plan, grace_seconds, mention)
+    if running.replaced:
+        warn(running.replaced)
     record = _running_record(running, layout)
     if detach:
-        show(record, is_json, lambda: _welcome(running, layout, plan.num_agents))
+        show(record, is_json, lambda: _welcome(running, layout))
         return
     with Interruption() as interruption:
-        show(record, is_json, lambda: _welcome(running, layout, plan.num_agents), flush=True)
+        show(record, is_json, lambda: _welcome(running, layout), flush=True)
         is_interrupted = interruption.wait(running.supervisor)
     if is_interrupted:
         stop_local_cluster(layout, grace_seconds, mention)
+
+
+def _use(layout: Layout, request: Request, is_json: bool) -> None:
+    """Makes commands use the cluster that runs already. Raises GanglineError `local.running` where it has another shape
+    than the user asks for."""
+    from gangline.local.up import use_cluster  # noqa: PLC0415 - up only
+
+    running, plan = use_cluster(layout)
+    if running.replaced:
+        warn(running.replaced)
+    differences = request.find_differences(plan)
+    if differences:
+        raise conflict(
+            "local.running",
+            f"the cluster in {layout.root} runs already, with {' '.join(differences)}; commands use it as it is. To "
+            f"change it, type `gangline down --data-dir {layout.root}` first",
+        )
+    show(_running_record(running, layout), is_json, lambda: _welcome(running, layout, "runs already"))
 
 
 def down(data_dir: DataDirectory = None, grace_seconds: Grace = 10, is_json: Json = False) -> None:
@@ -96,7 +126,7 @@ def status(
     if pool or output is not None:
         raise invalid("status.no_snapshot", "--pool and --output go with --snapshot only")
     table, layout = _local_table(data_dir)
-    cluster, exposures, problem = _cluster()
+    cluster, exposures, problem = _cluster(None if data_dir is None else layout)
     if is_json:
         local = None if table is None else {"data_directory": str(layout.root), **_table_record(table)}
         say_json({"local": local, "cluster": cluster, "exposures": exposures, "problem": problem})
@@ -124,14 +154,16 @@ def login(
     token = _open_session(addresses, user) if user else read_token()
     with connect(address=addresses, token=token) as client:
         # This follows `connect`, which must run before the first import of grpc.
+        from gangline.local.local_login import find_local, is_running  # noqa: PLC0415
         from gangline.login import load_login, save_login  # noqa: PLC0415
 
         client.get_cluster()
-        before, path = load_login(), save_login(client.login)
-        gateways = ", ".join(client.login.addresses)
-    if before is not None and before.data_directory:
-        stop = f"gangline down --data-dir {before.data_directory}"
-        warn(f"commands no longer use the local cluster in {before.data_directory}; stop it with: {stop}")
+        now, before = find_local(client.login) or client.login, load_login()
+        path, gateways = save_login(now), ", ".join(now.addresses)
+    former = before.data_directory if before is not None else ""
+    if former and former != now.data_directory and is_running(former):
+        stop = f"gangline down --data-dir {former}"
+        warn(f"commands no longer use the local cluster in {former}; stop it with: {stop}")
     if os.environ.get("GANGLINE_GATEWAY"):
         warn("GANGLINE_GATEWAY is set in this shell, and commands use it instead of the login; unset it")
     if user and os.environ.get("GANGLINE_TOKEN"):
@@ -161,10 +193,10 @@ def _show_snapshot(pool: str, output: Path | None) -> None:
     say([f"wrote {output}; look at its plan with: gangline simulate {output}"])
 
 
-def _welcome(running: Running, layout: Layout, num_agents: int) -> list[str]:
-    login, agents, slots = running.login, count(num_agents, "agent"), count(running.num_slots, "slot")
+def _welcome(running: Running, layout: Layout, runs: str = "runs") -> list[str]:
+    login, agents, slots = running.login, count(running.num_agents, "agent"), count(running.num_slots, "slot")
     return [
-        f"A cluster with {agents} and {slots} runs; gangline in any shell uses it.",
+        f"A cluster with {agents} and {slots} {runs}; gangline in any shell uses it.",
         f"  gateway: {login.address} (gRPC), http://{login.http_address}",
         f"  token:   {layout.admin_token}",
         f"  data:    {layout.root}",
@@ -198,16 +230,33 @@ def _local_table(data_dir: Path | None) -> tuple[ProcessTable | None, Layout]:
     return load_table(layout.processes), layout
 
 
-def _cluster() -> tuple[ClusterView | None, dict[str, str], dict[str, str] | None]:
-    """Returns the cluster, what trials can read of it by agent, and the problem if it does not answer."""
+def _cluster(layout: Layout | None) -> tuple[ClusterView | None, dict[str, str], dict[str, str] | None]:
+    """Returns the cluster, what trials can read of it by agent, and the problem if it does not answer. layout: of a
+    local cluster; None for the one that commands use."""
     try:
-        with connect() as client:
+        address, token = (None, None) if layout is None else _gateway_of(layout)
+        with connect(address=address, token=token) as client:
             cluster = client.get_cluster()
             agents = [view.agent for view in client.list_agents()]
             exposures = {agent.id: agent.exposure for agent in agents if agent.exposure and not agent.lost_at}
             return cluster, exposures, None
     except GanglineError as error:
         return None, {}, {"code": error.code, "message": error.message}
+
+
+def _gateway_of(layout: Layout) -> tuple[str, str]:
+    """Returns the address and the token of a local cluster. Raises GanglineError `local.not_running`."""
+    from gangline.local.local_login import is_running, login_of  # noqa: PLC0415 - status only
+    from gangline.local.outage import describe_outage  # noqa: PLC0415
+
+    try:
+        if is_running(str(layout.root)):
+            login = login_of(layout)
+            return login.address, login.token
+        problem = describe_outage(layout.root) or f"cannot open {layout.root}"
+    except (OSError, ValueError, TypeError, KeyError) as failure:
+        problem = f"cannot read the files of the cluster in {layout.root}: {failure}"
+    raise GanglineError("local.not_running", problem, ErrorKind.UNAVAILABLE)
 
 
 def _table_record(table: ProcessTable) -> dict[str, Any]:

@@ -43,11 +43,32 @@ class ClusterPlan:
         return [*fixed, *(f"{agent}.metrics" for agent in self.agent_names)]
 
 
-def make_plan(num_agents: int | None, slots: str, http_port: int = 0, grpc_port: int = 0) -> ClusterPlan:
-    """Checks a user's arguments. num_agents None: two with artificial slots, one with GPUs.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The arguments of `gangline up` as the user gave them. num_agents, slots: None where left out; ports: 0 then."""
 
-    Raises GanglineError: local.slots, local.agents.
+    num_agents: int | None = None
+    slots: str | None = None
+    http_port: int = 0
+    grpc_port: int = 0
+
+    def find_differences(self, plan: ClusterPlan) -> list[str]:
+        """Returns the options that a running cluster of this plan does not have as they were given."""
+        has = {
+            "--agents": (self.num_agents, plan.num_agents),
+            "--slots": (self.slots, plan.slots),
+            "--http-port": (self.http_port or None, plan.port_by_name.get("gateway.http")),
+            "--grpc-port": (self.grpc_port or None, plan.port_by_name.get("gateway.grpc")),
+        }
+        return [f"{name} {own}" for name, (wanted, own) in has.items() if wanted is not None and wanted != own]
+
+
+def make_plan(num_agents: int | None, slots: str | None, http_port: int = 0, grpc_port: int = 0) -> ClusterPlan:
+    """Checks a user's arguments. num_agents None: two with artificial slots, one with GPUs. slots None: 2.
+
+    Raises GanglineError: local.slots, local.agents, local.port.
     """
+    slots = "2" if slots is None else slots
     if slots != "auto" and not (slots.isascii() and slots.isdigit() and 0 < int(slots) <= 64):
         raise invalid(
             "local.slots", f"--slots takes a number from 1 to 64, or auto for this machine's GPUs, not {slots!r}"
@@ -58,5 +79,7 @@ def make_plan(num_agents: int | None, slots: str, http_port: int = 0, grpc_port:
         raise invalid("local.agents", f"--agents takes a number from 1 to 64, not {num_agents}")
     if slots == "auto" and num_agents > 1:
         raise invalid("local.agents", f"--slots auto gives this machine's GPUs to one agent, not to {num_agents}")
+    if http_port and http_port == grpc_port:
+        raise invalid("local.port", f"--http-port and --grpc-port are both {http_port}; give two different ports")
     wanted_ports = {"gateway.http": http_port, "gateway.grpc": grpc_port}
     return ClusterPlan(num_agents, slots, {name: port for name, port in wanted_ports.items() if port})

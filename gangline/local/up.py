@@ -17,16 +17,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.domain.state import AgentState
-from gangline.errors import ErrorKind, GanglineError, conflict
+from gangline.errors import ErrorKind, GanglineError, conflict, unavailable
 from gangline.local.etcd_download import provide_etcd
 from gangline.local.identity import Identity, identify, wait_gone
 from gangline.local.layout import Layout, unusable
+from gangline.local.local_login import give_back_login, login_of, take_login
 from gangline.local.lock import is_locked
+from gangline.local.outage import describe_outage
 from gangline.local.plan import ClusterPlan
-from gangline.local.port import HOST, find_free_ports, is_free
+from gangline.local.port import find_free_ports, is_free
 from gangline.local.process_table import load_table
 from gangline.local.shutdown import find_cluster_processes, stop_cluster
-from gangline.login import Login, forget_login, save_login, write_private
+from gangline.login import Login, write_private
 
 # Time limit for a leader and all agents after the services serve.
 JOIN_SECONDS = 60.0
@@ -40,12 +42,15 @@ Report = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Running:
     """A cluster that has started. login: for its clients. num_slots: the sum over the agents that were started.
-    exposure: what trials can read of the cluster, and why; empty while they have accounts without rights."""
+    exposure: what trials can read of the cluster, and why; empty while they have accounts without rights. replaced: a
+    sentence about the cluster that commands used before, where that one goes on."""
 
     login: Login
     supervisor: Identity
+    num_agents: int
     num_slots: int
     exposure: str = ""
+    replaced: str = ""
 
 
 def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, report: Report) -> Running:
@@ -61,7 +66,7 @@ def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, repor
         raise unusable(layout.root, failure) from failure
     try:
         _follow(events, report)
-        login = _login(layout)
+        login = login_of(layout)
         num_slots, exposure = _await_agents(login, plan)
     except BaseException as failure:
         report("stopping what was started")
@@ -69,8 +74,32 @@ def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, repor
         if isinstance(failure, GanglineError) and failure.code.startswith("rpc."):
             raise GanglineError("local.not_joined", f"the cluster does not answer: {failure.message}") from failure
         raise
-    save_login(login)
-    return Running(login, supervisor, num_slots, exposure)
+    return Running(login, supervisor, plan.num_agents, num_slots, exposure, take_login(login))
+
+
+def use_cluster(layout: Layout) -> tuple[Running, ClusterPlan]:
+    """Makes commands use the cluster that runs in this directory. Returns its plan too. Raises GanglineError
+    `local.not_ready` while it does not answer."""
+    from gangline.client import Client  # noqa: PLC0415 - loads grpc, which only this step needs
+
+    table = load_table(layout.processes)
+    try:
+        if table is None:
+            raise unavailable("local.not_ready", "its services have not begun yet")
+        plan, login = ClusterPlan.parse(layout.plan.read_text("utf-8")), login_of(layout)
+        with Client(login.address, login.token) as client:
+            cluster = client.get_cluster()
+            exposures = [view.agent.exposure for view in client.list_agents() if not view.agent.lost_at]
+    except (OSError, ValueError, TypeError, KeyError) as failure:
+        raise unavailable(
+            "local.not_ready", f"cannot read the files of the cluster in {layout.root}: {failure}"
+        ) from None
+    except GanglineError as failure:
+        why = describe_outage(layout.root) or failure.message
+        raise failure.reworded(f"a cluster runs in {layout.root} already, but it does not answer: {why}") from failure
+    exposure = next(filter(None, exposures), "")
+    replaced = take_login(login)
+    return Running(login, table.supervisor, cluster.num_agents, cluster.num_slots, exposure, replaced), plan
 
 
 def stop_local_cluster(layout: Layout, grace_seconds: float, report: Report) -> bool:
@@ -88,7 +117,9 @@ def stop_local_cluster(layout: Layout, grace_seconds: float, report: Report) -> 
         report(f"{len(left)} processes outlived their supervisor")
         stop_cluster(layout, table.services if table else (), grace_seconds, report)
     layout.processes.unlink(missing_ok=True)
-    forget_login(str(layout.root))
+    used = give_back_login(layout)
+    if used:
+        report(f"commands use the local cluster in {used} again")
     return was_running
 
 
@@ -100,8 +131,8 @@ def layout_is_free(layout: Layout) -> None:
         place = f", its gateway is at {gateway.addresses['grpc']}" if gateway else ""
         raise conflict(
             "local.running",
-            f"a cluster runs in {layout.root} already{place}; use it, end it with "
-            f"`gangline down --data-dir {layout.root}`, or give another --data-dir",
+            f"a cluster runs in {layout.root} already{place}; use it with `gangline up --data-dir {layout.root}`, end "
+            f"it with `gangline down --data-dir {layout.root}`, or give another --data-dir",
         )
     left = find_cluster_processes(layout)
     if left:
@@ -163,16 +194,6 @@ def _follow(events: int, report: Report) -> None:
             else:
                 raise GanglineError(event["code"], event["message"], ErrorKind.UNAVAILABLE)
     raise GanglineError("local.supervisor", "the supervisor ended without a word", ErrorKind.INTERNAL)
-
-
-def _login(layout: Layout) -> Login:
-    ports = ClusterPlan.parse(layout.plan.read_text("utf-8")).port_by_name
-    return Login(
-        address=f"{HOST}:{ports['gateway.grpc']}",
-        token=layout.read_admin_token(),
-        http_address=f"{HOST}:{ports['gateway.http']}",
-        data_directory=str(layout.root),
-    )
 
 
 def _await_agents(login: Login, plan: ClusterPlan) -> tuple[int, str]:

@@ -21,8 +21,8 @@ from gangline.local.identity import wait_gone
 from gangline.local.layout import Layout
 from gangline.local.lock import is_locked
 from gangline.local.shutdown import find_cluster_processes
-from gangline.login import HOME_VARIABLE
-from tests.support.cluster import COMMAND, Cluster, running_cluster
+from gangline.login import HOME_VARIABLE, Login
+from tests.support.cluster import COMMAND, UP_SECONDS, Cluster, running_cluster
 
 RESTART_SECONDS = 30.0
 pytestmark = pytest.mark.timeout(240)
@@ -80,13 +80,56 @@ def test_status_shows_services_leader_agents_and_slots(cluster: Cluster) -> None
     assert status["exposures"].keys() == {"agent-1", "agent-2"}
 
 
-def test_second_up_in_the_same_directory_is_one_line(cluster: Cluster) -> None:
-    done = cluster.run("up", "--data-dir", cluster.folder, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"error: a cluster runs in {cluster.folder} already, its gateway is at {cluster.login.address}; use it, end it "
-        f"with `gangline down --data-dir {cluster.folder}`, or give another --data-dir\n"
+def test_second_up_in_the_same_directory_uses_the_cluster_that_runs(cluster: Cluster) -> None:
+    (cluster.home / "login.json").unlink()
+    done = cluster.run("up", "--data-dir", cluster.folder)
+    assert done.stderr == ""
+    assert done.stdout.startswith("A cluster with 2 agents and 2 slots runs already; gangline in any shell uses it.\n")
+    assert cluster.run("experiment", "list").returncode == 0
+    other = cluster.run("up", "--data-dir", cluster.folder, "--agents", "1", "--slots", "1", check=False)
+    assert (other.returncode, other.stdout) == (2, "")
+    assert other.stderr == (
+        f"error: the cluster in {cluster.folder} runs already, with --agents 2; commands use it as it is. To change "
+        f"it, type `gangline down --data-dir {cluster.folder}` first\n"
     )
+    foreground = cluster.run("up", "--data-dir", cluster.folder, "--no-detach", check=False)
+    assert foreground.stderr == (
+        f"error: a cluster runs in {cluster.folder} already, its gateway is at {cluster.login.address}; use it with "
+        f"`gangline up --data-dir {cluster.folder}`, end it with `gangline down --data-dir {cluster.folder}`, or give "
+        "another --data-dir\n"
+    )
+
+
+def test_login_goes_to_a_second_cluster_and_back_with_its_end(cluster: Cluster, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    try:
+        up = cluster.run("up", "--agents", "1", "--slots", "1", "--data-dir", second, seconds=UP_SECONDS)
+        assert last_warning(up) == (
+            f"warning: commands no longer use the local cluster in {cluster.folder}, which goes on; use it again with: "
+            f"gangline up --data-dir {cluster.folder}"
+        )
+        assert cluster.read("status")["cluster"]["num_agents"] == 1
+        # The directory that is named counts, and not the login.
+        assert cluster.read("status", "--data-dir", cluster.folder)["cluster"]["num_agents"] == 2
+        # A login to the cluster that commands use already takes nothing away.
+        same = Login(**json.loads((cluster.home / "login.json").read_text()))
+        done = gangline(cluster.home, "login", same.address, GANGLINE_TOKEN=same.token)
+        assert [line for line in done.stderr.splitlines() if "no longer" in line] == []
+        assert Login(**json.loads((cluster.home / "login.json").read_text())) == same
+    finally:
+        down = cluster.run("down", "--data-dir", second, seconds=UP_SECONDS)
+    assert down.stderr.splitlines()[-1] == f"commands use the local cluster in {cluster.folder} again"
+    assert cluster.read("status")["cluster"]["num_agents"] == 2
+    away = cluster.run("status", "--data-dir", second, check=False)
+    assert (away.returncode, away.stderr) == (
+        1,
+        f"error: the local cluster in {second} does not run; start it with `gangline up --agents 1 --slots 1 "
+        f"--data-dir {second}`\n",
+    )
+
+
+def last_warning(done: subprocess.CompletedProcess[str]) -> str:
+    return [line for line in done.stderr.splitlines() if line.startswith("warning:")][-1]
 
 
 @pytest.mark.parametrize("name", ["scheduler", "gateway", "agent-1", "etcd"])

@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import json
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from gangline.local.layout import Layout
+from gangline.local.plan import ClusterPlan
 from gangline.login import Login, save_login
 from tests.integration.cli.conftest import Cli
+from tests.support.held_lock import held_lock
 from tests.support.stand_in_gateway import TOKEN, StandInGateway
 
 
@@ -116,13 +120,35 @@ def test_bad_address_is_one_line(cli: Cli, path: Path, monkeypatch: pytest.Monke
     )
 
 
-def test_login_over_the_one_of_a_local_cluster_says_so(
-    cli: Cli, gateway: StandInGateway, path: Path, monkeypatch: pytest.MonkeyPatch
+def test_login_over_the_one_of_a_local_cluster_that_runs_says_so(
+    cli: Cli, gateway: StandInGateway, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_login(Login("127.0.0.1:1", "local", "127.0.0.1:2", "/data"))
+    local = Layout(tmp_path / "data")
+    local.create()
+    for is_running in (True, False):
+        save_login(Login("127.0.0.1:1", "local", "127.0.0.1:2", str(local.root)))
+        give(TOKEN + "\n", monkeypatch)
+        with held_lock(local) if is_running else nullcontext():
+            done = cli("login", gateway.address)
+        warning = (
+            f"warning: commands no longer use the local cluster in {local.root}; stop it with: gangline down "
+            f"--data-dir {local.root}\n"
+        )
+        assert done.err == (warning if is_running else "")
+        assert json.loads(path.read_text())["data_directory"] == ""
+
+
+def test_login_to_the_gateway_of_the_local_cluster_keeps_it(
+    cli: Cli, gateway: StandInGateway, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = Layout(tmp_path / "data")
+    local.create()
+    port = int(gateway.address.rpartition(":")[2])
+    local.plan.write_text(ClusterPlan(1, "1", {"gateway.grpc": port, "gateway.http": 2}).to_json())
+    save_login(Login(gateway.address, "former", "127.0.0.1:2", str(local.root)))
     give(TOKEN + "\n", monkeypatch)
-    done = cli("login", gateway.address)
-    assert done.err == (
-        "warning: commands no longer use the local cluster in /data; stop it with: gangline down --data-dir /data\n"
-    )
-    assert json.loads(path.read_text())["data_directory"] == ""
+    with held_lock(local):
+        done = cli("login", gateway.address)
+    assert (done.status, done.err) == (0, "")
+    saved = Login(**json.loads(path.read_text()))
+    assert saved == Login(gateway.address, TOKEN, "127.0.0.1:2", str(local.root))

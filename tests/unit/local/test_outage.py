@@ -17,6 +17,7 @@ from gangline.local.outage import Space, describe_outage, say_shortage
 from gangline.local.plan import ClusterPlan
 from gangline.local.process_table import ProcessTable, ServiceEntry
 from gangline.login import Login
+from tests.support.held_lock import held_lock
 
 ROOT = Path("/data/c")
 
@@ -45,23 +46,8 @@ def layout(tmp_path: Path) -> Layout:
 @pytest.fixture
 def locked(layout: Layout) -> Iterator[Layout]:
     """The data directory of a supervisor that lives."""
-    layout.lock.touch()
-    read, write = os.pipe()
-    ready, begun = os.pipe()
-    child = os.fork()
-    if child == 0:
-        from gangline.local.lock import acquire_lock
-
-        os.close(write)
-        acquire_lock(layout.lock)
-        os.write(begun, b"x")
-        os.read(read, 1)
-        os._exit(0)
-    os.read(ready, 1)
-    yield layout
-    for descriptor in (read, write, ready, begun):
-        os.close(descriptor)
-    os.waitpid(child, 0)
+    with held_lock(layout):
+        yield layout
 
 
 def test_cluster_that_does_not_run_names_the_command_that_starts_it_as_it_was(layout: Layout) -> None:

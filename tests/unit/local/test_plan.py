@@ -13,7 +13,7 @@ import pytest
 from gangline.errors import GanglineError
 from gangline.local.layout import Layout, layout_of
 from gangline.local.lock import acquire_lock, is_locked
-from gangline.local.plan import ClusterPlan, make_plan
+from gangline.local.plan import ClusterPlan, Request, make_plan
 from gangline.local.port import HOST, find_free_ports
 from gangline.local.program import make_programs
 from gangline.local.up import _with_ports
@@ -23,6 +23,20 @@ def test_two_agents_of_two_slots_are_the_default() -> None:
     assert make_plan(None, "2") == ClusterPlan(2, "2")
     assert make_plan(None, "auto") == ClusterPlan(1, "auto")
     assert make_plan(3, "1", http_port=80).port_by_name == {"gateway.http": 80}
+    assert make_plan(None, None) == ClusterPlan(2, "2")
+    assert make_plan(1, None) == ClusterPlan(1, "2")
+
+
+def test_options_that_a_running_cluster_does_not_have_are_named() -> None:
+    running = ClusterPlan(2, "1", {"gateway.http": 80, "gateway.grpc": 81})
+    assert Request().find_differences(running) == []
+    assert Request(2, "1", 80, 81).find_differences(running) == []
+    assert Request(1, "auto", 90, 91).find_differences(running) == [
+        "--agents 2",
+        "--slots 1",
+        "--http-port 80",
+        "--grpc-port 81",
+    ]
 
 
 @pytest.mark.parametrize(
