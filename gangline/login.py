@@ -89,7 +89,9 @@ def find_login(address: str | None = None, token: str | None = None) -> Login:
     if saved is not None and set(addresses) <= set(saved.addresses):
         return saved if set(addresses) == set(saved.addresses) else Login(address, saved.token)
     raise GanglineError(
-        "login.no_token", f"no token for {say_gateways(addresses)}; set {TOKEN_VARIABLE}", ErrorKind.UNAUTHENTICATED
+        "login.no_token",
+        f"no token for {say_gateways(addresses)}; set {TOKEN_VARIABLE}, or log in with `gangline login {address}`",
+        ErrorKind.UNAUTHENTICATED,
     )
 
 

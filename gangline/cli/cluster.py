@@ -157,7 +157,10 @@ def login(
         from gangline.local.local_login import find_local, is_running  # noqa: PLC0415
         from gangline.login import load_login, save_login  # noqa: PLC0415
 
-        client.get_cluster()
+        try:
+            client.get_cluster()
+        except GanglineError as error:
+            raise _name_token(error) from error
         now, before = find_local(client.login) or client.login, load_login()
         path, gateways = save_login(now), ", ".join(now.addresses)
     former = before.data_directory if before is not None else ""
@@ -169,6 +172,14 @@ def login(
     if user and os.environ.get("GANGLINE_TOKEN"):
         warn("GANGLINE_TOKEN is set in this shell, and commands use it instead of the login; unset it")
     say([f"logged in to {gateways}{f' as {user}' if user else ''}; the login is in {path}"])
+
+
+def _name_token(error: GanglineError) -> GanglineError:
+    """Returns the error of a login. It says where the token is from that belongs to no user."""
+    if error.code != "auth.wrong_token":
+        return error
+    source = "correct GANGLINE_TOKEN" if os.environ.get("GANGLINE_TOKEN") else "it is from the standard input"
+    return error.reworded(f"this token belongs to no user of this cluster; {source}")
 
 
 def _open_session(addresses: str, user: str) -> str:

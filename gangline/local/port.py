@@ -6,6 +6,7 @@ that range to another process while a dead service is not listening.
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from collections.abc import Collection
@@ -34,15 +35,20 @@ def find_free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Returns whether no process has the port now."""
+    """Returns whether this account can listen on the port now."""
+    return not find_obstacle(port)
+
+
+def find_obstacle(port: int) -> str:
+    """Returns why this account cannot listen on the port now; empty where it can."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # The services set the same option, so that connections that ended a moment ago do not keep a port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
+        except OSError as failure:
+            return "in use" if failure.errno == errno.EADDRINUSE else (failure.strerror or str(failure)).lower()
+    return ""
 
 
 def _ephemeral_start() -> int:

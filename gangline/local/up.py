@@ -6,6 +6,7 @@ none of its processes keeps running.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -25,7 +26,7 @@ from gangline.local.local_login import give_back_login, login_of, take_login
 from gangline.local.lock import is_locked
 from gangline.local.outage import describe_outage
 from gangline.local.plan import ClusterPlan
-from gangline.local.port import find_free_ports, is_free
+from gangline.local.port import HOST, find_free_ports, find_obstacle, is_free
 from gangline.local.process_table import load_table
 from gangline.local.shutdown import find_cluster_processes, stop_cluster
 from gangline.login import Login, write_private
@@ -35,6 +36,18 @@ JOIN_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 # Time limit of an orderly stop beside the grace for trials: agents, gateway with scheduler, etcd.
 _STOP_SECONDS = 60.0
+
+# Packages of the extra "cluster" that the services load at their start, and no client has.
+_PACKAGES = (
+    "aetcd",
+    "alembic",
+    "fastapi",
+    "prometheus_client",
+    "pydantic_settings",
+    "sqlalchemy",
+    "structlog",
+    "uvicorn",
+)
 
 Report = Callable[[str], None]
 
@@ -56,6 +69,8 @@ class Running:
 def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, report: Report) -> Running:
     """Starts a cluster. report: gets a line for each step. Raises GanglineError: local.*, etcd.no_binary."""
     layout_is_free(layout)
+    check_packages()
+    _check_ports(plan)
     # Fails before anything is created where there is no etcd.
     provide_etcd(report)
     layout.create()
@@ -143,10 +158,38 @@ def layout_is_free(layout: Layout) -> None:
         )
 
 
+def check_packages() -> None:
+    """Raises GanglineError `local.not_installed` where this Python has only a client."""
+    lacking = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise GanglineError(
+            "local.not_installed",
+            f"a cluster needs gangline[cluster,train], and this Python lacks {', '.join(lacking)}; type: "
+            "pip install 'gangline[cluster,train]' (docs/install.md says from where)",
+        )
+
+
+def _check_ports(plan: ClusterPlan) -> None:
+    """Raises GanglineError `local.port` for a requested port on which nothing can listen."""
+    for name, port in plan.port_by_name.items():
+        obstacle = find_obstacle(port)
+        if obstacle:
+            option = f"--{name.removeprefix('gateway.')}-port"
+            raise conflict(
+                "local.port",
+                f"cannot listen on port {port} of {HOST}: {obstacle}; choose another with {option}, or leave it out",
+            )
+
+
 def _with_ports(plan: ClusterPlan, former: dict[str, int]) -> ClusterPlan:
     """Chooses the ports: requested ones, else former ones where they are still free, else new ones. With former ports,
     a runner with undelivered reports finds its gateway again."""
-    kept = {name: port for name, port in former.items() if name in plan.port_names and is_free(port)}
+    requested = plan.port_by_name.values()
+    kept = {
+        name: port
+        for name, port in former.items()
+        if name in plan.port_names and port not in requested and is_free(port)
+    }
     chosen = {**kept, **plan.port_by_name}
     names = [name for name in plan.port_names if name not in chosen]
     ports = find_free_ports(len(names), chosen.values())

@@ -268,7 +268,11 @@ MISTAKES = {
     "checkpoint that does not exist": Mistake(
         "checkpoint download nope", "there is no checkpoint nope; list them with: gangline checkpoint list"
     ),
-    "wrong token": at("$ADDRESS", "this token belongs to no user of this cluster; check GANGLINE_TOKEN", 2),
+    "wrong token": at(
+        "$ADDRESS",
+        "this token belongs to no user of this cluster; log in again with `gangline login`, or correct GANGLINE_TOKEN",
+        2,
+    ),
     "gateway that is down": at(
         "127.0.0.1:9",
         "cannot reach the gateway at 127.0.0.1:9: nothing listens there; check the address and that the service runs",

@@ -202,7 +202,7 @@ def check_request_id(request_id: str) -> None:
 def no_leader() -> GanglineError:
     return unavailable(
         "gateway.no_leader",
-        "no scheduler leads this cluster, so nothing can be changed now; start gangline-scheduler, or see its log for "
+        "no scheduler leads this cluster, so nothing can be changed now; start a scheduler, or see its log for "
         "why it does not lead (reading still works)",
         Effect.NONE,
     )

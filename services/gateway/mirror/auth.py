@@ -126,10 +126,14 @@ class Authenticator:
         if not len(users):
             raise unavailable(
                 "auth.no_users",
-                "this cluster has no users yet because no scheduler has ever led it; start gangline-scheduler",
+                "this cluster has no users yet because no scheduler has ever led it; start a scheduler",
                 Effect.NONE,
             )
-        raise unauthenticated("auth.wrong_token", "this token belongs to no user of this cluster; check GANGLINE_TOKEN")
+        raise unauthenticated(
+            "auth.wrong_token",
+            "this token belongs to no user of this cluster; "
+            "log in again with `gangline login`, or correct GANGLINE_TOKEN",
+        )
 
     def _owner_of(self, token: AccessToken) -> User | None:
         """Returns the user of a token that holds; None where it is unknown. Raises GanglineError `auth.token_ended`."""

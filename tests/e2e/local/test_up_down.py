@@ -195,16 +195,29 @@ def test_tokens_can_be_read_by_their_owner_only(cluster: Cluster) -> None:
     assert {path.stat().st_mode & 0o777 for path in private} == {0o600}
 
 
-def test_port_in_use_fails_as_a_whole_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
+def test_port_in_use_is_said_before_anything_starts(tmp_path: Path, option: str) -> None:
     data = tmp_path / "data"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = gangline(tmp_path / "home", "up", "--data-dir", data, "--http-port", str(port))
+        done = gangline(tmp_path / "home", "up", "--data-dir", data, option, str(port))
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"error: cannot listen on port {port} of 127.0.0.1: in use; choose another with {option}, or leave it out\n",
+    )
+    assert not data.exists()
+
+
+def test_gateway_that_cannot_start_fails_the_whole_and_leaves_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "gateway.toml").write_text("no_such_setting = 1\n")
+    done = gangline(tmp_path / "home", "up", "--data-dir", data)
     assert done.returncode == 1
     assert last_error(done).startswith("error: gateway exited with ")
-    assert str(port) in last_error(done)
+    assert "no_such_setting" in last_error(done)
     assert find_cluster_processes(Layout(data)) == []
     assert not is_locked(Layout(data).lock)
     assert not (tmp_path / "home" / "login.json").exists()

@@ -57,7 +57,10 @@ def test_refused_token_is_not_stored(
     give("wrong\n", monkeypatch)
     done = cli("login", gateway.address)
     assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "GANGLINE_TOKEN" not in done.err
     assert not path.exists()
+    monkeypatch.setenv("GANGLINE_TOKEN", "wrong")
+    assert cli("login", gateway.address).status == 2
 
 
 def test_variable_that_wins_is_named(

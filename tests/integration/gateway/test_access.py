@@ -221,7 +221,8 @@ async def test_problem_document_names_code_status_and_what_to_do(client: Client)
         "type": "urn:gangline:error:auth.wrong_token",
         "title": "Unauthorized",
         "status": 401,
-        "detail": "this token belongs to no user of this cluster; check GANGLINE_TOKEN",
+        "detail": "this token belongs to no user of this cluster; "
+        "log in again with `gangline login`, or correct GANGLINE_TOKEN",
         "code": "auth.wrong_token",
     }
 

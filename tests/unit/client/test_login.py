@@ -57,7 +57,7 @@ def test_address_without_token(monkeypatch: pytest.MonkeyPatch) -> None:
         find_login()
     assert (caught.value.code, caught.value.message) == (
         "login.no_token",
-        "no token for the gateway at gpu-host:9; set GANGLINE_TOKEN",
+        "no token for the gateway at gpu-host:9; set GANGLINE_TOKEN, or log in with `gangline login gpu-host:9`",
     )
 
 
@@ -66,7 +66,7 @@ def test_several_gateways_are_one_login(monkeypatch: pytest.MonkeyPatch) -> None
     assert find_login().addresses == ("gpu1:8081", "gpu2:8081")
     monkeypatch.setenv("GANGLINE_GATEWAY", " gpu2 , [::1] ,gpu2:8081")
     with pytest.raises(
-        GanglineError, match="no token for the gateways at gpu2:8081, \\[::1\\]:8081; set GANGLINE_TOKEN"
+        GanglineError, match="no token for the gateways at gpu2:8081, \\[::1\\]:8081; set GANGLINE_TOKEN, or"
     ):
         find_login()
     assert find_login(token="own") == Login("gpu2:8081,[::1]:8081", "own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import stat
 import subprocess
@@ -16,7 +17,7 @@ from gangline.local.lock import acquire_lock, is_locked
 from gangline.local.plan import ClusterPlan, Request, make_plan
 from gangline.local.port import HOST, find_free_ports
 from gangline.local.program import make_programs
-from gangline.local.up import _with_ports
+from gangline.local.up import _with_ports, start_cluster
 
 
 def test_two_agents_of_two_slots_are_the_default() -> None:
@@ -166,3 +167,27 @@ def test_agents_have_joined_when_each_has_the_slots_that_it_was_started_with() -
     assert plan.count_slots({"agent-1": 2, "agent-2": 2, "agent-3": 2}) == 4
     assert ClusterPlan(1, "auto").count_slots({"agent-1": 8}) == 8
     assert ClusterPlan(1, "auto").count_slots({}) is None
+
+
+def test_a_client_alone_is_told_what_a_cluster_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "structlog" else find(name))
+    with pytest.raises(GanglineError) as caught:
+        start_cluster(Layout(tmp_path / "data"), make_plan(None, None), 0, print)
+    assert caught.value.message == (
+        "a cluster needs gangline[cluster,train], and this Python lacks structlog; type: pip install "
+        "'gangline[cluster,train]' (docs/install.md says from where)"
+    )
+    assert not (tmp_path / "data").exists()
+
+
+def test_former_port_of_another_service_gives_way_to_a_requested_one() -> None:
+    [port] = find_free_ports(1)
+    plan = _with_ports(make_plan(1, "1", http_port=port), {"scheduler.grpc": port})
+    assert plan.port_by_name["gateway.http"] == port
+    assert len(set(plan.port_by_name.values())) == len(plan.port_names)
+
+
+def test_two_options_for_one_port_are_refused() -> None:
+    with pytest.raises(GanglineError, match="--http-port and --grpc-port are both 90; give two different ports"):
+        make_plan(None, None, http_port=90, grpc_port=90)
