@@ -97,7 +97,7 @@ class RankSetup:
         else:
             agent_id, user, run = self.place.agent_id, self.confinement.user, self._step_of(nursery)
             interpreter = await find_interpreter(named, agent_id, user, run, needs_library=not is_command)
-        start = self._plan(network, interpreter, directory)
+        start = await self._plan(network, interpreter, directory)
         # Only after `_confine` may the ranks' user read its code.
         if is_file_of(self.confinement.user, HOOK_NAME, self.folder.code_path):
             start = await self._run_hook(start, interpreter, nursery, pump, on_hook, is_command=is_command)
@@ -132,7 +132,7 @@ class RankSetup:
             interpreter = await make_private(interpreter, private, self._step_of(nursery))
             if is_own:
                 self.confinement.give(private)
-            start = self._plan(network, interpreter, Path(start.directory))
+            start = await self._plan(network, interpreter, Path(start.directory))
             own = {"VIRTUAL_ENV": str(private)}
         self.confinement.give_file(self.folder.hook_listing_path)
         self.on_begin()
@@ -203,9 +203,9 @@ class RankSetup:
             raise invalid("environment.no_directory", text)
         return directory
 
-    def _plan(self, network: Network, interpreter: Interpreter, directory: Path) -> RankStart:
+    async def _plan(self, network: Network, interpreter: Interpreter, directory: Path) -> RankStart:
         num_threads = threads_per_rank(self.spec, self.place, len(os.sched_getaffinity(0)))
-        base = self.container.environment if self.container is not None else self.confinement.settle(os.environ)
+        base, programs_directory = await self._search_base(interpreter)
         environments = {
             rank: rank_environment(
                 self.spec,
@@ -214,7 +214,7 @@ class RankSetup:
                 rank,
                 base=base,
                 code_directory=str(self.folder.code_path),
-                programs_directory=_programs_directory(interpreter),
+                programs_directory=programs_directory,
                 socket_path=self.socket_path,
                 beat_path=str(self.beat_paths[rank]),
                 num_threads=num_threads,
@@ -224,6 +224,17 @@ class RankSetup:
         own = {OUTPUT_KEY: str(self.folder.output_path.absolute()), **self._task_variables()}
         environments = {rank: environment | own for rank, environment in environments.items()}
         return RankStart(environments, str(directory), num_threads, find_program(self.spec), network)
+
+    async def _search_base(self, interpreter: Interpreter) -> tuple[dict[str, str], str]:
+        """Returns the variables that the ranks inherit, and the folder that comes first in PATH. On the machine, PATH
+        has only folders that the ranks' user may enter. The folders of a container are those of its image."""
+        programs_directory = _programs_directory(interpreter)
+        if self.container is not None:
+            return dict(self.container.environment), programs_directory
+        base = self.confinement.settle(os.environ)
+        path = await self.confinement.keep_enterable(base.get("PATH", os.defpath))
+        base["PATH"] = path or os.defpath
+        return base, await self.confinement.keep_enterable(programs_directory)
 
     def _task_variables(self) -> dict[str, str]:
         """Returns the variables of gangline/domain/task_environment.py; none for a training."""

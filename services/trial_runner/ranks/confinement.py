@@ -7,6 +7,7 @@ starts, and `release` at the end.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from services.common import rank_cgroup
 from services.common.concurrency import in_own_thread
 from services.common.rank_rules import RankRules, RankUser, check_free, find_user, load_rules, owners_user
 from services.common.state_folder import SharedFolder
+from services.common.user_rights import is_folder_of
 from services.trial_runner.gang.limit import Limits
 from services.trial_runner.ranks import owner_account
 
@@ -30,6 +32,8 @@ from services.trial_runner.ranks import owner_account
 _HOOK = -1
 # Limit for opening the storage to the ranks. One that hangs is for the ranks to meet.
 STORAGE_SECONDS = 5.0
+# Limit for a look at the folders of PATH. One that does not answer would hold up each search for a program.
+PATH_SECONDS = 5.0
 # Variables that belong to the session of the agent's user.
 _SESSION = ("DBUS_SESSION_BUS_ADDRESS", "MAIL", "SUDO_", "XDG_")
 
@@ -143,6 +147,25 @@ class Confinement:
     def settle(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Returns a rank's environment with the variables of its user."""
         return dict(environment) if self.user is None else with_user(environment, self.user, Path.is_dir)
+
+    async def keep_enterable(self, search_path: str) -> str:
+        """Returns a search path like PATH without the folders that the ranks' user may not enter, in the same order.
+
+        In such a folder every program is denied to the user, so a shell reports a mistyped name as a missing permission.
+        Relative entries stay, because they depend on the folder of a process. Folders that do not answer are dropped.
+        """
+        if self.user is None:
+            return search_path
+        entries = search_path.split(os.pathsep)
+        enterable: set[str] = set()
+
+        def look(folder: str) -> None:
+            if is_folder_of(self.user, folder):
+                enterable.add(folder)
+
+        folders = {entry for entry in entries if Path(entry).is_absolute()}
+        await asyncio.gather(*(in_own_thread(partial(look, folder), PATH_SECONDS) for folder in folders))
+        return os.pathsep.join(entry for entry in entries if entry not in folders or entry in enterable)
 
     @property
     def _has_limits(self) -> bool:

@@ -184,3 +184,22 @@ async def test_no_folder_is_made_in_a_storage_whose_mount_is_lost(open_world: Wo
     report = await runner.wait()
     assert report.kind is ExitKind.COMPLETED, (report, open_world.gateway.lines("stderr"))
     assert list(mount_point.iterdir()) == []
+
+
+async def test_a_mistyped_program_is_not_found_beside_a_folder_of_root(
+    open_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a path of folders that the account may enter, the shell reports that the permission is denied."""
+    closed = open_world.folder / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setenv("PATH", f"{closed}:/usr/bin:{closed}/bin:/bin")
+    line = "nosuchprogram x; echo status $?; sh -c 'exec nosuchprogram x'; echo status $?; echo path $PATH"
+    (runner,) = await run(open_world, ANN, (1,), "7.1.1", config={"entrypoint": line})
+    report = await runner.wait()
+    errors = open_world.gateway.lines("stderr")
+    assert report.kind is ExitKind.COMPLETED, (report, errors)
+    *statuses, path = open_world.gateway.lines("stdout")
+    assert statuses == ["status 127"] * 2
+    assert [line.endswith("nosuchprogram: not found") for line in errors] == [True, True], errors
+    assert path.split(":")[-2:] == ["/usr/bin", "/bin"]
+    assert str(closed) not in path
