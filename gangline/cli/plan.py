@@ -64,7 +64,7 @@ def plan(
     checked, _ = parse_config(text, overrides=changes)
     if checked.resources.slots_per_trial < 1:
         raise invalid("plan.slots", "resources.slots_per_trial is 0; a plan needs slots, see --slots")
-    check_code(folder, parse_entrypoint(checked.entrypoint), checked.environment.working_directory)
+    check_code(folder, parse_entrypoint(checked.entrypoint), checked.environment)
     request = {
         "config": text,
         "overrides": changes,

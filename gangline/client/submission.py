@@ -124,7 +124,7 @@ def _pack(config: ExperimentConfig, code: Path, on_progress: OnProgress) -> Code
     from gangline.config import check_code, parse_entrypoint  # noqa: PLC0415 - loads pydantic
 
     archive = pack_code(code, on_progress)
-    check_code(code, parse_entrypoint(config.entrypoint), config.environment.working_directory)
+    check_code(code, parse_entrypoint(config.entrypoint), config.environment)
     return archive
 
 

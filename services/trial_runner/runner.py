@@ -340,6 +340,9 @@ class TrialRunner:
         if report.rank is None:
             return report
         batches = self._watchdog.batches_of(report.rank)
+        if batches is None and self._place.is_head and not self._relay.has_reported:
+            # The chief is here, so no process of the gang has reported a batch: it failed where it began.
+            batches = self._spec.latest_checkpoint.batches_completed
         return replace(report, batches_completed=batches, signature=signature_of(report))
 
     def _is_disk_fault(self, message: str) -> bool:

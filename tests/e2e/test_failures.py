@@ -90,6 +90,17 @@ def test_the_same_failure_at_the_same_batch_twice_ends_the_trial(
     _check_filtered_logs(cluster, client, view.experiment.id)
 
 
+def test_the_same_failure_of_a_script_that_has_reported_nothing_ends_the_trial(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nraise PermissionError(13, f'denied to process {os.getpid()}')\n")
+    config = failing_config(slots=1, max_restarts=5, entrypoint="python3 train.py")
+    created = client.create_experiment(config, tmp_path)
+    trial = client.wait_experiment(created.experiment.id, 90).trials[0].trial
+    assert (trial.outcome, trial.attempts) == (Outcome.FAILED, 2)
+    assert trial.reason.endswith(
+        "not tried again, because it is the same failure before the first reported batch twice"
+    )
+
+
 _NINTH_HOUR = """
 import json, pathlib, sys
 from gangline import core, get_cluster_info

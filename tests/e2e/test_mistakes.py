@@ -200,6 +200,11 @@ MISTAKES = {
     "code that is no Python": Mistake(
         "experiment create config.yaml broken", "model_def.py line 1 is no valid Python: invalid syntax"
     ),
+    "script that is no Python": Mistake(
+        "experiment create config.yaml broken",
+        "model_def.py line 1 is no valid Python: invalid syntax",
+        config={"entrypoint": "python3 model_def.py"},
+    ),
     "unknown command": Mistake(
         "experimnt list", "there is no command 'experimnt'; did you mean experiment? see gangline --help"
     ),

@@ -218,7 +218,7 @@ def _why_hopeless(trial: Trial, allocation: Allocation, failure: ExitReport, old
         return "the trial has no older checkpoint"
     if _is_repetition(trial.last_failure, failure):
         batches = failure.batches_completed
-        return f"it is the same failure {f'at batch {batches}' if batches else 'before the first batch'} twice"
+        return f"it is the same failure {f'at batch {batches}' if batches else 'before the first reported batch'} twice"
     hits = [hit for report in allocation.exits for hit in report.log_hits if hit.action is LogAction.CANCEL_RETRIES]
     if hits:
         return f"log policy {hits[0].policy!r} matched on rank {hits[0].rank}: {hits[0].line}"

@@ -54,9 +54,13 @@ class Relay:
         self._told_wait = ""
         # Whether a rank of this machine has reported a metric or a checkpoint.
         self.has_results = False
+        # Whether one has reported a metric, a checkpoint or its progress.
+        self.has_reported = False
 
     def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
-        match message.WhichOneof("message"):
+        kind = message.WhichOneof("message")
+        self.has_reported |= kind in ("metrics", "progress", "checkpoint")
+        match kind:
             case "metrics":
                 self.has_results = True
                 self._on_metrics(rank, message.metrics)

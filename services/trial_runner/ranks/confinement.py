@@ -151,7 +151,7 @@ class Confinement:
     async def keep_enterable(self, search_path: str) -> str:
         """Returns a search path like PATH without the folders that the ranks' user may not enter, in the same order.
 
-        In such a folder every program is denied to the user, so a shell reports a mistyped name as a missing permission.
+        In such a folder every program is denied to the user, so a shell reports a wrong name as a missing permission.
         Relative entries stay, because they depend on the folder of a process. Folders that do not answer are dropped.
         """
         if self.user is None:

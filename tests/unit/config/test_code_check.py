@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline.config import Command, Module, Script, TrialClass, check_code, parse_entrypoint
+from gangline.config.environment import Environment
 from gangline.errors import GanglineError
 
 TRIAL = "from gangline.pytorch import PyTorchTrial\n\nclass Digits(PyTorchTrial):\n    pass\n"
@@ -105,6 +106,67 @@ def test_error_names_what_is_missing_and_what_is_there(
     with pytest.raises(GanglineError) as caught:
         check_code(tmp_path, parse_entrypoint(entrypoint))
     assert (caught.value.code, caught.value.message) == (code, message.format(folder=tmp_path))
+
+
+BROKEN = "import os\n\ndef f(:\n    pass\n"
+LAUNCH = "python3 -m gangline.launch.torch_distributed"
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "file"),
+    [
+        ("python3 train.py --lr 0.1", "train.py"),
+        (["python3", "-u", "train.py"], "train.py"),
+        ("python3 ./jobs/train.py", "jobs/train.py"),
+        (f"{LAUNCH} train.py", "train.py"),
+        (f"{LAUNCH} --nproc_per_node=2 python3 train.py", "train.py"),
+        (f"{LAUNCH} -m pkg.train", "pkg/train.py"),
+        ("python3 -m train", "train.py"),
+        ("python3 -m pkg.train", "pkg/train.py"),
+        ("python3 -m pkg", "pkg/__init__.py"),
+        ("python3 -m pkg", "pkg/__main__.py"),
+        ("model_def:Digits", "model_def.py"),
+    ],
+)
+def test_a_file_that_python_cannot_read_is_refused(tmp_path: Path, entrypoint: str | list[str], file: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(BROKEN)
+    with pytest.raises(GanglineError) as caught:
+        check_code(tmp_path, parse_entrypoint(entrypoint))
+    assert (caught.value.code, caught.value.message) == (
+        "code.syntax",
+        f"{file} line 3 is no valid Python: invalid syntax",
+    )
+    for environment in (Environment(python="/opt/py"), Environment(image="other/python")):
+        check_code(tmp_path, parse_entrypoint(entrypoint), environment)
+
+
+def test_a_script_is_found_from_its_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/train.py").write_text("return 1\n")
+    (tmp_path / "train.py").write_text("print(1)\n")
+    check_code(tmp_path, parse_entrypoint("python3 train.py"))
+    check_code(tmp_path, parse_entrypoint("python3 train.py"), Environment(working_directory="/on/agents"))
+    with pytest.raises(GanglineError, match=r"^jobs/train.py line 1 is no valid Python: 'return' outside function$"):
+        check_code(tmp_path, parse_entrypoint("python3 train.py"), Environment(working_directory="jobs"))
+
+
+def test_a_package_may_consist_of_its_program_alone(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/__main__.py").write_text("print(1)\n")
+    check_code(tmp_path, parse_entrypoint("python3 -m pkg"))
+
+
+def test_a_module_without_its_class_is_no_program(tmp_path: Path) -> None:
+    (tmp_path / "model_def.py").write_text(TRIAL)
+    (tmp_path / "tool.py").write_text("class Tool(object):\n    pass\n")
+    with pytest.raises(GanglineError) as caught:
+        check_code(tmp_path, parse_entrypoint("model_def"))
+    assert caught.value.message == (
+        "entrypoint model_def names no class, so it would run as a program; did you mean model_def:Digits?"
+    )
+    for program in ("tool", "elsewhere", "model_def x"):
+        check_code(tmp_path, parse_entrypoint(program))
 
 
 def test_module_of_a_package_in_the_folder_must_exist(tmp_path: Path) -> None:

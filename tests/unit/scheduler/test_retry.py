@@ -161,7 +161,7 @@ def test_the_same_failure_at_the_same_batch_twice_is_the_last() -> None:
     assert decision.outcome is Outcome.FAILED
     assert decision.reason == ("agent a0: boom of 2; not tried again, because it is the same failure at batch 7 twice")
     before = _repeated(_boom(0), _boom(0))
-    assert before.reason.endswith("because it is the same failure before the first batch twice")
+    assert before.reason.endswith("because it is the same failure before the first reported batch twice")
 
 
 @pytest.mark.parametrize(

@@ -155,3 +155,15 @@ def test_metrics_of_a_script_are_progress_too() -> None:
     assert told.batches == [10, 40, 60], "progress that was reported before its metrics is behind them"
     assert told.kinds[-2:] == ["progress", "validation"]
     assert told.reports[-2].progress.batches_total == 100
+
+
+def test_a_metric_a_checkpoint_and_progress_are_reports() -> None:
+    metrics = rank_pb2.RankMessage(metrics=rank_pb2.RankMetrics(group="mine"))
+    checkpoint = rank_pb2.RankMessage(checkpoint=types_pb2.Checkpoint(id="c1"))
+    waiting = rank_pb2.RankMessage(waiting=rank_pb2.RankWaiting(text="storage"))
+    seen = []
+    for message in (metrics, checkpoint, progress(1), waiting):
+        relay, _, _ = make_relay()
+        relay.on_message(0, message)
+        seen.append((relay.has_results, relay.has_reported))
+    assert seen == [(True, True), (True, True), (False, True), (False, False)]
