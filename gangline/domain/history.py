@@ -133,11 +133,13 @@ def check_series(metric: str, max_points: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """Holds the newest history of one trial; None for each part that it has not reported."""
+    """Holds the newest history of one trial; None for each part that it has not reported. progress_attempt: the attempt
+    that reported the progress; 0 in a history of an earlier version."""
 
     progress: ProgressPoint | None = None
     training: MetricsPoint | None = None
     validation: MetricsPoint | None = None
+    progress_attempt: int = 0
 
 
 # The highest rank that the messages and the tables can hold.

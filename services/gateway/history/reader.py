@@ -161,9 +161,9 @@ def _newest(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[str, Ne
         points = _newest_points(connection, part)
         progress = _newest_progress(connection, part)
         for trial_id in {*progress, *(trial_id for trial_id, _ in points)}:
-            newest_by_trial_id[trial_id] = Newest(
-                progress.get(trial_id), points.get((trial_id, "training")), points.get((trial_id, "validation"))
-            )
+            point, attempt = progress.get(trial_id, (None, 0))
+            training, validation = (points.get((trial_id, group)) for group in ("training", "validation"))
+            newest_by_trial_id[trial_id] = Newest(point, training, validation, attempt)
     return newest_by_trial_id
 
 
@@ -173,11 +173,16 @@ def _newest_points(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[
     return {(row.trial_id, row.metric_group): _point(row) for row in rows}
 
 
-def _newest_progress(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[str, ProgressPoint]:
+def _newest_progress(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[str, tuple[ProgressPoint, int]]:
+    """Returns the newest progress of each trial, with the attempt that reported it."""
     progress = table.progress
     rows = connection.execute(sa.select(progress).where(progress.c.trial_id.in_(trial_ids)))
     return {
-        row.trial_id: ProgressPoint(row.batches_completed, row.batches_total, row.samples_per_second) for row in rows
+        row.trial_id: (
+            ProgressPoint(row.batches_completed, row.batches_total, row.samples_per_second),
+            row.attempt or 0,
+        )
+        for row in rows
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gangline.domain.allocation import Allocation, Reason, waiting_reason
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.explanation import describe_undelivered
-from gangline.domain.history import Newest
+from gangline.domain.history import Newest, ProgressPoint
 from gangline.domain.id import absent
 from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, ReasonCode, State
@@ -119,17 +119,34 @@ class Views:
         allocation = self._mirror.state.live_allocation(trial.id)
         reason = waiting_reason(allocation) if allocation is not None else None
         saved = _batches_of(trial, checkpoint)
+        progress = progress_of(trial, allocation, latest, saved or 0)
         return TrialView(
             trial=trial,
             allocation=allocation,
             reason=reasons.get(trial.id) if trial.state is State.QUEUED else reason,
             checkpoint_batches=saved,
-            batches_at_risk=count_at_risk(trial, allocation, latest.progress, saved),
-            progress=latest.progress,
+            batches_at_risk=count_at_risk(trial, allocation, progress, saved),
+            progress=progress,
             training=latest.training,
             validation=latest.validation,
             warning=undelivered.get(trial.id, ""),
         )
+
+
+def progress_of(
+    trial: Trial, allocation: Allocation | None, newest: Newest, saved_batches: int
+) -> ProgressPoint | None:
+    """Returns the progress of the present attempt; None if no attempt has reported any. allocation: the live one.
+    saved_batches: how far the trial is at its checkpoint.
+
+    Until an attempt reports, its progress is the checkpoint from which it goes on. What the attempt before it had done
+    since that checkpoint is lost. The same holds for a trial that waits for its next attempt.
+    """
+    if newest.progress is None or trial.state is State.TERMINAL:
+        return newest.progress
+    if allocation is not None and newest.progress_attempt >= allocation.attempt:
+        return newest.progress
+    return ProgressPoint(saved_batches, trial.batches_total, samples_per_second=0.0)
 
 
 def _batches_of(trial: Trial, checkpoint: Checkpoint | None) -> int | None:

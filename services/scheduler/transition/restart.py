@@ -97,6 +97,7 @@ def continue_experiment(
         last_failure=None,
         # Its length may be another one now.
         length_batches=None,
+        batches_total=trial.batches_total if config_json == experiment.config_json else 0,
         warning="",
         latest_checkpoint_id=_find_checkpoint(records, trial),
         timeline=Timeline(queued_at=now),

@@ -100,6 +100,12 @@ def test_a_trial_that_did_not_complete_continues_without_more_length() -> None:
     assert get(go_on(records, changed("searcher.max_length", {"batches": 100})), Trial, "1.1").state is State.QUEUED
 
 
+def test_the_length_that_an_attempt_had_reported_does_not_outlive_its_configuration() -> None:
+    ended = replace(TRIAL, outcome=Outcome.CANCELED, batches_total=100)
+    assert get(go_on(records_of(NEW, trial=ended), EXPERIMENT.config_json), Trial, "1.1").batches_total == 100
+    assert get(go_on(records_of(NEW, trial=ended)), Trial, "1.1").batches_total == 0
+
+
 @pytest.mark.parametrize(
     ("path", "value", "code", "text"),
     [
