@@ -414,6 +414,7 @@ def _show_end(view: ExperimentView, is_json: bool) -> None:
 
 def _description(view: ExperimentView) -> list[str]:
     from gangline.cli.output.summary import (  # noqa: PLC0415 - loads the client's records
+        failure_lines,
         final_lines,
         is_search,
         metric_warning,
@@ -428,6 +429,7 @@ def _description(view: ExperimentView) -> list[str]:
     lines = final_lines(view, terminal_width()) if view.experiment.outcome else [status_line(view)]
     if not view.experiment.outcome:
         lines += [f"  {warning}" for warning in [metric_warning(view), *missing_history(view)] if warning]
+        lines += failure_lines(view)
         lines += [line for trial in view.trials for line in size_lines(trial)]
     if view.reason is not None and view.experiment.state != "PAUSED":
         lines.append(f"  {view.reason.message}; goes on if {view.reason.would_start_if}")

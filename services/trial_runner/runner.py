@@ -33,7 +33,7 @@ from services.trial_runner.delivery.relay import CHIEF, Relay
 from services.trial_runner.delivery.running_report import RunningReport
 from services.trial_runner.fusion_records import FusionRecords
 from services.trial_runner.gang.gang_links import GangLinks
-from services.trial_runner.gang.gang_plan import Network, find_place, load_config
+from services.trial_runner.gang.gang_plan import Network, describe_earlier, find_place, load_config
 from services.trial_runner.gang.outcome import (
     FailureRecord,
     OutcomeContext,
@@ -218,7 +218,7 @@ class TrialRunner:
         self._lease.guard(nursery)
         # What comes before the ranks, such as an interpreter on a slow disk, may take longer than the first lease.
         self._lease.start_soon(self._pids)
-        self._note_left_out()
+        self._note_beginning()
         paths, container = self._watchdog.paths, self._preparation.container
         setup = RankSetup(
             self._spec, self._place, self._folder, self._link.path, paths, self._confinement, self._on_begin, container
@@ -445,10 +445,11 @@ class TrialRunner:
             self._delivery.recorder.record_lines(worker, stream, part)
             self._log_policy.search(worker, part)
 
-    def _note_left_out(self) -> None:
-        """Writes the log policies that are not applied to the trial's log, once for the gang."""
-        if self._place.node_rank == 0:
-            for sentence in self._log_policy.left_out:
+    def _note_beginning(self) -> None:
+        """Writes the failure of the attempt before and the log policies that are not applied to the trial's log, once
+        for the gang."""
+        if self._place.is_head:
+            for sentence in (*describe_earlier(self._spec), *self._log_policy.left_out):
                 self._delivery.recorder.warn(sentence)
 
     def _on_hang(self, failure: FailureRecord) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from gangline.domain.experiment import Trial
 from gangline.domain.resource import Agent
 from gangline.domain.state import ExitKind, Outcome, State
 from gangline.local.identity import identify
+from gangline.login import HOME_VARIABLE
 from services.common.state_folder import StateFolder
-from tests.support.cluster import Cluster
+from tests.support.cluster import COMMAND, Cluster
 from tests.support.gated_run import ALL_BATCHES, ALL_CHECKPOINTS, gated_run, is_whole, services_away
 from tests.support.gated_trial import NUM_BATCHES, wait_for
 
@@ -60,16 +62,34 @@ def test_a_killed_runner_leaves_no_rank_and_the_trial_goes_on(cluster: Cluster, 
         run.gate.allow(6)
         ranks = run.wait_at(6)
         run.wait_checkpoint(4)
+        number = str(run.experiment_id)
+        following = subprocess.Popen(
+            [COMMAND, "experiment", "follow", number],
+            env={**os.environ, HOME_VARIABLE: str(cluster.home)},
+            text=True,
+            stdout=subprocess.PIPE,
+        )
+        assert following.stdout is not None
+        assert "RUNNING" in following.stdout.readline()
         runner = run.runner_on("agent-2")
         runner.send(signal.SIGKILL)
         living = [identify(desk.pid) for desk in ranks.values()]
         wait_for(lambda: not any(rank and rank.is_alive() for rank in living), "the end of all ranks", 5)
+        run.wait_at(6, attempt=2)
+        described = cluster.run("experiment", "describe", number).stdout
         view = run.finish()
 
         trial = view.trials[0].trial
         assert (trial.outcome, trial.attempts) == (Outcome.COMPLETED, 2)
         assert trial.last_failure is not None
         assert (trial.last_failure.kind, trial.last_failure.agent_id) == (ExitKind.RUNNER_LOST, "agent-2")
+        failure = f"agent-2: {trial.last_failure.message}"
+        assert f"last failure, no restart used up: {failure}\n" in described
+        followed, _ = following.communicate(timeout=60)
+        again = f"trial {trial.id} starts again; last failure, no restart used up: {failure}\n"
+        assert followed.count(again) == 1, followed
+        log = cluster.run("experiment", "logs", number).stdout
+        assert log.count(f"the attempt before this one (attempt 1) failed: {failure}\n") == 1
         assert run.reported_batches() == [1, 2, 3, 4, 5, 6, *range(5, NUM_BATCHES + 1)]
         assert run.checkpoint_batches() == ALL_CHECKPOINTS
         run.check_aftermath()

@@ -6,7 +6,7 @@ gangline.cli.output.summary and search_summary make the texts; this module owns 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -40,6 +40,7 @@ from gangline.cli.output.table_layout import GAP, Cell, color_of, lay_out, short
 from gangline.cli.output.terminal import can_draw, mention, raw_output, say
 from gangline.cli.output.text import format_duration, format_metrics
 from gangline.cli.output.top_screen import Line
+from gangline.domain.allocation import ExitReport
 from gangline.domain.state import State
 from gangline.domain.view import ExperimentView, TrialView
 from gangline.printable import to_line, to_printable
@@ -123,7 +124,11 @@ def _follow_lines(
     last: ExperimentView | None = None
     written, at = "", 0.0
     key: tuple[str, ...] = ()
+    failures: dict[str, ExitReport | None] | None = None
     for last in views:
+        for trial in _failed_since(failures, last):
+            write(f"trial {trial.trial.id} starts again; {restart_line(trial)}")
+        failures = {trial.trial.id: trial.trial.last_failure for trial in last.trials}
         line, now = status_line(last), clock()
         new_key = _states(last)
         is_due = new_key != key or now - at >= _LINE_SECONDS
@@ -131,6 +136,15 @@ def _follow_lines(
             write(line)
             written, key, at = line, new_key, now
     return last
+
+
+def _failed_since(failures: Mapping[str, ExitReport | None] | None, view: ExperimentView) -> list[TrialView]:
+    """Returns the trials that go on after an attempt that has failed since. failures: the last failure of each trial in
+    the view before; None for the first view."""
+    if failures is None:
+        return []
+    going_on = [trial for trial in view.trials if trial.trial.state is not State.TERMINAL]
+    return [trial for trial in going_on if trial.trial.last_failure not in (None, failures.get(trial.trial.id))]
 
 
 def _states(view: ExperimentView) -> tuple[str, ...]:

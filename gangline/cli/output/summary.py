@@ -226,20 +226,19 @@ def status_line(view: ExperimentView) -> str:
     words = f"experiment {view.experiment.id} {view.experiment.name}: {status_word(view.experiment)}"
     if ending := view.num_slots_ending:
         words += f", stopping: {count(ending, 'slot')} until its ranks end"
-    if pause := pause_of(view):
-        words += f", {pause}"
+    pause = pause_of(view)
     if is_search(view) and view.experiment.state is not State.TERMINAL:
-        return f"{words}, {search_line(view)}"
+        return ", ".join(filter(None, (words, search_line(view), pause)))
     if trial is None or view.experiment.state is State.TERMINAL:
-        return words
+        return ", ".join(filter(None, (words, pause)))
     if trial.trial.restarts:
         words += f", restart {trial.trial.restarts}"
     if place := place_of(trial):
         words += f" on {place}"
     if trial.progress is not None:
         words += f", {batches_of(trial)}"
-    # The reason of a paused experiment is the reason of its trials too.
-    details = "" if pause else waiting_for(trial) or training_figures(trial)
+    # The reason of a paused experiment is the reason of its trials too. Its command ends the line, to be copied.
+    details = pause or waiting_for(trial) or training_figures(trial)
     return f"{words}, {details}" if details else words
 
 
@@ -359,6 +358,17 @@ def restart_line(view: TrialView) -> str:
     trial = view.trial
     why = _blame(trial.last_failure) if trial.last_failure is not None else trial.reason
     return f"restart {trial.restarts}: {why}" if trial.restarts else f"last failure, no restart used up: {why}"
+
+
+def failure_lines(view: ExperimentView) -> list[str]:
+    """Returns the last failure of each trial that runs again, or waits to. A search has at most MOST_SHOWN of them."""
+    again = [trial for trial in view.trials if trial.trial.state is not State.TERMINAL and trial.trial.last_failure]
+    if is_search(view):
+        more = [f"  and {len(again) - MOST_SHOWN} more failed before"] if len(again) > MOST_SHOWN else []
+        return [f"  trial {trial.trial.id}: {restart_line(trial)}" for trial in again[:MOST_SHOWN]] + more
+    # The line about a back-off names the failure.
+    is_named = [trial.reason is not None and trial.reason.code is ReasonCode.BACKOFF_AFTER_FAILURE for trial in again]
+    return [f"  {restart_line(trial)}" for trial, named in zip(again, is_named, strict=True) if not named]
 
 
 def size_lines(view: TrialView) -> list[str]:

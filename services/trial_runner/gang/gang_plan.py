@@ -336,6 +336,17 @@ def _cluster_info(
     )
 
 
+def describe_earlier(spec: runner_pb2.RunnerSpec) -> list[str]:
+    """Returns a line for the trial's log about the failure of the attempt before this one; empty if that attempt ended
+    without a failure. A corrupt checkpoint has a warning of its own."""
+    usages, failure = spec.trial.attempt_usages, spec.trial.last_failure
+    failed_at = failure.failed_at or failure.ended_at
+    if not usages or failed_at < usages[-1].started_at or failure.kind == types_pb2.EXIT_KIND_CHECKPOINT_CORRUPT:
+        return []
+    who = f"rank {failure.rank} on {failure.agent_id}" if failure.HasField("rank") else failure.agent_id
+    return [f"the attempt before this one (attempt {usages[-1].attempt}) failed: {who}: {failure.message}"]
+
+
 def _warnings_of(spec: runner_pb2.RunnerSpec) -> list[str]:
     """Returns the warnings for the trial's log. A warning about a corrupt checkpoint ends with the first checkpoint
     that is saved after the failure."""

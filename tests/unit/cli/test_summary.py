@@ -9,7 +9,14 @@ from dataclasses import replace
 from rich.console import Console
 
 from gangline.cli.output.live import _follow_lines, _panel
-from gangline.cli.output.summary import final_lines, missing_history, status_line, trial_lines
+from gangline.cli.output.summary import (
+    MOST_SHOWN,
+    failure_lines,
+    final_lines,
+    missing_history,
+    status_line,
+    trial_lines,
+)
 from gangline.cli.output.text import (
     format_age,
     format_bytes,
@@ -67,6 +74,38 @@ def test_a_trial_that_runs_again_names_the_failure_before() -> None:
     assert not any("restart" in line for line in trial_lines(trial))
     lost = replace(again, trial=replace(again.trial, restarts=0))
     assert "  last failure, no restart used up: rank 3 on a2: ValueError: bad batch" in trial_lines(lost)
+
+
+def failed_again(restarts: int = 0) -> ExperimentView:
+    """Runs its second attempt, after a failure of the first one."""
+    trial = RUNNING.trials[0]
+    again = replace(trial.trial, restarts=restarts, last_failure=failed().trials[0].trial.last_failure)
+    return replace(RUNNING, trials=(replace(trial, trial=again),))
+
+
+def test_a_view_of_the_experiment_names_the_failure_of_a_trial_that_runs_again() -> None:
+    assert failure_lines(failed_again()) == ["  last failure, no restart used up: rank 3 on a2: ValueError: bad batch"]
+    assert failure_lines(failed_again(1)) == ["  restart 1: rank 3 on a2: ValueError: bad batch"]
+    assert failure_lines(failed()) == failure_lines(RUNNING) == []
+    trial = failed_again().trials[0]
+    backoff = replace(trial, reason=Reason(ReasonCode.BACKOFF_AFTER_FAILURE, "waits", "that time is over"))
+    assert failure_lines(replace(RUNNING, trials=(backoff,))) == [], "the line about the back-off names it"
+    many = [replace(trial, trial=replace(trial.trial, id=f"1.{number}")) for number in range(1, MOST_SHOWN + 3)]
+    lines = failure_lines(replace(RUNNING, trials=tuple(many)))
+    assert lines[0] == "  trial 1.1: last failure, no restart used up: rank 3 on a2: ValueError: bad batch"
+    assert lines[MOST_SHOWN:] == ["  and 2 more failed before"]
+
+
+def test_plain_lines_name_each_failure_once_when_the_trial_goes_on() -> None:
+    lines: list[str] = []
+    views = [RUNNING, failed_again(1), failed_again(1), failed()]
+    _follow_lines(views, lines.append, lambda: 0.0)
+    assert [line for line in lines if line.startswith("trial")] == [
+        "trial 1.1 starts again; restart 1: rank 3 on a2: ValueError: bad batch"
+    ]
+    lines.clear()
+    _follow_lines([failed_again(), failed_again()], lines.append, lambda: 0.0)
+    assert not any("starts again" in line for line in lines), "it failed before this view"
 
 
 def test_a_checkpoint_says_what_it_holds_and_what_a_failure_would_cost() -> None:
@@ -211,6 +250,11 @@ def test_a_pause_is_told_once() -> None:
     )
     line = "paused by alice; goes on if it is activated: gangline experiment ..."
     assert status_line(paused) == f"experiment 1 digits: PAUSED, {line}"
+    again = replace(paused, trials=(replace(RUNNING.trials[0], reason=trial.reason),))
+    text = status_line(again)
+    assert text.startswith("experiment 1 digits: PAUSED, stopping: ")
+    assert " on a1 (2 slots), a2 (2 slots), " in text
+    assert text.endswith(f", {line}"), "the command ends the line, to be copied"
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(_panel(paused, 1010.0))
     drawn = console.export_text()

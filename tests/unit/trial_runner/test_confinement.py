@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,25 @@ NOBODY = RankUser("nobody", 65534, 65534, (65534,), "/", "/bin/sh")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root acts as another user")
 
 
-async def test_a_path_keeps_the_folders_that_the_user_may_enter_in_their_order() -> None:
+@pytest.fixture
+def top() -> Iterator[Path]:
+    """A folder with some that another account may enter, and some that it may not."""
     with tempfile.TemporaryDirectory() as name:
-        top = Path(name)
-        top.chmod(0o755)
-        for folder, mode in (("b", 0o755), ("closed", 0o700), ("closed/inner", 0o755), ("a", 0o711)):
-            (top / folder).mkdir()
-            (top / folder).chmod(mode)
-        (top / "file").touch(0o755)
-        (top / "link").symlink_to("closed")
-        names = ("closed", "b", "closed/inner", "link", "file", "missing", "a")
-        path = ":".join([*(f"{top}/{each}" for each in names), "tools", "", f"{top}/b"])
-        assert await Confinement(user=NOBODY).keep_enterable(path) == f"{top}/b:{top}/a:tools::{top}/b"
-        assert await Confinement().keep_enterable(path) == path
+        folder = Path(name)
+        folder.chmod(0o755)
+        for each, mode in (("b", 0o755), ("closed", 0o700), ("closed/inner", 0o755), ("a", 0o711)):
+            (folder / each).mkdir()
+            (folder / each).chmod(mode)
+        (folder / "file").touch(0o755)
+        (folder / "link").symlink_to("closed")
+        yield folder
+
+
+async def test_a_path_keeps_the_folders_that_the_user_may_enter_in_their_order(top: Path) -> None:
+    names = ("closed", "b", "closed/inner", "link", "file", "missing", "a")
+    path = ":".join([*(f"{top}/{each}" for each in names), "tools", "", f"{top}/b"])
+    assert await Confinement(user=NOBODY).keep_enterable(path) == f"{top}/b:{top}/a:tools::{top}/b"
+    assert await Confinement().keep_enterable(path) == path
 
 
 async def test_a_folder_that_does_not_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo
 from gangline.v1 import types_pb2
 from services.trial_runner.gang.gang_plan import (
     Network,
+    describe_earlier,
     find_place,
     find_program,
     needs_no_warmth,
@@ -255,3 +256,16 @@ def test_ranks_are_told_why_they_go_on_from_an_older_checkpoint() -> None:
     assert warnings() == ["/s/c2/a differs: training goes on from the older checkpoint c1 after batch 10"]
     spec.latest_checkpoint.created_at = 60.0
     assert warnings() == []
+
+
+def test_the_log_says_how_the_attempt_before_failed() -> None:
+    spec = make_spec([("a1", 1)], 0, "model:Trial")
+    assert describe_earlier(spec) == []
+    failure = types_pb2.ExitReport(kind=types_pb2.EXIT_KIND_RUNNER_LOST, agent_id="a2", message="gone", failed_at=50.0)
+    spec.trial.last_failure.MergeFrom(failure)
+    spec.trial.attempt_usages.add(attempt=1, started_at=10.0, ended_at=51.0)
+    assert describe_earlier(spec) == ["the attempt before this one (attempt 1) failed: a2: gone"]
+    spec.trial.last_failure.rank = 0
+    assert describe_earlier(spec) == ["the attempt before this one (attempt 1) failed: rank 0 on a2: gone"]
+    spec.trial.attempt_usages.add(attempt=2, started_at=52.0, ended_at=60.0)
+    assert describe_earlier(spec) == [], "the second attempt was preempted"
