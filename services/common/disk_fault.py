@@ -35,14 +35,19 @@ def is_disk_fault(error: BaseException | None) -> bool:
     return False
 
 
-def names_disk_fault(message: str, folder: Path) -> bool:
-    """Returns whether an error message reports a fault of the disk below this folder. A message without an absolute
-    path leads to a check of the folder, because an error of writing names no file."""
+def find_disk_fault(message: str, folder: Path) -> str:
+    """Returns a clause about the state directory if an error message reports a fault of the disk below it; otherwise
+    empty text. A message without an absolute path leads to a check of the folder, because an error of writing names no
+    file. One with a path counts without a check, because the disk may have room again by now."""
     match = _ERROR.search(message)
     if match is None:
-        return False
+        return ""
     path = Path(match["path"] or "")
-    return path.resolve().is_relative_to(folder.resolve()) if path.is_absolute() else bool(check_folder(folder))
+    if not path.is_absolute():
+        return check_folder(folder)
+    if not path.resolve().is_relative_to(folder.resolve()):
+        return ""
+    return check_folder(folder) or f"this is the disk of its state directory {folder}"
 
 
 def check_folder(folder: Path) -> str:

@@ -23,7 +23,7 @@ from gangline.launch.child import descendants
 from gangline.protocol.wire import enum_member, prepare
 from gangline.v1 import rank_pb2, runner_pb2
 from services.common.concurrency import first_of
-from services.common.disk_fault import is_disk_fault, names_disk_fault
+from services.common.disk_fault import find_disk_fault, is_disk_fault
 from services.common.state_folder import SharedFolder
 from services.trial_runner import exit_file
 from services.trial_runner.attempt_lease import QUIET_SECONDS, AttemptLease
@@ -333,7 +333,7 @@ class TrialRunner:
             rank_group.lost,
             self._hang,
             self._cut,
-            self._is_disk_fault,
+            self._find_disk_fault,
             self._confinement.limits,
         )
         report = judge(ends, around)
@@ -345,8 +345,8 @@ class TrialRunner:
             batches = self._spec.latest_checkpoint.batches_completed
         return replace(report, batches_completed=batches, signature=signature_of(report))
 
-    def _is_disk_fault(self, message: str) -> bool:
-        return names_disk_fault(message, self._folder.state.path)
+    def _find_disk_fault(self, message: str) -> str:
+        return find_disk_fault(message, self._folder.state.path)
 
     async def _leave(self, report: ExitReport) -> None:
         """Delivers what it can in a bounded time, and leaves the rest to the agent and to the drainer. The exit is

@@ -189,6 +189,7 @@ def test_a_disk_that_fills_while_a_trial_runs_sends_it_to_another_agent(
     assert trial.last_failure is not None
     assert (trial.last_failure.kind, trial.last_failure.agent_id) == (ExitKind.AGENT_DISK, SICK)
     assert "No space left on device" in trial.last_failure.message
+    assert f"state directory {disk.state}" in trial.last_failure.message
     assert [exclusion.agent_id for exclusion in trial.exclusions] == [SICK]
     go(tmp_path, 2)
     assert end(client, experiment_id).experiment.outcome is Outcome.COMPLETED

@@ -159,7 +159,8 @@ class OutcomeContext:
     lost: why the nursery died; empty if it did not.
     hang: a hang of a rank of this member, for which the whole gang was ended.
     cut: set if the ranks were ended because the attempt is over or its lease has run out.
-    is_disk_fault: returns whether an error's message shows that the agent's own disk refuses writes.
+    find_disk_fault: returns a clause about the agent's own disk if an error's message shows that it refuses writes;
+    otherwise empty text.
     limits: those of each rank.
     """
 
@@ -171,7 +172,7 @@ class OutcomeContext:
     lost: str = field(default="")
     hang: FailureRecord | None = None
     cut: FailureRecord | None = None
-    is_disk_fault: Callable[[str], bool] = field(default=lambda _: False)
+    find_disk_fault: Callable[[str], str] = field(default=lambda _: "")
     limits: Limits = field(default_factory=Limits)
 
 
@@ -324,11 +325,10 @@ def _with_cause(
     # A worker of a script that runs once on its machine has no process of its own among the ends.
     end = next((end for end in ends if end.rank == cause.rank), ends[0])
     # A quoted line may name a full disk; without a path, the check of the disk itself decides.
-    is_disk_fault = cause.kind in _MAY_BE_DISK and any(
-        map(context.is_disk_fault, (cause.message, cause.remark.partition("'")[0]))
-    )
-    kind, message = ExitKind.AGENT_DISK, cause.text
-    if not is_disk_fault:
+    texts = (cause.message, cause.remark.partition("'")[0]) if cause.kind in _MAY_BE_DISK else ()
+    disk_fault = next(filter(None, map(context.find_disk_fault, texts)), "")
+    kind, message = ExitKind.AGENT_DISK, f"{cause.text}; {disk_fault}"
+    if not disk_fault:
         lines = (*end.last_lines, *cause.details.splitlines())
         found = cause.kind or ExitKind.USER_ERROR
         if found is ExitKind.PREEMPTED:
@@ -340,14 +340,14 @@ def _with_cause(
     return replace(
         report,
         kind=kind,
-        is_agent_at_fault=is_disk_fault,
+        is_agent_at_fault=bool(disk_fault),
         message=message[:MAX_MESSAGE_LENGTH],
         rank=cause.rank,
         exit_code=None if end.was_killed else end.exit_code,
         signal=None if end.was_killed else end.signal,
         failed_at=cause.failed_at,
         last_lines=end.report_lines or end.last_lines,
-        error_code="" if is_disk_fault else cause.error_code,
+        error_code="" if disk_fault else cause.error_code,
     )
 
 

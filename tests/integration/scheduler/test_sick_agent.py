@@ -86,7 +86,7 @@ async def test_with_one_agent_a_trial_waits_and_is_tried_there_again(bench: Benc
         rf"needs 1 slot; only a1 \(excluded for this trial until \d\d:\d\d:\d\d UTC: {FULL}\) could hold it",
         reason.message,
     )
-    assert "a1" in reason.would_start_if
+    assert reason.would_start_if == "the exclusion of a1 for this trial ends"
     await _started(agent, "1.1.2")
     assert time.time() - failed_at > 2
     _fail_start(agent, "1.1.2")

@@ -28,9 +28,9 @@ def test_a_path_in_the_folder_tells_whose_disk_it_is(tmp_path: Path, number: int
     state, other = tmp_path / "state", tmp_path / "other"
     state.mkdir()
     text = os.strerror(number)
-    assert disk_fault.names_disk_fault(f"OSError: [Errno {number}] {text}: '{state}/a/b'", state)
-    assert not disk_fault.names_disk_fault(f"OSError: [Errno {number}] {text}: '{other}/b'", state)
-    assert not disk_fault.names_disk_fault(f"OSError: [Errno {number}] {text}: '{state}/../other/b'", state)
+    assert disk_fault.find_disk_fault(f"OSError: [Errno {number}] {text}: '{state}/a/b'", state)
+    assert not disk_fault.find_disk_fault(f"OSError: [Errno {number}] {text}: '{other}/b'", state)
+    assert not disk_fault.find_disk_fault(f"OSError: [Errno {number}] {text}: '{state}/../other/b'", state)
 
 
 @pytest.mark.parametrize(
@@ -39,18 +39,18 @@ def test_a_path_in_the_folder_tells_whose_disk_it_is(tmp_path: Path, number: int
 def test_without_a_path_the_folder_itself_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
-    assert not disk_fault.names_disk_fault(message, tmp_path)
+    assert not disk_fault.find_disk_fault(message, tmp_path)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("services.common.disk_fault.os.fsync", refuse)
-    assert disk_fault.names_disk_fault(message, tmp_path)
+    assert disk_fault.find_disk_fault(message, tmp_path)
     assert disk_fault.check_folder(tmp_path) == (
         f"its state directory {tmp_path} takes no writes (No space left on device); free space there"
     )
     assert not list(tmp_path.iterdir())
-    assert not disk_fault.names_disk_fault("ValueError: boom", tmp_path)
+    assert not disk_fault.find_disk_fault("ValueError: boom", tmp_path)
 
 
 def test_a_spare_file_belongs_to_its_own_path_and_replaces_an_older_one(tmp_path: Path) -> None:

@@ -120,16 +120,23 @@ def test_a_traceback_before_later_output_on_the_other_stream_was_handled() -> No
     assert report.message.startswith("exited with code 7; its last line on standard error was")
 
 
+FULL_DISK = "its state directory /state takes no writes (No space left on device); free space there"
+
+
 def test_a_quoted_line_makes_no_consequence_of_a_failure_and_no_fault_of_the_disk() -> None:
     lines = ("mirror: connection closed by peer, using the other one", "step 3")
     own = RankEnd(0, exit_code=7, ended_at=10.0, last_lines=lines)
-    report = judge([own], context(peer=PEER, is_disk_fault=lambda message: "/state" in message))
+    report = judge([own], context(peer=PEER, find_disk_fault=lambda message: "full" * ("/state" in message)))
     assert (report.kind, report.rank) == (ExitKind.USER_ERROR, 0)
     full = "OSError: [Errno 28] No space left on device: '/state/x', elsewhere"
     end = RankEnd(0, exit_code=7, ended_at=10.0, last_lines=(full,))
-    assert judge([end], context(is_disk_fault=lambda message: "/state" in message)).kind is ExitKind.USER_ERROR
-    checked = judge([end], context(is_disk_fault=lambda message: "No space left on device" in message))
+    assert (
+        judge([end], context(find_disk_fault=lambda message: "full" * ("/state" in message))).kind
+        is ExitKind.USER_ERROR
+    )
+    checked = judge([end], context(find_disk_fault=lambda message: FULL_DISK * ("No space left on device" in message)))
     assert checked.kind is ExitKind.AGENT_DISK, "the disk itself was checked"
+    assert checked.message.endswith(f"; {FULL_DISK}")
 
 
 def test_a_message_of_several_lines_about_a_lost_peer_is_a_consequence() -> None:
@@ -365,7 +372,7 @@ def test_the_code_of_an_error_is_that_of_the_cause() -> None:
     assert judge([earlier, first], context()).error_code == ""
     passed_on = raised(0, EXITED, 10.2, worker_failure=refused)
     assert judge([passed_on], context()).error_code == "parallelism.x"
-    on_disk = context(is_disk_fault=lambda message: True)
+    on_disk = context(find_disk_fault=lambda message: FULL_DISK)
     assert judge([first], on_disk).error_code == ""
 
 

@@ -106,7 +106,9 @@ class Counterfactual:
         cut_off = tuple(agent.id for agent in agents if agent.gang_problem and agent.id not in blocked)
         readmitted = replace(request, blocklist=tuple(sorted(blocked)), excluded=())
         whole = [replace(enabled(agent), gang_problem="") for agent in agents]
-        changes: tuple[Change, ...] = (EnableAgents(away),) if away else ()
+        there = {agent.id for agent in agents if agent.is_usable and not agent.disabled}
+        excluded = tuple(agent_id for agent_id in away if agent_id in there)
+        changes: tuple[Change, ...] = (EnableAgents(away, excluded),) if away else ()
         if cut_off and is_over_several(request, agents):
             changes += (RestoreNetwork(cut_off),)
         return *changes, *self._emptied(readmitted, whole)

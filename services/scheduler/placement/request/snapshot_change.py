@@ -39,12 +39,17 @@ class FreeSlots:
 
 @dataclass(frozen=True, slots=True)
 class EnableAgents:
-    """Brings these agents back, or enables them, with all of their slots."""
+    """Brings these agents back, or enables them, with all of their slots. excluded: those of them that are there, and
+    that only this request avoids for a while."""
 
     agent_ids: tuple[str, ...]
+    excluded: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"these agents come back with all their slots: {_named(self.agent_ids)}"
+        away = tuple(agent_id for agent_id in self.agent_ids if agent_id not in self.excluded)
+        parts = [f"these agents come back with all their slots: {_named(away)}"] if away else []
+        parts += [f"the exclusion of {_named(self.excluded)} for this trial ends"] if self.excluded else []
+        return " and ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
