@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gangline.client.packing import pack_code
 from gangline.errors import GanglineError
 from services.common.archive import judge
 from tests.support.examples import examples
+from tests.support.source import ROOT
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
@@ -30,6 +32,14 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 def names_of(folder: Path) -> list[str]:
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(pack_code(folder).payload))) as tar:
         return tar.getnames()
+
+
+@pytest.mark.parametrize("name", ["core_loop", "digits", "text"])
+def test_what_an_example_writes_beside_its_code_is_not_uploaded(tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(ROOT / "examples" / name, tmp_path / name)
+    before = names_of(folder)
+    write(folder, {"checkpoints/id/model": b"1", "tensorboard/events": b"1"})
+    assert names_of(folder) == before
 
 
 @settings(max_examples=examples(25))
