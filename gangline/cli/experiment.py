@@ -28,6 +28,7 @@ from gangline.cli.shared import (
     TrialId,
     Wide,
     connect,
+    naming_file,
     new_group,
     say_on_interrupt,
     show,
@@ -40,7 +41,7 @@ from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.text_file import read_text
 
 if TYPE_CHECKING:
-    from gangline.client import ExperimentProgress, ExperimentView
+    from gangline.client import Client, ExperimentProgress, ExperimentView
     from gangline.domain.experiment import Experiment
 
 T = TypeVar("T")
@@ -107,7 +108,7 @@ def create(
         show_preview(text, config, seed=seed, template=template, overrides=overrides, is_json=is_json)
         return
     with ExitStack() as stack:
-        with say_on_interrupt("nothing was created"):
+        with naming_file(config), say_on_interrupt("nothing was created"):
             client = stack.enter_context(connect(retry_seconds))
             # These follow `connect`, which must run before the first import of grpc.
             from gangline.cli.creation.submit import submit  # noqa: PLC0415
@@ -132,12 +133,10 @@ def create(
         for warning in created.warnings:
             warn(warning)
         number = created.experiment.id
-        if not follow:
+        if follow:
+            follow_to_end(client, number, is_json)
+        else:
             show_created(created, f"created experiment {number} {created.experiment.name}", is_json)
-            return
-        with _going_on(number):
-            view = _follow(client.watch_experiment(number), is_json) or client.get_experiment(number)
-    _show_end(view, is_json)
 
 
 @app.command("list")
@@ -383,6 +382,13 @@ def _follow(views: Iterable[ExperimentView], is_json: bool, *, on_stderr: bool =
     from gangline.cli.output.live import follow  # noqa: PLC0415 - loads rich
 
     return follow(views, on_stderr=on_stderr)
+
+
+def follow_to_end(client: Client, number: int, is_json: bool) -> None:
+    """Shows the experiment until it ends, and how it ended; exits with 1 when the outcome is not COMPLETED."""
+    with _going_on(number):
+        view = _follow(client.watch_experiment(number), is_json) or client.get_experiment(number)
+    _show_end(view, is_json)
 
 
 def _going_on(number: int) -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gangline.cli.experiment import app
+from gangline.cli.experiment import app, follow_to_end
 from gangline.cli.output.text import format_bytes
 from gangline.cli.shared import (
     ExperimentId,
@@ -36,6 +36,8 @@ _ConfigFile = Annotated[
     ),
 ]
 
+_Follows = Annotated[bool, typer.Option("--follow", "-f", help="Show it until it ends.")]
+
 
 @app.command("continue")
 def resume(
@@ -47,6 +49,7 @@ def resume(
     request_id: Annotated[
         str, typer.Option(help="An id of your own; a second command with it changes nothing more.")
     ] = "",
+    follow: _Follows = False,
     is_json: Json = False,
 ) -> None:
     """Go on with the trial of an ended experiment from its newest checkpoint.
@@ -58,8 +61,11 @@ def resume(
         unknown = f"it is not known whether it continues; look: gangline experiment describe {experiment_id}"
         with say_on_interrupt(unknown):
             continued = client.continue_experiment(experiment_id, changes, request_id or None, code=code)
-    for warning in continued.warnings:
-        warn(warning)
+        for warning in continued.warnings:
+            warn(warning)
+        if follow:
+            follow_to_end(client, experiment_id, is_json)
+            return
     show_created(continued, f"experiment {experiment_id} {continued.experiment.name} continues", is_json)
 
 
@@ -74,6 +80,7 @@ def fork(
     request_id: Annotated[
         str, typer.Option(help="An id of your own; a second fork with it returns the same experiment.")
     ] = "",
+    follow: _Follows = False,
     is_json: Json = False,
 ) -> None:
     """Create an experiment from the configuration and the code of another one, with changes."""
@@ -83,9 +90,12 @@ def fork(
         changes, own_id = _read_changes(config_file, overrides), request_id or new_request_id()
         with say_on_interrupt(f"it is not known whether it was created; look: gangline experiment find {own_id}"):
             created = client.fork_experiment(experiment_id, changes, is_paused=is_paused, request_id=own_id, code=code)
-    for warning in created.warnings:
-        warn(warning)
-    experiment = created.experiment
+        for warning in created.warnings:
+            warn(warning)
+        experiment = created.experiment
+        if follow:
+            follow_to_end(client, experiment.id, is_json)
+            return
     text = f"created experiment {experiment.id} {experiment.name} from experiment {experiment_id}"
     show_created(created, text, is_json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,8 +137,9 @@ def test_a_training_that_died_of_its_bug_goes_on_with_the_bug_mended(
     cluster.run("experiment", "code", str(number), "-o", str(fetched))
     assert (fetched / "train.py").read_text() == (code / "train.py").read_text()
     (fetched / "train.py").write_text(_NINTH_HOUR.format(bug="pass"))
-    cluster.run("experiment", "continue", str(number), str(fetched))
-    view = client.wait_experiment(number, 120)
+    followed = cluster.run("experiment", "continue", str(number), str(fetched), "--follow", seconds=120).stdout
+    assert re.search(rf"^experiment {number} .*: COMPLETED after ", followed, re.MULTILINE), followed
+    view = client.get_experiment(number)
     trial = view.trials[0].trial
     assert (trial.outcome, trial.id) == (Outcome.COMPLETED, f"{number}.1"), trial.reason
     assert trial.best_validation == 4, "it began from the checkpoint of step 4"

@@ -174,5 +174,7 @@ def _find_checkpoint(records: Records, trial: Trial) -> str:
         return trial.latest_checkpoint_id
     kept = [item for item in records.checkpoints_of(trial.id) if item.state is CheckpointState.COMPLETED]
     if not kept:
-        raise conflict("trial.no_checkpoint", f"no checkpoint of trial {trial.id} is kept, so it cannot be continued")
+        text = f"no checkpoint of trial {trial.id} is kept, so it cannot be continued"
+        advice = f"begin anew with: gangline experiment fork {trial.experiment_id}"
+        raise conflict("trial.no_checkpoint", f"{text}; {advice}")
     return max(kept, key=age_of).id
