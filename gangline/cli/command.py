@@ -28,7 +28,7 @@ from gangline.cli.shared import (
     show_table,
     warn,
 )
-from gangline.errors import invalid, not_found
+from gangline.errors import GanglineError, invalid, not_found
 from gangline.text_file import read_text
 
 if TYPE_CHECKING:
@@ -235,14 +235,18 @@ def _killing(client: Client, kind_name: str) -> Callable[[int], Any]:
 
 
 def check_kind(client: Client, number: int, kind_name: str) -> ExperimentView:
-    """Returns the view of a task. Raises GanglineError `task.not_found` for another kind of work."""
-    view = client.get_experiment(number)
+    """Returns the view of a task. Raises GanglineError `task.not_found` for another kind of work, and for a number that
+    nothing has."""
+    noun = kind_name.lower()
+    advice = f"list them with: gangline {'cmd' if noun == 'command' else noun} list --all"
+    try:
+        view = client.get_experiment(number)
+    except GanglineError as error:
+        if error.code != "experiment.not_found":
+            raise
+        raise not_found("task.not_found", f"there is no {noun} {number}; {advice}") from error
     if view.experiment.task_kind != kind_name:
-        noun = {"COMMAND": "cmd"}.get(kind_name, kind_name.lower())
-        raise not_found(
-            "task.not_found",
-            f"{number} is no {kind_name.lower()}; list them with: gangline {noun} list --all",
-        )
+        raise not_found("task.not_found", f"{number} is no {noun}; {advice}")
     return view
 
 

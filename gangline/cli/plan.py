@@ -17,7 +17,7 @@ import typer
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import table_lines
 from gangline.cli.output.text import count
-from gangline.cli.shared import Json, Overrides, show
+from gangline.cli.shared import Json, Overrides, naming_file, show
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.text_file import read_text
 
@@ -61,7 +61,8 @@ def plan(
     changes: dict[str, Any] = dict(parse_overrides(overrides or ()))
     if slots is not None:
         changes["resources.slots_per_trial"] = slots
-    checked, _ = parse_config(text, overrides=changes)
+    with naming_file(config):
+        checked, _ = parse_config(text, overrides=changes)
     if checked.resources.slots_per_trial < 1:
         raise invalid("plan.slots", "resources.slots_per_trial is 0; a plan needs slots, see --slots")
     check_code(folder, parse_entrypoint(checked.entrypoint), checked.environment)

@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gangline.cli.output.terminal import complain, mention, say, say_json, say_table
-from gangline.errors import invalid
+from gangline.errors import GanglineError, invalid
 
 if TYPE_CHECKING:
     from gangline.cli.output.table_layout import Column
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # The largest id that the wire carries.
 MOST_ID = 2**63 - 1
+# How the parser begins an error about a whole configuration.
+_WHOLE = "the configuration"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Wide = Annotated[bool, typer.Option("--wide", help="Show every column whole on a terminal, even where lines wrap.")]
 ExperimentId = Annotated[int, typer.Argument(metavar="ID", help="The number of the experiment.", min=1, max=MOST_ID)]
@@ -100,6 +103,17 @@ def say_on_interrupt(text: str) -> Iterator[None]:
         mention("")
         mention(text)
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def naming_file(config: Path) -> Iterator[None]:
+    """Names the file in an error about the whole of it. Other errors have a line or a key of it."""
+    try:
+        yield
+    except GanglineError as error:
+        if error.code != "config.wrong_type" or not error.message.startswith(_WHOLE):
+            raise
+        raise error.reworded(f"{config}{error.message.removeprefix(_WHOLE)}") from error
 
 
 def warn(text: str) -> None:

@@ -107,7 +107,8 @@ def check_program(name: str, source: str) -> Finding | None:
     except (SyntaxError, ValueError, RecursionError) as error:
         if not re.search(r"\bdetermined\b", source):
             return None
-        return Finding(name, Verdict.CHANGE, (f"this is no Python that can be read: {error}",))
+        why = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error)
+        return Finding(name, Verdict.CHANGE, (f"this is no Python that can be read: {why}",))
     if not used:
         return None
     notes = tuple(f"line {each.line}: {explain(each.name)}" for each in used if not is_there(each.name))

@@ -82,6 +82,14 @@ MISTAKES = {
         resources={"slot_per_trial": 1},
     ),
     "wrong type": of_config("max_restarts (line 4): expected an integer, found the string 'many'", max_restarts="many"),
+    "text for a mapping": of_config("config.yaml: expected a mapping such as name: ..., found the string 'x'", "x\n"),
+    "no such command that runs": Mistake(
+        "cmd kill 999", "there is no command 999; list them with: gangline cmd list --all"
+    ),
+    "too many slots for a command": Mistake(
+        "cmd run --slots 9 -- true",
+        "slots: 9 can never fit on a single agent of pool 'default' (2 agents of 2 slots): sizes that fit are 1, 2",
+    ),
     "list for a mapping": of_config("resources (line 6): expected a mapping, found a list", resources=[1]),
     "unknown searcher": of_config(
         "searcher.name (line 12): must be one of single, random, grid, adaptive_asha, async_halving, tpe, optuna, "
@@ -170,7 +178,7 @@ MISTAKES = {
         "line 13, column 1: this is no valid YAML: a second document begins here; keep one, and remove the line ---",
         f"{TEXT}---\n{TEXT}",
     ),
-    "empty file": of_config("the configuration is empty; it needs at least entrypoint and searcher", "\n"),
+    "empty file": of_config("config.yaml is empty; it needs at least entrypoint and searcher", "\n"),
     "binary file": of_config(
         "config.yaml is no text (byte 128 is no UTF-8); give the experiment's YAML file", bytes(range(256))
     ),

@@ -110,7 +110,7 @@ def test_an_experiment_is_planned_tried_held_back_forked_and_chosen_by_its_label
     model.write_text(source)
     planned = cluster.run("experiment", "create", "--dry-run", str(file), *longer)
     assert "cost: about " in planned.stdout
-    assert "slot-hours, 1 slots a trial, at the pace of trial " in planned.stdout
+    assert "slot-hours, 1 slot a trial, at the pace of trial " in planned.stdout
     with cluster.connect() as client:
         num_experiments = len(client.list_experiments(archived=None))
         held = client.create_experiment(file, overrides={"searcher.max_length.batches": 1}, is_paused=True)

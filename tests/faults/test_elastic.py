@@ -150,7 +150,7 @@ def check_shrunk(run: GatedRun) -> None:
     assert "agent-2" in reason.message
     experiment = run.client.get_experiment(run.experiment_id)
     assert "in all 2 of 4 slots" in status_line(experiment)
-    assert any("it went on on 2 of 4 slots" in line for line in size_lines(view))
+    assert any("it went on with 2 of 4 slots" in line for line in size_lines(view))
     (task,) = run.client.list_tasks()
     assert task.size_text == "2 of 4"
 

@@ -10,7 +10,7 @@ import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import table_lines
-from gangline.cli.shared import Json, Overrides, Seed, Template, connect, show
+from gangline.cli.shared import Json, Overrides, Seed, Template, connect, naming_file, show
 from gangline.text_file import read_text
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def show_preview(
     is_json: bool,
 ) -> None:
     """Prints the trials that a configuration would make, and their cost. config: the file of the text."""
-    with connect() as client:
+    with naming_file(config), connect() as client:
         from gangline.config import parse_overrides  # noqa: PLC0415 - loads pydantic
 
         preview = client.preview_search(text, limit, seed, template, parse_overrides(overrides or ()))
@@ -66,13 +66,17 @@ def _lines(preview: SearchPreview, config: Path) -> list[str]:
     if rows:
         lines += table_lines((Column("TRIAL"), Column("HYPERPARAMETERS", 1, least=16)), rows)
     if len(rows) < preview.num_trials:
-        lines.append(f"and {preview.num_trials - len(rows)} more; --limit shows them")
+        none = f"{count(preview.num_trials, 'trial')}, none of them shown"
+        shown = f"and {preview.num_trials - len(rows)} more" if rows else none
+        lines.append(f"{shown}; --limit {preview.num_trials} shows all")
     lines += _cost_lines(preview)
     return [*lines, f"to create them: gangline experiment create --seed {preview.seed} {config}"]
 
 
 def _cost_lines(preview: SearchPreview) -> list[str]:
     """Returns what the search would hold of slots."""
+    from gangline.cli.output.text import count  # noqa: PLC0415 - with the records
+
     if not preview.max_total:
         return []
     if not preview.pace_trial_id:
@@ -82,9 +86,8 @@ def _cost_lines(preview: SearchPreview) -> list[str]:
     )
     hours = f"about {about} slot-hours" + (f" ({least} to {most})" if least != most else "")
     pace = f"{preview.seconds_per_unit:.3g} s for each of the {preview.unit}"
-    return [
-        f"cost: {hours}, {preview.slots_per_trial} slots a trial, at the pace of trial {preview.pace_trial_id}: {pace}"
-    ]
+    slots = f"{count(preview.slots_per_trial, 'slot')} a trial"
+    return [f"cost: {hours}, {slots}, at the pace of trial {preview.pace_trial_id}: {pace}"]
 
 
 def _bracket_lines(preview: SearchPreview) -> list[str]:

@@ -210,7 +210,10 @@ def waiting_for(trial: TrialView, *, names_failure: bool = True) -> str:
 
 
 def training_figures(trial: TrialView) -> str:
-    """Returns text such as: loss 0.512, 1234 samples/s."""
+    """Returns text such as: loss 0.512, 1234 samples/s. An attempt that starts has none yet: they are those of the
+    attempt before."""
+    if trial.trial.state is State.STARTING:
+        return ""
     figures = []
     loss = _loss(trial.training.metrics if trial.training else {})
     if loss is not None:
@@ -378,7 +381,7 @@ def size_lines(view: TrialView) -> list[str]:
     for change in view.trial.size_changes:
         slots = f"{change.slots} of {change.full_slots} slots" if change.slots < change.full_slots else "all its slots"
         why = f": {change.reason}" if change.reason else ""
-        lines.append(f"  at {clock_time(change.at)} it went on on {slots}{why}")
+        lines.append(f"  at {clock_time(change.at)} it went on with {slots}{why}")
     return lines
 
 

@@ -58,7 +58,9 @@ def parse_simulation(text: str) -> Simulation:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
-        raise invalid("simulation.syntax", f"line {error.lineno}, column {error.colno}: {error.msg}") from error
+        raise invalid(
+            "simulation.syntax", f"line {error.lineno}, column {error.colno}: no JSON ({error.msg})"
+        ) from error
     top = Fields(document, "")
     config, positions = _config(top)
     groups = {group.id: group for group in _distinct(_group(item) for item in read_list(top, "groups"))}

@@ -100,6 +100,8 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _decide(name: str, is_json: bool) -> None:
+    if name.endswith(".csv"):
+        raise invalid("simulation.argument", f"{name} is a trace and no snapshot in JSON; play it with: --trace {name}")
     simulation = _in_file(name, parse_simulation)
     decided = plan(simulation.snapshot, simulation.now)
     print(json.dumps(dump_plan(decided), indent=2) if is_json else to_printable(describe_plan(simulation, decided)))

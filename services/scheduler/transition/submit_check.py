@@ -159,7 +159,7 @@ def _check_fit(facts: Facts, pool: PoolConfig, agents: Sequence[Agent]) -> list[
     sizes = [len(agent.slots) for agent in agents]
     sentence = never_fits(facts.slots, pool.name, sizes, facts.is_single_agent, pool.allow_heterogeneous_fits)
     if sentence is not None:
-        raise invalid("request.never_fits", f"slots_per_trial: {sentence}")
+        raise invalid("request.never_fits", f"{'slots_per_trial' if facts.task_kind is None else 'slots'}: {sentence}")
     return [] if agents else [f"pool {pool.name!r} has no agents yet; the experiment waits until some join"]
 
 

@@ -146,7 +146,7 @@ def test_preview_of_a_search(cli: Cli, tmp_path: Path, gateway: StandInGateway) 
         "TRIAL  HYPERPARAMETERS",
         "1      lr 0.1",
         "2      lr 0.2",
-        "and 1 more; --limit shows them",
+        "and 1 more; --limit 3 shows all",
         f"to create them: gangline experiment create --seed 7 {config}",
     ]
     assert json.loads(cli("preview-search", str(config), "--json").out)["num_trials"] == 3

@@ -28,4 +28,8 @@ def test_a_snapshot_is_planned_and_a_broken_one_refused(tmp_path: Path) -> None:
     broken.write_text('{"agents": [\n}', encoding="utf-8")
     refused = _run(str(broken), folder=tmp_path)
     assert refused.returncode == 2
-    assert refused.stderr == f"gangline simulate: {broken}: line 2, column 1: Expecting value\n"
+    assert refused.stderr == f"gangline simulate: {broken}: line 2, column 1: no JSON (Expecting value)\n"
+    trace = str(SNAPSHOT.with_name("trace.csv"))
+    refused = _run(trace, folder=tmp_path)
+    advice = f"{trace} is a trace and no snapshot in JSON; play it with: --trace {trace}"
+    assert (refused.returncode, refused.stderr) == (2, f"gangline simulate: {advice}\n")

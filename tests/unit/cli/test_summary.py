@@ -15,6 +15,7 @@ from gangline.cli.output.summary import (
     final_lines,
     missing_history,
     status_line,
+    training_figures,
     trial_lines,
 )
 from gangline.cli.output.text import (
@@ -106,6 +107,12 @@ def test_plain_lines_name_each_failure_once_when_the_trial_goes_on() -> None:
     lines.clear()
     _follow_lines([failed_again(), failed_again()], lines.append, lambda: 0.0)
     assert not any("starts again" in line for line in lines), "it failed before this view"
+
+
+def test_an_attempt_that_starts_shows_no_figures_of_the_attempt_before() -> None:
+    trial = RUNNING.trials[0]
+    assert training_figures(trial)
+    assert training_figures(replace(trial, trial=replace(trial.trial, state=State.STARTING))) == ""
 
 
 def test_a_checkpoint_says_what_it_holds_and_what_a_failure_would_cost() -> None:

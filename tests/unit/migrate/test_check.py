@@ -130,6 +130,16 @@ def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert '"verdict": "runs"' in capsys.readouterr().out
 
 
+def test_a_program_that_is_no_python_has_its_line() -> None:
+    finding = check_program("old.py", "import determined\nprint 1\n")
+    assert finding is not None
+    text = (
+        "this is no Python that can be read: line 2: Missing parentheses in call to 'print'. Did you mean print(...)?"
+    )
+    assert (finding.verdict, finding.notes) == (Verdict.CHANGE, (text,))
+    assert check_program("other.py", "print 1\n") is None
+
+
 def test_a_folder_that_cannot_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GanglineError, match="does not exist"):
         check_folder(tmp_path / "away")

@@ -38,7 +38,7 @@ def test_a_large_pool_names_the_nearest() -> None:
 def test_a_single_agent_request_says_so() -> None:
     sentence = never_fits(4, "default", [2, 2], is_single_agent=True)
     assert sentence == (
-        "4 can never fit on a single agent pool 'default' (2 agents of 2 slots): sizes that fit are 1, 2"
+        "4 can never fit on a single agent of pool 'default' (2 agents of 2 slots): sizes that fit are 1, 2"
     )
 
 

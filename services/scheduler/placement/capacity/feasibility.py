@@ -88,7 +88,7 @@ def never_fits(
     if not slots_of_agents or can_hold(slots, slots_of_agents, is_single_agent, is_heterogeneous):
         return None
     sizes = fitting_sizes(slots_of_agents, is_single_agent, is_heterogeneous)
-    limit = " on a single agent" if is_single_agent else ""
+    limit = " on a single agent of" if is_single_agent else ""
     pool_text = f"pool {pool!r} ({describe_agents(slots_of_agents)})"
     return f"{slots} can never fit{limit} {pool_text}: {describe_sizes(slots, sizes)}"
 
