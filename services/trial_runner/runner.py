@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -218,7 +219,10 @@ class TrialRunner:
         self._lease.guard(nursery)
         # What comes before the ranks, such as an interpreter on a slow disk, may take longer than the first lease.
         self._lease.start_soon(self._pids)
-        self._note_beginning()
+        if self._place.is_head:
+            # Once for the gang: how the attempt before failed, and which log policies are not applied.
+            for sentence in (*describe_earlier(self._spec), *self._log_policy.left_out):
+                self._delivery.recorder.warn(sentence)
         paths, container = self._watchdog.paths, self._preparation.container
         setup = RankSetup(
             self._spec, self._place, self._folder, self._link.path, paths, self._confinement, self._on_begin, container
@@ -333,7 +337,7 @@ class TrialRunner:
             rank_group.lost,
             self._hang,
             self._cut,
-            self._find_disk_fault,
+            partial(find_disk_fault, folder=self._folder.state.path),
             self._confinement.limits,
         )
         report = judge(ends, around)
@@ -344,9 +348,6 @@ class TrialRunner:
             # The chief is here, so no process of the gang has reported a batch: it failed where it began.
             batches = self._spec.latest_checkpoint.batches_completed
         return replace(report, batches_completed=batches, signature=signature_of(report))
-
-    def _find_disk_fault(self, message: str) -> str:
-        return find_disk_fault(message, self._folder.state.path)
 
     async def _leave(self, report: ExitReport) -> None:
         """Delivers what it can in a bounded time, and leaves the rest to the agent and to the drainer. The exit is
@@ -444,13 +445,6 @@ class TrialRunner:
         for worker, part in split_by_worker(lines, rank) if self._place.runs_once else [(rank, lines)]:
             self._delivery.recorder.record_lines(worker, stream, part)
             self._log_policy.search(worker, part)
-
-    def _note_beginning(self) -> None:
-        """Writes the failure of the attempt before and the log policies that are not applied to the trial's log, once
-        for the gang."""
-        if self._place.is_head:
-            for sentence in (*describe_earlier(self._spec), *self._log_policy.left_out):
-                self._delivery.recorder.warn(sentence)
 
     def _on_hang(self, failure: FailureRecord) -> None:
         if self._rank_group is not None and self._ending_hung is None:
