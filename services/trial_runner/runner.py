@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -219,6 +220,7 @@ class TrialRunner:
         # What comes before the ranks, such as an interpreter on a slow disk, may take longer than the first lease.
         self._lease.start_soon(self._pids)
         if self._place.is_head:
+            # Once for the gang: how the attempt before failed, and which log policies are not applied.
             for sentence in (*describe_earlier(self._spec), *self._log_policy.left_out):
                 self._delivery.recorder.warn(sentence)
         paths, container = self._watchdog.paths, self._preparation.container
@@ -335,7 +337,7 @@ class TrialRunner:
             rank_group.lost,
             self._hang,
             self._cut,
-            self._find_disk_fault,
+            partial(find_disk_fault, folder=self._folder.state.path),
             self._confinement.limits,
         )
         report = judge(ends, around)
@@ -346,9 +348,6 @@ class TrialRunner:
             # The chief is here, so no process of the gang has reported a batch: it failed where it began.
             batches = self._spec.latest_checkpoint.batches_completed
         return replace(report, batches_completed=batches, signature=signature_of(report))
-
-    def _find_disk_fault(self, message: str) -> str:
-        return find_disk_fault(message, self._folder.state.path)
 
     async def _leave(self, report: ExitReport) -> None:
         """Delivers what it can in a bounded time, and leaves the rest to the agent and to the drainer. The exit is

@@ -167,6 +167,7 @@ async def test_reader_pages_filters_and_finds_the_newest(engine: sa.Engine) -> N
         ProgressPoint(2, 10, 99.5),
         MetricsPoint("training", 2, {"loss": 1.0}),
         MetricsPoint("validation", 2, {"accuracy": math.inf}),
+        progress_attempt=1,
     )
     reader.close()
 
