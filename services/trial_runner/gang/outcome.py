@@ -409,6 +409,7 @@ def signature_of(report: ExitReport) -> str:
     is_own = report.kind is ExitKind.USER_ERROR and not is_consequence(report.message)
     if not is_own and not is_own_signal:
         return ""
-    # The exit code is the only certain difference between failures that are known by their last line.
-    code = f" {report.exit_code}" if report.exit_code is not None else ""
+    # The exit code is the only certain difference between failures that are known by their last line. A rank that has
+    # named its exception has code 1, or none if it was killed before it ended.
+    code = f" {report.exit_code}" if report.exit_code not in (None, 1) else ""
     return f"{report.kind.value}{code} {_CHANGING.sub('#', report.message)}"[:MAX_SIGNATURE_LENGTH]

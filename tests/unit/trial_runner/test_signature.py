@@ -56,3 +56,13 @@ def test_what_only_notices_that_another_rank_has_gone_has_none() -> None:
 
 def test_it_is_short() -> None:
     assert len(_signature("ValueError: " + "x" * 10_000)) == MAX_SIGNATURE_LENGTH
+
+
+def test_a_rank_that_was_killed_after_its_exception_has_failed_alike() -> None:
+    """On a busy machine a rank may take longer to end than the others wait for it. Then its exit code is unknown."""
+
+    def signature(exit_code: int | None) -> str:
+        return signature_of(ExitReport("a1", ExitKind.USER_ERROR, "KeyError: 3", exit_code=exit_code))
+
+    assert signature(None) == signature(1)
+    assert signature(7) != signature(1)
