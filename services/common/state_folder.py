@@ -57,6 +57,7 @@ from gangline.launch import beat_file
 from gangline.v1 import agent_pb2, runner_pb2
 from services.common.disk import sync_folder, write_atomic
 from services.common.disk_fault import has_spare, read_spare, write_spare
+from services.common.foreign_file import read_foreign
 
 # The longest address is an IPv6 one with its port.
 _MAX_ADDRESS_BYTES = 64
@@ -327,8 +328,7 @@ class SharedFolder:
     def load_metrics_address(self) -> str:
         """Returns the address; empty if there is none. A rank with the runner's account may have written it."""
         try:
-            with self.metrics_path.open("rb") as file:
-                return file.read(_MAX_ADDRESS_BYTES).decode(errors="replace")
+            return read_foreign(self.metrics_path, _MAX_ADDRESS_BYTES).decode(errors="replace")
         except OSError:
             return ""
 

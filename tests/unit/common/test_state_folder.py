@@ -150,3 +150,8 @@ def test_the_agents_pid_says_whether_it_lives(tmp_path: Path) -> None:
     for content, is_alive in (("", False), ("no pid", False), (f"{2**22}\n", False), (f"{os.getpid()}\n", True)):
         state.lock_path.write_text(content)
         assert state.has_agent() == is_alive
+
+
+def test_an_address_that_a_rank_replaced_by_a_pipe_holds_nothing_up(folder: SharedFolder) -> None:
+    os.mkfifo(folder.metrics_path)
+    assert folder.load_metrics_address() == ""
