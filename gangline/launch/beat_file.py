@@ -1,8 +1,8 @@
 """The small file in which a rank records its progress: its layout, and the end of the trial runner that made it.
 
-The rank's end is gangline.core.beat. It maps the file into memory, so it needs no system call to write. The trial runner
-maps nothing: the file belongs to the rank's user, who can shorten it, and to touch a mapping beyond the end of its file
-kills a process. Standard library only.
+The rank's end is gangline.core.beat. It maps the file into memory, so it needs no system call to write. The trial
+runner maps nothing: the file belongs to the rank's user, who can shorten it, and to touch a mapping beyond the end of
+its file kills a process. Standard library only.
 """
 
 from __future__ import annotations
