@@ -1,13 +1,17 @@
 """The small file in which a rank records its progress: its layout, and the end of the trial runner that made it.
 
-The rank's end is gangline.core.beat. Both map the file into memory, so neither needs a system call to write or read it.
-Standard library only.
+The rank's end is gangline.core.beat. It maps the file into memory, so it needs no system call to write. The trial
+runner maps nothing: the file belongs to the rank's user, who can shorten it, and to touch a mapping beyond the end of
+its file kills a process. Standard library only.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import signal
+import struct
+import weakref
 from pathlib import Path
 
 from gangline.domain.beat import Collectives, Phase, Reading, Where
@@ -19,11 +23,16 @@ NUM_BYTES = 128
 # Indexes of the 8-byte numbers in the file.
 BATCHES, PART, PHASE, PID, WHERE, LIFE, WORLD, OTHERS, BACKGROUND = range(9)
 _STACKS_SUFFIX = ".stacks"
+# As map_cells has them. Signed numbers, because UNKNOWN is -1.
+_CELLS = struct.Struct("@16q")
 
 
 def map_cells(path: Path) -> memoryview[int]:
-    """Maps the numbers in a file of NUM_BYTES, to be read and written in place."""
+    """Maps the numbers in a file of NUM_BYTES, to be read and written in place. A file that was shortened is made
+    whole."""
     with path.open("r+b") as file:
+        if os.fstat(file.fileno()).st_size < NUM_BYTES:
+            file.truncate(NUM_BYTES)
         # Signed numbers, because UNKNOWN is -1.
         return memoryview(mmap.mmap(file.fileno(), NUM_BYTES)).cast("q")
 
@@ -50,19 +59,24 @@ def stack_signal() -> int:
 
 
 class BeatFile:
-    """Makes the file and reads it."""
+    """Makes the file and reads it, whatever its path leads to by then."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.write_bytes(bytes(NUM_BYTES))
-        self._cells = map_cells(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        weakref.finalize(self, os.close, self._fd)
+        os.write(self._fd, bytes(NUM_BYTES))
 
     @property
     def stacks_path(self) -> Path:
         return stacks_path_of(self.path)
 
     def read(self) -> Reading:
-        cells = self._cells
+        """Returns the rank's progress. A file that was shortened reads as if no process had opened it."""
+        content = os.pread(self._fd, NUM_BYTES, 0)
+        if len(content) < NUM_BYTES:
+            return Reading()
+        cells = _CELLS.unpack(content)
         # A script can write any number into its rank's file, so unknown phases and places are replaced.
         return Reading(
             batches=cells[BATCHES],

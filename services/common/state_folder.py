@@ -56,7 +56,8 @@ from gangline.domain.output import FOLDER_NAME
 from gangline.launch import beat_file
 from gangline.v1 import agent_pb2, runner_pb2
 from services.common.disk import sync_folder, write_atomic
-from services.common.disk_fault import has_spare, read_spare, write_spare
+from services.common.disk_fault import has_spare, read_spare, remove_spare, write_spare
+from services.common.foreign_file import read_foreign
 
 # The longest address is an IPv6 one with its port.
 _MAX_ADDRESS_BYTES = 64
@@ -188,6 +189,10 @@ class SharedFolder:
         return self.path / "exit.json"
 
     @property
+    def outcome_path(self) -> Path:
+        return self.path / "outcome.json"
+
+    @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.address"
 
@@ -294,26 +299,25 @@ class SharedFolder:
         If the disk refuses it, it is written to the place that `load_exit` reads next (`disk_fault.spare_path`). Raises
         OSError if neither place takes it.
         """
-        try:
-            _write_message(self.exit_path, status, is_durable=True)
-        except OSError as error:
-            log.error("cannot write the exit; leaving it in shared memory", path=str(self.exit_path), error=str(error))
-            write_spare(self.exit_path, _format(status))
+        _write_report(self.exit_path, status)
 
     def load_exit(self) -> agent_pb2.AllocationStatus | None:
         """Returns the runner's report; None if it left none. Raises ValueError if it cannot be read."""
-        try:
-            text = _read_if_there(self.exit_path)
-            if text is None:
-                text = read_spare(self.exit_path)
-        except OSError as error:
-            raise ValueError(str(error)) from error
-        if text is None:
-            return None
-        status = _parse(text, agent_pb2.AllocationStatus())
-        if not status.HasField("exit"):
-            raise ValueError("it names no exit")
-        return status
+        return _load_report(self.exit_path)
+
+    def write_outcome(self, status: agent_pb2.AllocationStatus) -> None:
+        """Writes outcome.json, as `write_exit` writes exit.json. It says how the ranks have ended while the runner
+        still has work to do, and counts only if no exit.json follows."""
+        _write_report(self.outcome_path, status)
+
+    def load_outcome(self) -> agent_pb2.AllocationStatus | None:
+        """Returns what `write_outcome` wrote; None if there is none. Raises ValueError if it cannot be read."""
+        return _load_report(self.outcome_path)
+
+    def remove_spares(self) -> None:
+        """Removes the reports that are in shared memory because the disk refused them."""
+        for path in (self.exit_path, self.outcome_path):
+            remove_spare(path)
 
     @property
     def has_exit(self) -> bool:
@@ -327,8 +331,7 @@ class SharedFolder:
     def load_metrics_address(self) -> str:
         """Returns the address; empty if there is none. A rank with the runner's account may have written it."""
         try:
-            with self.metrics_path.open("rb") as file:
-                return file.read(_MAX_ADDRESS_BYTES).decode(errors="replace")
+            return read_foreign(self.metrics_path, _MAX_ADDRESS_BYTES).decode(errors="replace")
         except OSError:
             return ""
 
@@ -389,6 +392,29 @@ def _format(message: Message) -> str:
 
 def _write_message(path: Path, message: Message, *, is_durable: bool) -> None:
     write_atomic(path, _format(message), mode=0o600, is_durable=is_durable)
+
+
+def _write_report(path: Path, status: agent_pb2.AllocationStatus) -> None:
+    try:
+        _write_message(path, status, is_durable=True)
+    except OSError as error:
+        log.error("cannot write the report; leaving it in shared memory", path=str(path), error=str(error))
+        write_spare(path, _format(status))
+
+
+def _load_report(path: Path) -> agent_pb2.AllocationStatus | None:
+    try:
+        text = _read_if_there(path)
+        if text is None:
+            text = read_spare(path)
+    except OSError as error:
+        raise ValueError(str(error)) from error
+    if text is None:
+        return None
+    status = _parse(text, agent_pb2.AllocationStatus())
+    if not status.HasField("exit"):
+        raise ValueError("it names no exit")
+    return status
 
 
 def _write_pids(path: Path, pids: Iterable[int]) -> None:

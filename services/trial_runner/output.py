@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +80,7 @@ class Output:
         self._environment, self._confinement, self._began_at = environment, confinement, time.time()
 
     async def settle(
-        self, stop: StopRequest, on_copy: Callable[[], None], *, has_results: bool, is_success: bool
+        self, stop: StopRequest, on_copy: Callable[[], Awaitable[None]], *, has_results: bool, is_success: bool
     ) -> None:
         """Keeps the output, and writes to the trial's log what is kept, what is not, and what was not reported.
 
@@ -96,7 +96,7 @@ class Output:
         except OSError as error:
             log.error("cannot look at the files of the ranks", error=str(error))
         if has_output:
-            on_copy()
+            await on_copy()
             kept = await self._keep(stop)
         if text := describe_kept(kept, self.spec.trial.id):
             self.recorder.note(text)
@@ -198,7 +198,7 @@ class _CopyWatch:
                     self._problem = "the trial was killed meanwhile"
                 elif now() - heard_at > SILENT_SECONDS or now() > limit_at:
                     self._problem = f"the storage did not answer for {now() - heard_at:.0f} s"
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             self._problem = f"the copying process reported what cannot be read: {error}"
         finally:
             await cancel(reading)
@@ -217,13 +217,14 @@ class _CopyWatch:
                 await self.process.communicate()
 
     def _on_line(self, line: bytes) -> None:
-        """Counts one file. The process has the rights of the ranks, so it may send anything. Raises ValueError."""
+        """Counts one file. The process has the rights of the ranks, so it may send anything. Raises ValueError,
+        TypeError, OverflowError or RecursionError."""
         report = json.loads(line)
         if not isinstance(report, dict):
             raise ValueError(repr(line[:100]))
         if "kept" in report:
-            self._num_files += 1
             self._num_bytes += int(report.get("bytes") or 0)
+            self._num_files += 1
         elif "left" in report:
             self._num_left += 1
             if len(self._left) < MOST_NAMES:

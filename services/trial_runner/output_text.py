@@ -59,8 +59,20 @@ def describe_lost(kept: Kept, written: Written, folder: str, agent_id: str) -> s
     parts = [part for part in (_describe_left(kept), _describe_written(written)) if part]
     if not parts:
         return ""
-    until = f"until {agent_id} has ended keep_ended further allocations (10 by default)"
-    return f"not kept: {'; '.join(parts)}; these files stay below {folder} on {agent_id} {until}"
+    return f"not kept: {'; '.join(parts)}; these files {_where(folder, agent_id)}"
+
+
+def describe_interrupted(message: str, folder: str, agent_id: str) -> str:
+    """Returns the message of an exit for the case that the trial runner dies while the output is copied. message: that
+    of the exit without this; may be empty. folder: as above."""
+    lost = f"its trial runner was lost while it copied the files of ${OUTPUT_KEY}; those that are not in the storage"
+    return f"{message}{'; ' if message else ''}{lost} {_where(folder, agent_id)}"
+
+
+def _where(folder: str, agent_id: str) -> str:
+    return (
+        f"stay below {folder} on {agent_id} until {agent_id} has ended keep_ended further allocations (10 by default)"
+    )
 
 
 NOT_REPORTED = "the entrypoint has reported no metrics and no checkpoint; gangline.core reports them"

@@ -88,13 +88,13 @@ class _Process:
             log.error(f"another trial runner lives in {directory}", code="runner.already_runs")
             return self._end(1)
         except OSError as error:
-            return self._end(_end_early(folder, folder.allocation_id, f"cannot lock {directory}: {error}", error))
+            return self._end(_end_early(folder, f"cannot lock {directory}: {error}", error))
         log.info("the runner has its folder", directory=str(directory), lock=lock)
         try:
             spec = folder.read_spec()
         except (OSError, ValueError) as error:
             problem = f"cannot read {folder.spec_path}: {error}"
-            return self._end(_end_early(folder, folder.allocation_id, problem, error))
+            return self._end(_end_early(folder, problem, error))
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(allocation_id=spec.allocation.id, node_rank=spec.node_rank)
         if needs_no_warmth(spec) and self.nursery is None:
@@ -144,7 +144,7 @@ class _Process:
             runner = TrialRunner(folder, spec, self.rank_forkserver, nursery, keeps_nursery=self.agent is not None)
             runner.on_up = self._tell_up
         except OSError as error:
-            return _end_early(folder, spec.allocation.id, f"the trial runner cannot start: {error}", error)
+            return _end_early(folder, f"the trial runner cannot start: {error}", error)
         code = await runner.run()
         self.nursery = runner.released
         return code
@@ -182,11 +182,11 @@ class _Process:
         return code
 
 
-def _end_early(folder: SharedFolder, allocation_id: str, message: str, error: Exception) -> int:
+def _end_early(folder: SharedFolder, message: str, error: Exception) -> int:
     """Writes the exit of a runner that could not begin. Returns its exit code."""
     now = time.time()
     report = ExitReport(
         "", kind_of(error), message, failed_at=now, ended_at=now, is_agent_at_fault=True, has_not_begun=True
     )
-    exit_file.write_exit(folder, allocation_id, report, ())
+    exit_file.write_exit(folder, report, ())
     return 1

@@ -45,6 +45,7 @@ from services.trial_runner.gang.outcome import (
     signature_of,
 )
 from services.trial_runner.gang.rendezvous import RendezvousFailed
+from services.trial_runner.last_report import LastReport
 from services.trial_runner.output import Output
 from services.trial_runner.preparation import Preparation
 from services.trial_runner.rank_setup import RankSetup, RankStart
@@ -70,10 +71,6 @@ DRAIN_SECONDS = 5.0
 PEER_SECONDS = 1.5
 # Limit for reading what the ranks printed last. A pipe ends only when the last process that holds it has ended.
 LAST_OUTPUT_SECONDS = 1.0
-# Limit for reporting the exit to the scheduler directly, if the agent is gone and cannot report it.
-EXIT_SECONDS = 5.0
-# The same limit while the agent lives. It may be stuck, but usually it reports the exit as well.
-QUICK_EXIT_SECONDS = 0.5
 # Grace of a preemption for which the experiment sets no `preemption_timeout`.
 DEFAULT_GRACE_SECONDS = 3600.0
 
@@ -126,6 +123,7 @@ class TrialRunner:
         self._pump = LogPump(self._on_lines)
         note = self._delivery.recorder.note
         self._preparation = Preparation(spec, self._place, folder, rank_forkserver, self._gang, note, forked)
+        self._last_report = LastReport(folder, self._relay, self._delivery.reporter, self._lease)
         self._output = Output(spec, self._place, folder, self._delivery.recorder)
         self._has_spoken = False
         self._speaking: asyncio.TimerHandle | None = None
@@ -154,10 +152,14 @@ class TrialRunner:
             is_fault = is_disk_fault(error)
             kind = ExitKind.AGENT_DISK if is_fault else ExitKind.RUNNER_LOST
             report = replace(self._report(kind, message), is_agent_at_fault=is_fault)
-        report = replace(report, ended_at=time.time(), log_hits=tuple(self._log_policy.hits))
-        await self._leave(replace(report, has_not_begun=not self._has_begun))
+        report = self._complete(report)
+        await self._last_report.leave(report, partial(self._close, report))
         self._stop.rest()
         return code
+
+    def _complete(self, report: ExitReport) -> ExitReport:
+        hits = tuple(self._log_policy.hits)
+        return replace(report, ended_at=time.time(), log_hits=hits, has_not_begun=not self._has_begun)
 
     @property
     def _has_begun(self) -> bool:
@@ -296,8 +298,14 @@ class TrialRunner:
         rank_group.tell(time.time())
         if text := rank_group.describe_end(was_ordered=self._stop.stop is not None):
             self._delivery.recorder.note(text)
-        # Nothing of the ranks lives any more, so their files change no longer. The lease is renewed during a long copy.
-        await self._output.settle(self._stop, self._speak, has_results=self._relay.has_results, is_success=is_success)
+        # Nothing of the ranks lives any more, so their files change no longer.
+        on_copy = partial(self._on_copy, rank_group)
+        await self._output.settle(self._stop, on_copy, has_results=self._relay.has_results, is_success=is_success)
+
+    async def _on_copy(self, rank_group: RankGroup) -> None:
+        """Renews the lease during a long copy, and notes how the ranks ended for the agent of a runner that dies."""
+        self._speak()
+        await self._last_report.note_for_copy(self._complete(await self._judge(rank_group)))
 
     def _is_short(self, rank_group: RankGroup) -> bool:
         """Whether the command ended by itself before this runner had anything to report."""
@@ -349,22 +357,10 @@ class TrialRunner:
             batches = self._spec.latest_checkpoint.batches_completed
         return replace(report, batches_completed=batches, signature=signature_of(report))
 
-    async def _leave(self, report: ExitReport) -> None:
-        """Delivers what it can in a bounded time, and leaves the rest to the agent and to the drainer. The exit is
-        written even if an earlier step fails."""
-        undelivered: list[runner_pb2.TrialReport] = []
-        try:
-            undelivered = await self._close(report)
-        except Exception as error:
-            log.exception("the runner cannot close in order", error=str(error))
-        exit_file.write_exit(self._folder, self._spec.allocation.id, report, undelivered)
-        if not undelivered:
-            await self._lease.tell_exit(report, QUICK_EXIT_SECONDS if self._folder.state.has_agent() else EXIT_SECONDS)
-        await self._lease.close()
-        log.info("the runner ends", kind=report.kind, message=report.message)
-
     async def _close(self, report: ExitReport) -> list[runner_pb2.TrialReport]:
         """Closes all parts. Returns the reports that no scheduler took."""
+        if self._has_spoken:
+            await self._last_report.note(report)
         if report.kind is not ExitKind.COMPLETED:
             is_orderly = report.kind in (ExitKind.PREEMPTED, ExitKind.KILLED)
             level = LogLevel.INFO if is_orderly else LogLevel.ERROR

@@ -1,6 +1,7 @@
 """PURE: how an allocation ended on this agent if its runner left no report of its own, as one ExitReport.
 
-The runner's own report always takes precedence; this module has the sentences for the other cases. The lifecycle of an
+The runner's own report always takes precedence, and then its note of how the ranks ended
+(services/trial_runner/last_report.py). This module has the sentences for the other cases. The lifecycle of an
 allocation calls it, once for each allocation.
 
 Owns the signals and deadlines by which a runner is asked to stop and at last killed.

@@ -14,7 +14,6 @@ from typing import TypeVar
 from gangline.v1 import runner_pb2
 from services.agent.allocations.journal_record import Record, format_record, parse_record
 from services.common.disk import move_aside
-from services.common.disk_fault import remove_spare
 from services.common.state_folder import SharedFolder
 from services.common.tree import remove_tree
 
@@ -32,8 +31,8 @@ class AllocationFolder(SharedFolder):
         The files outlive the agent, but need not outlive a power cut. A power cut ends everything that runs here, and
         the leader counts an allocation as ended that the next hello does not name.
         """
-        # It may be left of an allocation that had the same id, in an earlier cluster.
-        remove_spare(self.exit_path)
+        # They may be left of an allocation that had the same id, in an earlier cluster.
+        self.remove_spares()
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.write_spec(spec)
         self.save(record, is_durable=False)
@@ -75,7 +74,7 @@ class AllocationFolder(SharedFolder):
         return next((each.name for each in sorted(self.path.glob(f"{path.name}.{CORRUPT}-*"))), "")
 
     def remove(self) -> None:
-        remove_spare(self.exit_path)
+        self.remove_spares()
         remove_tree(self.path)
 
 

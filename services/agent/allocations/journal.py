@@ -25,7 +25,7 @@ from services.agent.allocations.folder import CORRUPT, AllocationFolder
 from services.agent.allocations.journal_record import Phase, Record
 from services.agent.allocations.recovery import Findings
 from services.common.disk import move_aside, write_atomic
-from services.common.disk_fault import is_disk_fault, remove_spare
+from services.common.disk_fault import is_disk_fault
 from services.common.state_folder import StateFolder
 from services.common.tree import remove_tree
 
@@ -101,7 +101,7 @@ class Journal:
     def forget(self, folder: AllocationFolder) -> None:
         """Takes the folder out of the journal and erases its token. Its other files stay until `tidy`. An agent may
         forget dozens a second, and removing their files takes longer than all its other work."""
-        remove_spare(folder.exit_path)
+        folder.remove_spares()
         with suppress(FileNotFoundError):
             # The file is emptied and not removed: when ext4 makes an inode, it passes over each inode that was freed
             # lately.

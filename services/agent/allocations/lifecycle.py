@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -327,8 +328,10 @@ class AllocationLifecycle:
             await remove_leftovers(self.folder)
 
     def _conclude(self) -> None:
-        """Records and reports the end. Tolerates: a report that is missing or unreadable."""
-        status = self._load_exit()
+        """Records and reports the end. Tolerates: a report that is missing or unreadable. A runner that has died in its
+        last steps has left at least how its ranks ended."""
+        folder = self.folder
+        status = self._load(folder.exit_path, folder.load_exit) or self._load(folder.outcome_path, folder.load_outcome)
         if status is None:
             report = conclude(self.record, self._evidence, self._context.agent_id, time.time())
             status = agent_pb2.AllocationStatus(exit=wire.to_proto(report))
@@ -343,11 +346,12 @@ class AllocationLifecycle:
             self._final = status
         self._move(mark_ended(self.record, json_format.MessageToDict(status)))
 
-    def _load_exit(self) -> agent_pb2.AllocationStatus | None:
+    def _load(
+        self, path: Path, load: Callable[[], agent_pb2.AllocationStatus | None]
+    ) -> agent_pb2.AllocationStatus | None:
         try:
-            return self.folder.load_exit()
+            return load()
         except ValueError as error:
-            path = self.folder.exit_path
             problem = f"its report {path} was unreadable ({error}) and is now {self.folder.move_aside(path)}"
             self._log.error("the runner's report was unreadable", problem=problem)
             self._evidence = replace(self._evidence, problem=problem)

@@ -15,6 +15,7 @@ from pathlib import Path
 from gangline.domain.failure import describe_signal
 from gangline.errors import GanglineError, unavailable
 from gangline.launch.beat_file import BEAT_KEY
+from services.common.foreign_file import read_foreign
 from services.trial_runner.gang.gang_plan import is_reserved
 from services.trial_runner.ranks.log_pump import LogPump
 from services.trial_runner.ranks.nursery_client import Nursery
@@ -106,11 +107,11 @@ def read_variables(listing: Path) -> dict[str, str] | None:
     """Returns the variables in a listing of `env -0`. None if the hook left bash with exit 0, so there is none.
     Raises HookFailed."""
     try:
-        with listing.open("rb") as file:
-            # The file belongs to the ranks' user.
-            content = file.read(MAX_LISTING_BYTES + 1)
+        content = read_foreign(listing, MAX_LISTING_BYTES + 1)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise HookFailed(f"{HOOK_NAME} leaves no readable list of its variables: {error.strerror}") from error
     if len(content) > MAX_LISTING_BYTES:
         raise HookFailed(
             f"{HOOK_NAME} leaves variables of more than {MAX_LISTING_BYTES >> 20} MiB, with which no program starts"

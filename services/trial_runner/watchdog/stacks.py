@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.launch.beat_file import BeatFile, stack_signal
+from services.common.foreign_file import read_foreign
 
 # Limit for all dumps. The gang hangs, so its slots do no work meanwhile.
 DUMP_SECONDS = 2.0
@@ -59,7 +60,7 @@ async def dump_stacks(
         with suppress(ProcessLookupError):
             os.kill(pid, stack_signal())
     await _wait_whole([files[rank].stacks_path for rank in asked])
-    return {rank: _read(files[rank], asked.get(rank)) for rank in files}
+    return {rank: read_dump(files[rank], asked.get(rank)) for rank in files}
 
 
 async def _wait_whole(paths: list[Path]) -> None:
@@ -82,12 +83,12 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _read(file: BeatFile, pid: int | None) -> Stacks:
+def read_dump(file: BeatFile, pid: int | None) -> Stacks:
+    """Returns what a process has dumped. pid: None for one that was not asked."""
     if pid is None:
         return Stacks(problem="its process uses no Gangline that could tell, or has gone")
     try:
-        with file.stacks_path.open("rb") as dumped:
-            text = dumped.read(MAX_STACK_BYTES).decode(errors="replace")
+        text = read_foreign(file.stacks_path, MAX_STACK_BYTES).decode(errors="replace")
     except OSError as error:
         return Stacks(problem=f"its dump cannot be read: {error.strerror}")
     if text:

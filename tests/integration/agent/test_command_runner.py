@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 
+from gangline.domain.partial import PREFIX
 from gangline.domain.state import ExitKind
 from gangline.v1 import agent_pb2, types_pb2
 from services.agent.allocations import command_runner
@@ -46,6 +48,7 @@ class Commands:
     def begin(self, allocation_id: str, command: str, slot: str = "a1/0") -> None:
         away = ["127.0.0.1:1"]
         spec = make_spec([("a1", 1)], 0, command, allocation_id=allocation_id, scheduler=away, gateway=away)
+        spec.storage_url = f"file://{self.folder}/storage"
         self.roster.accept(spec, (slot,), "")
 
     async def run(self, allocation_id: str, command: str, slot: str = "a1/0") -> types_pb2.ExitReport:
@@ -371,3 +374,43 @@ async def test_an_ended_command_is_not_taken_for_the_one_that_its_process_runs_n
     status = folder.load_exit()
     assert status is not None
     assert json_format.MessageToDict(status)["exit"]["kind"] == "EXIT_KIND_COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"), [("exit 0", types_pb2.EXIT_KIND_COMPLETED), ("exit 3", types_pb2.EXIT_KIND_USER_ERROR)]
+)
+async def test_a_runner_that_is_killed_while_it_copies_output_takes_no_outcome_with_it(
+    commands: Commands, last: str, kind: int
+) -> None:
+    """The storage does not take the file: the unfinished copy is a pipe that nobody reads."""
+    folder = commands.journal.folder("1.1.1")
+    copy = commands.folder / f"storage/outputs/1.1/{PREFIX}1.1.1-{hashlib.sha256(b'a').hexdigest()[:16]}"
+    copy.parent.mkdir(parents=True)
+    os.mkfifo(copy)
+    commands.begin("1.1.1", f'echo 1 > "$GANGLINE_OUTPUT_DIR/a"; {last}')
+    await wait_until(folder.outcome_path.exists)
+    assert not folder.has_exit, "the agent would kill a runner that has reported its end and goes on"
+    os.kill(commands.process("1.1.1").pid, signal.SIGKILL)
+    report = await commands.end("1.1.1")
+    # Lets the copying process go on, wherever it is by now; it finds that its runner has gone.
+    reader = os.open(copy, os.O_RDONLY | os.O_NONBLOCK)
+    copy.unlink()
+    os.close(reader)
+    assert report.kind == kind, report
+    assert "its trial runner was lost while it copied the files of $GANGLINE_OUTPUT_DIR" in report.message
+    assert f"stay below {folder.forgotten_path} on a1 until" in report.message
+    assert (folder.output_path / "a").read_text() == "1\n"
+
+
+async def test_a_runner_that_is_killed_while_it_delivers_its_last_reports_takes_no_outcome_with_it(
+    commands: Commands,
+) -> None:
+    """No scheduler takes the reports, for which the runner waits."""
+    folder = commands.journal.folder("1.1.1")
+    commands.begin("1.1.1", "sleep 0.6")
+    await wait_until(folder.outcome_path.exists)
+    assert not folder.has_exit
+    os.kill(commands.process("1.1.1").pid, signal.SIGKILL)
+    report = await commands.end("1.1.1")
+    assert (report.kind, report.message) == (types_pb2.EXIT_KIND_COMPLETED, "")
+    assert [each.WhichOneof("report") for each in commands.statuses[-1].undelivered] == ["running"]

@@ -166,3 +166,25 @@ async def test_a_line_of_the_shell_sees_the_devices_and_variables(world: World) 
     assert out[0] == "[0, 1] 1 0 2 rank="
     assert json.loads(out[1]) == {"rate": 1}
     assert not os.environ.get("DET_SLOT_IDS")
+
+
+async def test_a_script_that_empties_the_file_of_its_progress_ends_as_it_ends(world: World) -> None:
+    """The trial runner reads the file of a rank that fails. What trains afterwards has a whole file again."""
+    (runner,) = await world.start(
+        ABOUT, (1,), entrypoint='truncate -s 0 "$GANGLINE_BEAT_FILE"; python3 train.py && exit 3'
+    )
+    report = await runner.wait()
+    assert (report.kind, report.exit_code) == (ExitKind.USER_ERROR, 3), report
+    assert _validations(world) == [{"x": 5.0}]
+
+
+async def test_a_script_that_empties_the_file_of_its_progress_and_completes_is_complete(world: World) -> None:
+    """The hang watchdog reads the file every 0.1 s."""
+    (runner,) = await world.start(
+        "",
+        (1,),
+        entrypoint='truncate -s 0 "$GANGLINE_BEAT_FILE"; sleep 0.5',
+        config={"hang_detection": {"seconds": 0.4}},
+    )
+    report = await runner.wait()
+    assert report.kind is ExitKind.COMPLETED, report

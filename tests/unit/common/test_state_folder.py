@@ -10,7 +10,7 @@ import pytest
 
 from gangline.v1 import agent_pb2, runner_pb2, types_pb2
 from services.common import state_folder
-from services.common.disk_fault import remove_spare, spare_path
+from services.common.disk_fault import spare_path
 from services.common.state_folder import SharedFolder, StateFolder, take_flock
 
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Iterator[SharedFolder]:
     shared_folder = SharedFolder(tmp_path / "allocations" / "1.1.1")
     shared_folder.path.mkdir(parents=True)
     yield shared_folder
-    remove_spare(shared_folder.exit_path)
+    shared_folder.remove_spares()
 
 
 def _status(message: str = "all is well") -> agent_pb2.AllocationStatus:
@@ -150,3 +150,32 @@ def test_the_agents_pid_says_whether_it_lives(tmp_path: Path) -> None:
     for content, is_alive in (("", False), ("no pid", False), (f"{2**22}\n", False), (f"{os.getpid()}\n", True)):
         state.lock_path.write_text(content)
         assert state.has_agent() == is_alive
+
+
+def test_an_address_that_a_rank_replaced_by_a_pipe_holds_nothing_up(folder: SharedFolder) -> None:
+    os.mkfifo(folder.metrics_path)
+    assert folder.load_metrics_address() == ""
+
+
+def test_the_note_of_an_outcome_is_no_exit(folder: SharedFolder) -> None:
+    folder.write_outcome(_status("noted"))
+    assert not folder.has_exit
+    assert folder.load_exit() is None
+    assert folder.load_outcome() == _status("noted")
+    folder.outcome_path.write_text("{")
+    with pytest.raises(ValueError, match="no AllocationStatus in JSON"):
+        folder.load_outcome()
+
+
+def test_no_report_in_shared_memory_outlives_its_allocation(
+    folder: SharedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state_folder, "write_atomic", refuse)
+    folder.write_outcome(_status())
+    folder.write_exit(_status())
+    assert folder.load_outcome() == _status()
+    folder.remove_spares()
+    assert (folder.load_outcome(), folder.load_exit()) == (None, None)

@@ -81,9 +81,26 @@ def _wait_clock(folder: Path, since: float) -> None:
         (f"{REPORT}; exec sleep 600", Kept(1, 5, 1, (Left("b", "full"),), "the storage did not answer for")),
         ("echo '[1]'; exec sleep 600", Kept(problem="the copying process reported what cannot be read")),
         ("echo '{'; exec sleep 600", Kept(problem="the copying process reported what cannot be read")),
+        ("""echo '{"kept": "a", "bytes": [1]}'""", Kept(problem="the copying process reported what cannot be read")),
+        (
+            """echo '{"kept": "a", "bytes": Infinity}'""",
+            Kept(problem="the copying process reported what cannot be read"),
+        ),
+        ("printf '[%.0s' $(seq 50000); echo", Kept(problem="the copying process reported what cannot be read")),
         ("head -c 1000000 /dev/zero; exec sleep 600", Kept(problem="the copying process reported what cannot be read")),
     ],
-    ids=["end", "failure", "more", "silence", "no report", "no JSON", "no line"],
+    ids=[
+        "end",
+        "failure",
+        "more",
+        "silence",
+        "no report",
+        "no JSON",
+        "no number",
+        "no finite number",
+        "deep",
+        "no line",
+    ],
 )
 async def test_the_copying_process_has_an_end(monkeypatch: pytest.MonkeyPatch, script: str, kept: Kept) -> None:
     monkeypatch.setattr(output, "SILENT_SECONDS", 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,12 @@ def test_a_process_without_the_file_of_its_dump_has_a_problem(tmp_path: Path, mo
         child.kill()
     assert dumped[0].lines == ()
     assert dumped[0].problem == "its dump cannot be read: No such file or directory"
+
+
+def test_a_dump_that_a_script_has_replaced_by_a_pipe_or_a_link_holds_nothing_up(tmp_path: Path) -> None:
+    file, own = BeatFile(tmp_path / "rank0.beat"), os.getpid()
+    os.mkfifo(file.stacks_path)
+    assert stacks.read_dump(file, own).problem == "its dump cannot be read: it is no file"
+    file.stacks_path.unlink()
+    file.stacks_path.symlink_to("/etc/passwd")
+    assert stacks.read_dump(file, own).problem.startswith("its dump cannot be read: Too many levels of symbolic links")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,9 @@ def test_a_listing_that_a_user_made_huge_is_not_read_into_memory(tmp_path: Path)
         file.truncate(MAX_LISTING_BYTES << 10)
     with pytest.raises(HookFailed, match="more than 16 MiB"):
         startup_hook.read_variables(listing)
+
+
+def test_a_listing_that_a_user_replaced_by_a_pipe_is_no_listing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hook.environ")
+    with pytest.raises(HookFailed, match="no readable list of its variables: it is no file"):
+        startup_hook.read_variables(tmp_path / "hook.environ")
