@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+# The variable with the description. A longer one goes on in _1, _2 and so on, because Linux starts no program with a
+# variable of 128 KiB.
 ENVIRONMENT_KEY = "GANGLINE_CLUSTER_INFO"
+_MAX_PART = 64 << 10
 # The port on the machine of rank 0 for a DistributedContext with chief_ip.
 CHIEF_PORT_KEY = "GANGLINE_CHIEF_PORT"
 
@@ -106,6 +110,13 @@ class ClusterInfo:
             default=_fields_of,
         )
 
+    def to_environment(self) -> dict[str, str]:
+        """Returns the variables from which `get_cluster_info` reads it."""
+        # It is ASCII, so a character is a byte.
+        text = self.to_json()
+        starts = range(0, len(text), _MAX_PART)
+        return {_part_name(number): text[start : start + _MAX_PART] for number, start in enumerate(starts)}
+
     @staticmethod
     def parse(text: str) -> ClusterInfo:
         values = json.loads(text)
@@ -124,5 +135,17 @@ def _fields_of(record: Any) -> dict[str, Any]:
 
 def get_cluster_info() -> ClusterInfo | None:
     """Returns None when no trial runner started this process. It may be called any number of times, on every rank."""
-    text = os.environ.get(ENVIRONMENT_KEY)
+    text = _read_text(os.environ)
     return ClusterInfo.parse(text) if text else None
+
+
+def _read_text(environment: Mapping[str, str]) -> str:
+    parts = [environment.get(ENVIRONMENT_KEY, "")]
+    # Only a full part goes on in another one, because a user may set a variable of such a name.
+    while len(parts[-1]) == _MAX_PART:
+        parts.append(environment.get(_part_name(len(parts)), ""))
+    return "".join(parts)
+
+
+def _part_name(number: int) -> str:
+    return f"{ENVIRONMENT_KEY}_{number}" if number else ENVIRONMENT_KEY

@@ -35,6 +35,7 @@ from gangline.cli.shared import (
     show_created,
     show_table,
     trial_of,
+    waits_to_be_activated,
     warn,
 )
 from gangline.errors import ErrorKind, GanglineError, invalid
@@ -98,8 +99,9 @@ def create(
 ) -> None:
     """Check a configuration and its code, upload both and submit them.
 
-    With --follow, the exit status is 0 only if the experiment is COMPLETED. Exit status 3: it is not known whether it
-    was created; the same command goes on with the same request and makes no second one.
+    With --follow, the exit status is 0 only if the experiment is COMPLETED; one that is --paused is not followed. Exit
+    status 3: it is not known whether it was created; the same command goes on with the same request and makes no second
+    one.
     """
     text = read_text(config)
     if is_dry_run:
@@ -133,7 +135,7 @@ def create(
         for warning in created.warnings:
             warn(warning)
         number = created.experiment.id
-        if follow:
+        if follow and not waits_to_be_activated(created):
             follow_to_end(client, number, is_json)
         else:
             show_created(created, f"created experiment {number} {created.experiment.name}", is_json)

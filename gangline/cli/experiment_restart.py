@@ -21,6 +21,7 @@ from gangline.cli.shared import (
     say_on_interrupt,
     show,
     show_created,
+    waits_to_be_activated,
     warn,
 )
 from gangline.errors import invalid
@@ -93,7 +94,7 @@ def fork(
         for warning in created.warnings:
             warn(warning)
         experiment = created.experiment
-        if follow:
+        if follow and not waits_to_be_activated(created):
             follow_to_end(client, experiment.id, is_json)
             return
     text = f"created experiment {experiment.id} {experiment.name} from experiment {experiment_id}"

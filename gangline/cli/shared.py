@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gangline.cli.output.terminal import complain, mention, say, say_json, say_table
+from gangline.domain.state import State
 from gangline.errors import GanglineError, invalid
 
 if TYPE_CHECKING:
@@ -121,8 +122,16 @@ def warn(text: str) -> None:
 
 
 def show_created(created: Created, text: str, is_json: bool) -> None:
-    """Says that an experiment was made or goes on, and how to follow it."""
-    show(created, is_json, lambda: [text, f"follow it: gangline experiment logs -f {created.experiment.id}"])
+    """Says that an experiment was made or goes on, and how to follow it, or how to activate one that is paused."""
+    number = created.experiment.id
+    follow, activate = f"gangline experiment logs -f {number}", f"gangline experiment activate {number}"
+    how = f"it is paused; activate it: {activate}" if waits_to_be_activated(created) else f"follow it: {follow}"
+    show(created, is_json, lambda: [text, how])
+
+
+def waits_to_be_activated(created: Created) -> bool:
+    """Returns whether the experiment starts nothing, so that a command that followed it would wait for somebody."""
+    return created.experiment.state is State.PAUSED
 
 
 def trial_of(experiment_id: int, trial_id: str) -> str:

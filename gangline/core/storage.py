@@ -27,7 +27,7 @@ from gangline.domain.experiment import METADATA_FILE
 from gangline.domain.foreign_checkpoint import ReadFile
 from gangline.domain.manifest import MANIFEST_KEY, StoredFile, files_of, read_document, write_document
 from gangline.domain.partial import Partial, Writer, partial_name, removed_name
-from gangline.domain.storage_fault import MARKER_FILE, storage_away
+from gangline.domain.storage_fault import MARKER_FILE, check_marker
 from gangline.errors import GanglineError, conflict, invalid, not_found
 
 # Bounds the memory for the hashing of a file, 1 MiB.
@@ -166,16 +166,15 @@ class CheckpointStore:
 
     def check_present(self) -> None:
         """Raises GanglineError `storage.away` where the storage is a folder that has lost its marker file, as a mount
-        point has whose mount is lost. Its folders must not be made anew there."""
+        point has whose mount is lost, or that is another storage. Its folders must not be made anew there."""
         if not self._marker_text:
             return
         root = Path(self._open(self.url)[1])
         try:
-            text = (root / MARKER_FILE).read_text().strip()
+            text: str | None = (root / MARKER_FILE).read_text(errors="replace").strip()
         except (FileNotFoundError, NotADirectoryError):
-            raise storage_away(self.url) from None
-        if text and text != self._marker_text:
-            raise storage_away(self.url)
+            text = None
+        check_marker(self.url, text, self._marker_text)
 
     def download(self, storage_id: str, directory: Path, paths: Iterable[str] | None = None) -> None:
         """Copies a checkpoint's files, all or the given ones, and compares each with the manifest."""

@@ -21,7 +21,7 @@ DEFAULT_WAIT_SECONDS = 3600.0
 MARKER_FILE = ".gangline-storage"
 # The attribute of an error that another rank has judged already, or that was made from a judged one.
 JUDGED = "waits_for_storage"
-# The code of the error for a storage folder without its marker.
+# The code of the error for a storage folder without its marker, or with that of another storage.
 AWAY = "storage.away"
 
 # Errors of the operating system that others than the user cause and mend.
@@ -92,6 +92,23 @@ def storage_away(root: str) -> GanglineError:
         f"the storage {root} is away: {MARKER_FILE} is not in it, so it is not mounted or has been emptied; mount it "
         f"again, or create that file to use the folder as it is",
     )
+
+
+def check_marker(root: str, found: str | None, marker: str) -> None:
+    """Raises GanglineError `storage.away` for a folder that is not the cluster's storage. An operator may have made an
+    empty marker file, which counts.
+
+    found: the content of the folder's marker file; None where there is none. marker: that of the cluster's storage.
+    """
+    if found is None:
+        raise storage_away(root)
+    if found and found != marker:
+        raise unavailable(
+            AWAY,
+            f"the storage {root} is away: it is another storage, whose {MARKER_FILE} has the id {found}, and the "
+            f"cluster's storage has the id {marker}; mount the right one, or write {marker} into that file to use this "
+            f"folder",
+        )
 
 
 def describe(error: BaseException) -> str:

@@ -13,6 +13,7 @@ import importlib
 import io
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -169,7 +170,9 @@ def become(program: Sequence[str]) -> NoReturn:
     """Replaces this process with another program, with the signals that a shell would start it with."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        os.execvp(program[0], list(program))  # noqa: S606  a list, and the user's own command
+        # execvp would try every folder of PATH, and report the refusal of another one.
+        path = shutil.which(program[0]) or program[0]
+        os.execvp(path, list(program))  # noqa: S606  a list, and the user's own command
     except OSError as error:
         sys.stderr.write(f"error: entrypoint {program[0]!r} cannot be run: {error.strerror}\n")
         leave(127)

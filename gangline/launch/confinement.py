@@ -71,7 +71,8 @@ def _show_accounts(path: str) -> None:
     passwd = b"/etc/passwd"
     if _libc.unshare(_CLONE_NEWNS) != 0:
         return
-    # Mounts of the machine still arrive here, and none from here there.
+    # No mount from here arrives on the machine. Those of the machine arrive here only where its `/` is shared, as
+    # systemd makes it. Elsewhere, as in most containers, this process keeps the mounts that were there when it started.
     if _libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_SLAVE), None) == 0:
         _libc.mount(os.fsencode(path), passwd, None, ctypes.c_ulong(_MS_BIND), None)
 

@@ -5,6 +5,7 @@
 | election/scheduler               | ServiceInstance     | the candidate that wins | its lease                  |
 | alive/<kind>/<id>                | ServiceInstance     | that scheduler, gateway | its lease                  |
 | meta/cluster                     | Cluster             | leader                  | for ever                   |
+| meta/storage                     | text: its marker    | the first gateway       | for ever                   |
 | meta/next_experiment             | Counter             | leader                  | for ever                   |
 | meta/next_project                | ProjectCounter      | leader                  | for ever                   |
 | meta/next_user                   | UserCounter         | leader                  | for ever                   |
@@ -34,6 +35,7 @@ ROOT = "/gangline/v1/"
 LEADER = ROOT + "election/scheduler"
 ALIVE = ROOT + "alive/"
 CLUSTER = ROOT + "meta/cluster"
+STORAGE = ROOT + "meta/storage"
 NEXT_EXPERIMENT = ROOT + "meta/next_experiment"
 NEXT_PROJECT = ROOT + "meta/next_project"
 NEXT_USER = ROOT + "meta/next_user"

@@ -52,6 +52,7 @@ from services.gateway.rpc.ingest_service import IngestService
 from services.gateway.size_watch import SizeWatch
 from services.gateway.storage.cleanup import Cleanup
 from services.gateway.storage.experiment_cleanup import ExperimentCleanup
+from services.gateway.storage.opening import open_storage
 from services.gateway.storage.storage import Storage
 from services.gateway.usecase.bundle import History, UseCases, assemble
 from services.gateway.usecase.following import Following
@@ -120,7 +121,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         parts.push_async_callback(mirror.stop)
         await mirror.start()
         # After the mirror, because the cluster's state tells whether the storage is new.
-        await asyncio.to_thread(_open_storage, storage, is_used=bool(mirror.state.experiments))
+        await open_storage(client, mirror.state, storage)
         etcd = HealthWatch(client.examine)
         watching = asyncio.create_task(etcd.run(), name="etcd health")
         parts.push_async_callback(cancel, watching)
@@ -232,11 +233,6 @@ async def _serve_grpc(
         catch_up=catch_up,
         is_readmitting=True,
     )
-
-
-def _open_storage(storage: Storage, *, is_used: bool) -> None:
-    storage.settle_marker(is_used)
-    storage.probe()
 
 
 def _load_cluster_token(settings: GatewaySettings) -> str:

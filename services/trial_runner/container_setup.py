@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import gangline
-from gangline.domain.storage_fault import storage_away
 from gangline.errors import GanglineError, invalid, unavailable
 from gangline.launch.beat_file import stacks_path_of
 from gangline.v1 import runner_pb2, types_pb2
@@ -132,13 +131,12 @@ def _prepare_storage(storage: Path, files: AttemptFiles, on_error: Callable[[Gan
     that is not the storage: a container does not see a mount that comes back later."""
     marker, confinement = files.spec.storage_marker, files.confinement
     try:
-        if holds_storage(storage, marker):
-            return
-        if marker:
-            on_error(storage_away(str(storage)))
-        elif confinement.user is None or not confinement.user.is_dynamic:
+        is_new = not holds_storage(storage, marker)
+        if is_new and (confinement.user is None or not confinement.user.is_dynamic):
             storage.mkdir(parents=True, exist_ok=True)
             confinement.give(storage)
+    except GanglineError as error:
+        on_error(error)
     except OSError as error:
         on_error(_no_storage(storage, f"it cannot be made: {error.strerror}"))
 

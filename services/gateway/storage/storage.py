@@ -20,7 +20,7 @@ from typing import IO, cast
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gangline.domain.storage_fault import MARKER_FILE, storage_away
+from gangline.domain.storage_fault import MARKER_FILE, check_marker, storage_away
 from gangline.domain.storage_url import check_same_protocol
 from gangline.errors import Effect, GanglineError, conflict, invalid, unavailable
 from gangline.protocol.rpc import CHUNK_BYTES
@@ -40,8 +40,9 @@ class Storage:
     """Accesses one storage. root: without the protocol. Raises GanglineError `storage.*` for a URL that cannot be
     opened.
 
-    marker: the content of the file by which the storage's folder is known. Once `settle_marker` has read it, nothing is
-    written or deleted in a folder without it, because such a folder is a mount point whose mount is lost.
+    marker: the content of the file by which the storage's folder is known. Once `settle_marker` has settled it, nothing
+    is read, written or deleted in a folder without it, because such a folder is a mount point whose mount is lost, or
+    in one with another.
     """
 
     def __init__(self, url: str) -> None:
@@ -53,29 +54,35 @@ class Storage:
             raise invalid("storage.url", f"--storage-url {url} cannot be opened: {failure}") from failure
         self._root = str(root).rstrip("/")
 
-    def settle_marker(self, is_used: bool) -> None:
+    def settle_marker(self, is_used: bool, known: str = "") -> None:
         """Reads the marker file, and makes one in a new storage. is_used: the cluster has stored files in it before.
-        Raises GanglineError `storage.away` where those are not in it, and `storage.not_writable`. Empty folders prove
-        nothing: an agent may have made them in a mount point whose mount is lost."""
+        known: the marker of the cluster's storage, where it is known; it counts from now on, also after an error.
+
+        Raises GanglineError `storage.away` where the cluster's files are not in it, and `storage.not_writable`. Empty
+        folders prove nothing: an agent may have made them in a mount point whose mount is lost.
+        """
         if not self._is_local:
             return
-        path = Path(self._root) / MARKER_FILE
+        self.marker = known
+        new = known or str(uuid.uuid4())
         try:
-            if not path.exists():
-                if is_used and not any(map(self._has_file, _USED_FOLDERS)):
+            if not self._marker_path.exists():
+                if is_used and (known or not any(map(self._has_file, _USED_FOLDERS))):
                     raise storage_away(self.url)
-                _make_marker(path)
-            self.marker = path.read_text().strip()
+                _make_marker(self._marker_path, new)
+            # An operator may have made an empty one.
+            self.marker = known or _read_marker(self._marker_path) or new
         except OSError as failure:
             raise _not_writable(self.url, failure) from failure
+        self.check_present()
 
     def _has_file(self, path: str) -> bool:
         return any(each.is_file for each in local_tree.walk(Path(self._root), path))
 
     def check_present(self) -> None:
-        """Raises GanglineError `storage.away` where the storage's folder has lost its marker file."""
-        if self.marker and not (Path(self._root) / MARKER_FILE).exists():
-            raise storage_away(self.url)
+        """Raises GanglineError `storage.away` where the storage's folder has lost its marker file, or is another."""
+        if self.marker:
+            check_marker(self.url, _read_marker(self._marker_path), self.marker)
 
     def probe(self) -> None:
         """Writes and removes a small file. Raises GanglineError `storage.not_writable`."""
@@ -88,6 +95,7 @@ class Storage:
             raise _not_writable(self.url, failure) from failure
 
     def has(self, path: str) -> bool:
+        self.check_present()
         return bool(self._files.exists(self._path(path)))
 
     def put(self, source: Path, path: str) -> None:
@@ -191,6 +199,7 @@ class Storage:
 
     def names(self, path: str) -> list[str]:
         """Returns the names in a folder; none if the folder does not exist."""
+        self.check_present()
         place = self._path(path)
         self._files.invalidate_cache(place)
         try:
@@ -203,6 +212,7 @@ class Storage:
         """Returns the size in bytes of each file below a folder, by its path below it; none if the folder does not
         exist. Links are left out, because trials write into the storage and a link may lead out of it. Raises
         GanglineError `storage.too_many_files` for a folder of this machine with more than MOST_ENTRIES entries."""
+        self.check_present()
         place = self._path(path)
         if self._is_local:
             found = list(itertools.islice(local_tree.walk(Path(self._root), path), MOST_ENTRIES + 1))
@@ -259,7 +269,12 @@ class Storage:
     def _is_local(self) -> bool:
         return isinstance(self._files, LocalFileSystem)
 
+    @property
+    def _marker_path(self) -> Path:
+        return Path(self._root) / MARKER_FILE
+
     def _open(self, path: str) -> IO[bytes]:
+        self.check_present()
         if self._is_local:
             return local_tree.open_file(Path(self._root), path)
         return cast(IO[bytes], self._files.open(self._path(path), "rb"))
@@ -272,12 +287,20 @@ class Storage:
         self._files.makedirs(posixpath.dirname(self._path(path)), exist_ok=True)
 
 
-def _make_marker(path: Path) -> None:
+def _read_marker(path: Path) -> str | None:
+    """Returns the content of the marker file; None where there is none."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _make_marker(path: Path, marker: str) -> None:
     """Writes a marker file, unless another gateway does at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
-        own.write_text(f"{uuid.uuid4()}\n")
+        own.write_text(f"{marker}\n")
         # Ranks of all users read it.
         own.chmod(0o644)
         try:

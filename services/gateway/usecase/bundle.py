@@ -89,7 +89,7 @@ def assemble(
     ingest = Ingest(history.writer, history.news, mirror)
     return UseCases(
         experiments=Experiments(mirror, leader, submitter, views, code, following=history.following),
-        removals=Removals(mirror, leader),
+        removals=Removals(mirror, leader, views),
         projects=Projects(mirror, leader),
         records=Records(mirror, views, history.reader, ingest, history.following),
         queue=Queue(mirror, history.reader, leader, views, pending),

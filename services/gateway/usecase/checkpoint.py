@@ -64,9 +64,9 @@ class Checkpoints:
             raise invalid("checkpoint.none_named", "name the checkpoints that are to be deleted")
         for checkpoint_id in checkpoint_ids:
             # The leader refuses one that is not there.
-            checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(checkpoint_id))
+            checkpoint = await self._confirmed(checkpoint_id)
             if checkpoint is not None:
-                self._check_owner(principal, checkpoint)
+                await self._check_owner(principal, checkpoint)
             elif near := self._find_near(checkpoint_id):
                 raise absent("checkpoint", checkpoint_id, near)
         request = scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest(checkpoint_ids=checkpoint_ids)
@@ -79,7 +79,16 @@ class Checkpoints:
         ids = (checkpoint.id for checkpoint in self._mirror.state.checkpoints.all())
         return find_by_prefix(checkpoint_id, ids)
 
-    def _check_owner(self, principal: Principal, checkpoint: Checkpoint) -> None:
+    async def _confirmed(self, checkpoint_id: str) -> Checkpoint | None:
+        """Returns the checkpoint; None if there certainly is none. Raises GanglineError `gateway.behind`."""
+        key = keys.checkpoint(checkpoint_id)
+        if (checkpoint := self._mirror.state.checkpoints.find(key)) is None:
+            await self._mirror.confirm(key)
+            checkpoint = self._mirror.state.checkpoints.find(key)
+        return checkpoint
+
+    async def _check_owner(self, principal: Principal, checkpoint: Checkpoint) -> None:
+        await self._views.confirm(experiment_id=checkpoint.experiment_id)
         experiment = self._mirror.state.experiments.find(keys.experiment(checkpoint.experiment_id))
         if experiment is not None or not checkpoint.trial_id:
             owner = checkpoint.owner if experiment is None else experiment.owner

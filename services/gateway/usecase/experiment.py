@@ -147,8 +147,9 @@ class Experiments:
                 request.texts.CopyFrom(wire.to_proto(change))
             case RetentionChange():
                 check_retention_change(change)
+                await self._views.confirm(experiment_id=experiment_id)
                 experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
-                # The leader answers for an experiment that the mirror does not have.
+                # The leader answers for an experiment that does not exist.
                 if experiment is not None:
                     check_owner(principal, experiment.owner, f"change what experiment {experiment_id} keeps")
                 request.retention.CopyFrom(wire.to_proto(change))

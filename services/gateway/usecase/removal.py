@@ -9,20 +9,23 @@ from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader, read_experiment
 from services.gateway.mirror.auth import check_owner
 from services.gateway.mirror.mirror import Watched
+from services.gateway.usecase.view import Views
 
 
 class Removals:
-    def __init__(self, mirror: Watched, leader: Leader) -> None:
+    def __init__(self, mirror: Watched, leader: Leader, views: Views) -> None:
         self._mirror = mirror
         self._leader = leader
+        self._views = views
 
     async def delete(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment | None:
         """Begins to delete an ended experiment with all of its files. Returns None when it has been deleted.
 
         Raises GanglineError `auth.not_owner`, and the errors of the leader.
         """
+        await self._views.confirm(experiment_id=experiment_id)
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
-        # The leader answers for an experiment that the mirror does not have: it is new, deleted, or never existed.
+        # The leader answers for an experiment that does not exist: it is deleted, or never existed.
         if experiment is not None:
             check_owner(principal, experiment.owner, f"delete experiment {experiment_id}")
         request = scheduler_pb2.SchedulerServiceDeleteExperimentRequest(experiment_id=experiment_id)

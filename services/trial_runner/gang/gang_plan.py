@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gangline.cluster_info import CHIEF_PORT_KEY, ENVIRONMENT_KEY, CheckpointInfo, ClusterInfo, TrialInfo
+from gangline.cluster_info import CHIEF_PORT_KEY, CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.domain.container import has_image
 from gangline.domain.entrypoint import program_of, runs_in_every_slot
 from gangline.domain.id import number_of
@@ -25,8 +25,8 @@ from gangline.v1 import runner_pb2, types_pb2
 LOOPBACK_INTERFACE = "lo"
 # A higher number at the end of a slot's name is part of a device's serial number.
 _MOST_SLOTS = 64
-# Linux starts no program with a longer variable.
-MAX_VARIABLE_LENGTH = 128 << 10
+# Linux starts no program with a longer variable: its name, an equals sign, its value and a null byte.
+MAX_VARIABLE_BYTES = 128 << 10
 # Variables of the agent's and the runner's own environment that a rank must not inherit: their settings, and the place
 # of another torch process.
 _FOREIGN = re.compile(
@@ -142,8 +142,7 @@ def rank_environment(
     environment |= _torch_variables(spec, place, network, rank)
     environment["GANGLINE_RUNNER_SOCKET"] = socket_path
     environment[BEAT_KEY] = beat_path
-    environment[ENVIRONMENT_KEY] = _cluster_info(spec, place, network, rank, code_directory).to_json()
-    return environment
+    return environment | _cluster_info(spec, place, network, rank, code_directory).to_environment()
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -252,8 +251,7 @@ def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Ne
         "DET_EXPERIMENT_ID": str(spec.trial.experiment_id),
         "DET_TRIAL_ID": str(number_of(spec.trial.id)),
         "DET_TRIAL_SEED": str(spec.trial.seed),
-        "DET_HPARAMS": spec.trial.hyperparameters_json or "{}",
-        "DET_EXPERIMENT_CONFIG": spec.config_json or "{}",
+        **{name: value for name, value in _determined_documents(spec).items() if _fits(name, value)},
         "DET_SLOT_IDS": json.dumps(list(range(num_slots))),
         "DET_CHIEF_IP": network.store_address,
         "DET_INTER_NODE_NETWORK_INTERFACE": network.interface,
@@ -269,7 +267,28 @@ def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Ne
         variables["DET_MASTER"] = f"http://{spec.gateway_http_address}"
     if spec.HasField("latest_checkpoint"):
         variables["DET_LATEST_CHECKPOINT"] = spec.latest_checkpoint.id
-    return {name: value for name, value in variables.items() if len(value) < MAX_VARIABLE_LENGTH}
+    return variables
+
+
+def _determined_documents(spec: runner_pb2.RunnerSpec) -> dict[str, str]:
+    """Returns those of Determined's variables that may be too long for a variable."""
+    return {
+        "DET_HPARAMS": spec.trial.hyperparameters_json or "{}",
+        "DET_EXPERIMENT_CONFIG": spec.config_json or "{}",
+    }
+
+
+def _fits(name: str, value: str) -> bool:
+    return len(f"{name}={value}".encode()) < MAX_VARIABLE_BYTES
+
+
+def describe_left_out(spec: runner_pb2.RunnerSpec) -> list[str]:
+    """Returns a line for the trial's log about variables that are too long for Linux; empty if there are none."""
+    names = [name for name, value in _determined_documents(spec).items() if not _fits(name, value)]
+    if not names:
+        return []
+    limit = f"Linux takes no variable of {MAX_VARIABLE_BYTES >> 10} KiB or more"
+    return [f"{' and '.join(names)} not set: {limit}; read get_cluster_info().trial in its place"]
 
 
 def _first_slot_number(spec: runner_pb2.RunnerSpec) -> int:

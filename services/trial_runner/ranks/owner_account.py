@@ -20,9 +20,10 @@ from pathlib import Path
 import structlog
 
 from gangline.domain.output import output_url_of
-from gangline.domain.storage_fault import MARKER_FILE
+from gangline.domain.storage_fault import MARKER_FILE, check_marker, storage_away
 from gangline.domain.storage_url import protocol_of
 from gangline.domain.trace import tensorboard_url_of
+from gangline.errors import GanglineError
 from services.common.disk import write_atomic
 from services.common.rank_rules import RankUser
 
@@ -90,44 +91,44 @@ def open_storage(url: str, trial_id: str, user: RankUser, marker: str) -> None:
         if not marker:
             root.mkdir(parents=True, exist_ok=True)
         with _opened(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as storage:
-            if not _has_marker(storage, marker):
-                log.warning("the storage is away, so no folder is made in it for the ranks", storage=url)
-                return
+            _check_marker(root, storage, marker)
             _close(storage, "code")
             _let_pass(storage, user)
             for name in _SHARED_FOLDERS:
                 _share(storage, name)
             for own_url in (tensorboard_url_of(url, trial_id), output_url_of(url, trial_id)):
                 _own(storage, Path(str(storage_folder(own_url))).relative_to(root), user)
-    except OSError as error:
+    except (OSError, GanglineError) as error:
         log.warning("cannot open the storage for the ranks", storage=url, user=user.uid, error=str(error))
 
 
 def holds_storage(root: Path, marker: str) -> bool:
-    """Returns whether a folder is there and is the cluster's storage. A mount point whose mount is lost is not.
+    """Returns whether a folder is there. Raises OSError, and GanglineError `storage.away` where it is not the cluster's
+    storage, as a mount point whose mount is lost.
 
     marker: the content of the storage's marker file; empty where it is not known, and then any folder counts. One that
-    this account may not enter counts too, because its ranks may. Raises OSError.
+    this account may not enter counts too, because its ranks may.
     """
     try:
         with _opened(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as storage:
-            return _has_marker(storage, marker)
+            _check_marker(root, storage, marker)
+            return True
     except (FileNotFoundError, NotADirectoryError):
+        if marker:
+            raise storage_away(str(root)) from None
         return False
     except PermissionError:
         return True
 
 
-def _has_marker(storage: int, marker: str) -> bool:
+def _check_marker(root: Path, storage: int, marker: str) -> None:
+    """Raises GanglineError `storage.away`."""
     if not marker:
-        return True
-    try:
-        with _opened(MARKER_FILE, os.O_RDONLY | os.O_CLOEXEC, storage) as file:
-            text = os.read(file, _MARKER_BYTES).decode(errors="replace").strip()
-    except FileNotFoundError:
-        return False
-    # An operator may have made an empty one.
-    return text in ("", marker)
+        return
+    found = None
+    with suppress(FileNotFoundError), _opened(MARKER_FILE, os.O_RDONLY | os.O_CLOEXEC, storage) as file:
+        found = os.read(file, _MARKER_BYTES).decode(errors="replace").strip()
+    check_marker(str(root), found, marker)
 
 
 @contextmanager

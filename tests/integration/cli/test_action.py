@@ -166,7 +166,8 @@ def test_days_of_logs(cli: Cli, gateway: StandInGateway) -> None:
 
 def test_a_fork_takes_code_and_configuration_with_changes(cli: Cli, gateway: StandInGateway) -> None:
     ran = cli("experiment", "fork", "3", "--config", "searcher.max_length.epochs=2", "--paused", "--request-id", "f1")
-    assert ran.out.startswith("created experiment 5 digits from experiment 3\n")
+    line = "it is paused; activate it: gangline experiment activate 5"
+    assert ran.out == f"created experiment 5 digits from experiment 3\n{line}\n"
     [request] = gateway.requests
     assert (request.code_sha256, request.forked_from, request.paused) == ("c" * 64, 3, True)
     assert request.request_id == "f1"
@@ -224,8 +225,11 @@ def test_a_create_with_changes_and_a_dry_run(cli: Cli, gateway: StandInGateway, 
     assert gateway.requests == []
     gateway.preview.pace_trial_id = ""
     assert "cost: not known, because no comparable trial has run yet" in cli("preview-search", str(file)).out
-    ran = cli("experiment", "create", str(file), "--paused", "--config", "searcher.max_length.batches=20")
+    # It does not wait for somebody who activates it.
+    ran = cli("experiment", "create", str(file), "--paused", "-f", "--config", "searcher.max_length.batches=20")
     assert ran.status == 0
+    assert ran.out.splitlines()[-1].startswith("it is paused; activate it: gangline experiment activate ")
+    assert "WatchExperiment" not in gateway.calls
     [request] = gateway.requests
     assert request.paused
     assert json.loads(request.config_json)["searcher"]["max_length"]["batches"] == 20

@@ -18,7 +18,9 @@ import pytest
 import pytest_asyncio
 
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.resource import ServiceInstance
 from gangline.domain.state import State
+from gangline.domain.storage_fault import MARKER_FILE
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2
@@ -175,6 +177,46 @@ async def test_what_is_missing_is_said_in_one_line(
     code, line = await refused(gateway, **{flag: value})
     assert code == exit_code
     assert all(part in line for part in parts), line
+
+
+def unmount(folder: Path) -> None:
+    """Leaves the empty mount point."""
+    folder.rename(folder.with_name("aside"))
+    folder.mkdir()
+
+
+def mount_again(folder: Path) -> None:
+    (folder / MARKER_FILE).unlink()
+    # It fails where anything has been written into the mount point.
+    folder.rmdir()
+    folder.with_name("aside").rename(folder)
+
+
+async def test_it_starts_without_its_storage_and_takes_no_other(gateway: GatewayProcess, etcd: EtcdClient) -> None:
+    await gateway.start()
+    await gateway.end(signal.SIGTERM)
+    folder = Path(gateway.flags["storage-url"])
+    marker = (folder / MARKER_FILE).read_text().strip()
+    unmount(folder)
+    await gateway.start()
+    (alive,) = (await etcd.list(keys.alive("gateway", ""))).items
+    assert wire.decode(ServiceInstance, alive.value).storage_marker == marker
+    client = Client(gateway.addresses["grpc"], gateway.addresses["http"])
+    archive = pack({"model_def.py": b"x"})
+    place = f"/api/v1/code/{sha256(archive)}"
+    assert (await client.http.get("/api/v1/experiments/7")).status_code == 200
+    answer = await client.http.put(place, content=archive)
+    assert (answer.status_code, answer.json()["code"]) == (503, "storage.away")
+    assert f"{MARKER_FILE} is not in it" in answer.text
+    (folder / MARKER_FILE).write_text("7e1a")
+    answer = await client.http.put(place, content=archive)
+    assert answer.status_code == 503
+    assert f"has the id 7e1a, and the cluster's storage has the id {marker}" in answer.text
+    mount_again(folder)
+    assert (await client.http.put(place, content=archive)).status_code == 200
+    await client.close()
+    lines = [json.loads(line) for line in gateway.output().splitlines() if "starts without the storage" in line]
+    assert [MARKER_FILE in line["reason"] for line in lines] == [True]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,25 @@ async def test_a_program_that_cannot_be_run_is_named(world: World, entrypoint: l
     assert world.gateway.lines("stderr") == [text]
 
 
+async def test_a_program_runs_with_the_largest_configuration(world: World) -> None:
+    # Each of these characters takes 12 bytes in JSON, and 4 in the text that is limited to 128 KiB.
+    config = {"entrypoint": "bash run.sh", "data": {"x": "\U0001f600" * (31 << 10)}}
+    script = """
+import os
+import gangline
+trial = gangline.get_cluster_info().trial
+print(len(trial.config["data"]["x"]), len(trial.hparams["y"]), os.environ["FROM_HOOK"])
+"""
+    files = {"run.sh": "python3 train.py\n", "startup-hook.sh": "export FROM_HOOK=hook\npython3 train.py\n"}
+    hparams = {"y": "y" * (127 << 10)}
+    (runner,) = await world.start(script, (1,), files=files, config=config, hparams=hparams)
+    report = await runner.wait()
+    assert report.kind is ExitKind.COMPLETED, (report, world.gateway.lines("stderr"))
+    assert world.gateway.lines("stdout") == [f"{31 << 10} {127 << 10} hook"] * 2
+    (line,) = [line for line in world.gateway.lines() if "DET_EXPERIMENT_CONFIG" in line]
+    assert "not set: Linux takes no variable of 128 KiB or more" in line
+
+
 async def test_a_script_below_a_program_gives_in_to_a_preemption(world: World) -> None:
     (runner,) = await world.start(OBEDIENT, (1,), config={"entrypoint": "python3 train.py; echo done"})
     await world.gateway.wait_line("ready")

@@ -12,9 +12,9 @@ from gangline.errors import ErrorKind, GanglineError
 from services.gateway.storage.storage import Storage
 
 
-def open_storage(folder: Path, *, is_used: bool) -> Storage:
+def open_storage(folder: Path, *, is_used: bool, known: str = "") -> Storage:
     storage = Storage(f"file://{folder}")
-    storage.settle_marker(is_used)
+    storage.settle_marker(is_used, known)
     return storage
 
 
@@ -69,19 +69,54 @@ def test_a_marker_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, monkey
         lambda storage: storage.remove_file("checkpoints/x"),
         lambda storage: storage.put(Path(__file__), "code/x"),
         lambda storage: storage.writing("code/x").__enter__(),
+        lambda storage: storage.has("code/x"),
+        lambda storage: storage.names("checkpoints"),
+        lambda storage: storage.sizes("checkpoints/x"),
+        lambda storage: next(storage.chunks("code/x")),
     ],
 )
-def test_nothing_is_written_or_counted_as_deleted_where_the_mount_is_lost(
+def test_nothing_is_read_written_or_counted_as_deleted_where_the_mount_is_lost(
     tmp_path: Path, call: Callable[[Storage], object]
 ) -> None:
-    """A deletion that finds nothing would let the record go, and the files stay for ever."""
+    """A deletion that finds nothing would let the record go, and the files stay for ever. Code that is only away is not
+    missing."""
     storage = open_storage(tmp_path / "s", is_used=False)
     (tmp_path / "s").rename(tmp_path / "aside")
+    other = open_storage(tmp_path / "other", is_used=False)
     (tmp_path / "s").mkdir()
-    with pytest.raises(GanglineError) as caught:
+    with pytest.raises(GanglineError, match="is not in it") as caught:
         call(storage)
     assert caught.value.code == "storage.away"
     assert not list((tmp_path / "s").iterdir())
+    (tmp_path / "s").rmdir()
+    (tmp_path / "other").rename(tmp_path / "s")
+    with pytest.raises(GanglineError) as caught:
+        call(storage)
+    assert caught.value.code == "storage.away"
+    said = f"has the id {other.marker}, and the cluster's storage has the id {storage.marker}; mount the right one"
+    assert said in caught.value.message
+    assert [path.name for path in (tmp_path / "s").iterdir()] == [MARKER_FILE]
+
+
+def test_the_marker_that_the_cluster_knows_decides(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    (folder / "code").mkdir(parents=True)
+    (folder / "code/file").touch()
+    known = "0d9b"
+    for text in (None, "7e1a"):
+        if text is not None:
+            (folder / MARKER_FILE).write_text(text)
+        storage = Storage(f"file://{folder}")
+        with pytest.raises(GanglineError) as caught:
+            storage.settle_marker(is_used=True, known=known)
+        assert (caught.value.code, storage.marker) == ("storage.away", known)
+    # An operator takes the folder as it is.
+    for text in (known, ""):
+        (folder / MARKER_FILE).write_text(text)
+        storage.check_present()
+        assert open_storage(folder, is_used=True, known=known).marker == known
+    assert open_storage(tmp_path / "new", is_used=False, known=known).marker == known
+    assert (tmp_path / "new" / MARKER_FILE).read_text().strip() == known
 
 
 def test_an_object_store_needs_no_marker() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.storage_fault import MARKER_FILE
+from gangline.errors import GanglineError
 from services.common.rank_rules import RankRules, RankUser, owners_user
 from services.trial_runner.ranks.owner_account import holds_storage, make_home, open_storage, settle_home
 
@@ -50,7 +51,10 @@ def test_nothing_is_made_in_a_storage_whose_mount_is_lost(tmp_path: Path, user: 
     open_storage(f"file://{root}", "7.1", user, MARKER)
     assert sorted(tmp_path.rglob("*")) == found
     assert not root.exists() or stat.S_IMODE(root.stat().st_mode) == 0o700
-    assert not holds_storage(root, MARKER)
+    with pytest.raises(GanglineError) as caught:
+        holds_storage(root, MARKER)
+    assert caught.value.code == "storage.away"
+    assert ("has the id another" in caught.value.message) is (remains == "another storage")
 
 
 @pytest.mark.parametrize("text", [f"{MARKER}\n", ""])
