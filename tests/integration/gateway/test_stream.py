@@ -11,6 +11,7 @@ import grpc
 import httpx
 import pytest
 
+from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import ServiceInstance
 from gangline.domain.state import Outcome, State
@@ -50,10 +51,17 @@ async def deliver(client: Client, *requests: Any) -> list[int]:
 
 @pytest.fixture
 async def running(etcd: EtcdClient) -> None:
-    """Experiment 7 with trial 7.1, both RUNNING."""
+    """Experiment 7 with the first attempt of trial 7.1, all RUNNING."""
     experiment = Experiment(7, "digits", "alice", "{}", "a" * 64, State.RUNNING)
     trial = Trial("7.1", 7, 1, state=State.RUNNING)
-    await etcd.commit([Put(keys.experiment(7), wire.encode(experiment)), Put(keys.trial("7.1"), wire.encode(trial))])
+    allocation = Allocation("7.1.1", "7.1", 7, 1, 1, "default", (), state=State.RUNNING)
+    await etcd.commit(
+        [
+            Put(keys.experiment(7), wire.encode(experiment)),
+            Put(keys.allocation("7.1.1"), wire.encode(allocation)),
+            Put(keys.trial("7.1"), wire.encode(trial)),
+        ]
+    )
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ async def test_drain_then_enable(bench: Bench) -> None:
     reason = await _reason(bench, "2.1")
     assert reason.code == types_pb2.REASON_CODE_AGENTS_UNHEALTHY
     assert "a1 is being drained by an administrator; enable it with: gangline agent enable a1" in reason.message
-    assert json.loads(reason.changes_json) == [{"kind": "enable_agents", "agent_ids": ["a1"]}]
+    assert json.loads(reason.changes_json) == [{"kind": "enable_agents", "agent_ids": ["a1"], "excluded": []}]
     # What an agent says of itself counts for nothing, and a new leader knows as well.
     await agent.disconnect()
     bench.schedulers[0].end()
