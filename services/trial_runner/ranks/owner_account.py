@@ -29,9 +29,10 @@ from services.common.rank_rules import RankUser
 
 # The group of an account has no other member. In the storage the group is that of the folder, with the services in it.
 UMASK = 0o002
-# Every account may make entries, which only that account can change. The group of the folder is that of all that is
-# made in it, so services of another account than root can remove it.
-_SHARED_MODE = 0o3777
+# Every account may make entries, which only that account can change. No account may list them, because the name of an
+# unfinished checkpoint tells its id, under which another owner could make a folder first. The group of the folder is
+# that of all that is made in it, so services of another account than root can remove it.
+_SHARED_MODE = 0o3733
 # The folders of a storage in which trials choose names.
 _SHARED_FOLDERS = ("checkpoints", "batch_output")
 _ACCOUNTS = Path("/etc/passwd")
@@ -146,7 +147,8 @@ def _let_pass(storage: int, user: RankUser) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid() and not mode & 0o077:
         os.fchown(storage, -1, user.groups[-1])
-        os.fchmod(storage, mode | 0o010)
+        # Without the bit that would give all folders in it to this group, as all owners' accounts are in it.
+        os.fchmod(storage, (mode & ~stat.S_ISGID) | 0o010)
 
 
 def _close(storage: int, name: str) -> None:

@@ -57,6 +57,8 @@ with core.init() as context:
             "code": fate(lambda: os.listdir(storage / "code")),
             "home": fate(lambda: os.listdir(home.parent / os.environ["OTHER_HOME"])),
             "listing": fate(lambda: os.listdir(home.parent)),
+            "checkpoints": fate(lambda: os.listdir(storage / "checkpoints")),
+            "batch output": fate(lambda: os.listdir(storage / "batch_output")),
         }
     (storage / "tensorboard" / os.environ["DET_TASK_ID"] / "events").touch()
     output = pathlib.Path(os.environ["GANGLINE_OUTPUT_DIR"])
@@ -151,6 +153,8 @@ async def test_owners_have_accounts_of_their_own_and_share_a_storage(open_world:
     last = seen(open_world)[-1]
     assert last["ids"][0] == [FIRST + BOB] * 3
     harm = {"write", "add", "rename", "squat", "squat on output", "code", "home", "listing"}
+    # The name of an unfinished checkpoint has its id, under which others could make a folder first.
+    harm |= {"checkpoints", "batch output"}
     assert last["harm"] == {"read": "of the rank", **dict.fromkeys(harm, denied)}
     assert weights.read_text() == "of the rank"
     assert [path.name for path in (storage / "outputs/8.1").iterdir()] == ["rank0"]
