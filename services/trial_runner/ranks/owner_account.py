@@ -26,6 +26,7 @@ from gangline.domain.trace import tensorboard_url_of
 from gangline.errors import GanglineError
 from services.common.disk import write_atomic
 from services.common.rank_rules import RankUser
+from services.common.user_rights import rights_of
 
 # The group of an account has no other member. In the storage the group is that of the folder, with the services in it.
 UMASK = 0o002
@@ -101,6 +102,34 @@ def open_storage(url: str, trial_id: str, user: RankUser, marker: str) -> None:
                 _own(storage, Path(str(storage_folder(own_url))).relative_to(root), user)
     except (OSError, GanglineError) as error:
         log.warning("cannot open the storage for the ranks", storage=url, user=user.uid, error=str(error))
+
+
+def find_theft(url: str, trial_id: str, user: RankUser, checkpoint_id: str, checkpoint_url: str) -> str:
+    """Returns why a rank's report of a checkpoint is false: the folder is not its account's, or is not there. Empty
+    where it is true, and where the storage does not tell: it is no folder, is away, or keeps no accounts, as some NFS
+    do. What a trial reports is deleted for it one day, so it must not name a checkpoint of another owner.
+
+    It looks with the account's rights, because root may have none there.
+    """
+    root = storage_folder(url)
+    if root is None:
+        return ""
+    own, place = storage_folder(tensorboard_url_of(url, trial_id)), root / "checkpoints" / checkpoint_id
+    try:
+        with rights_of(user):
+            # No account can make or rename this folder, which `open_storage` has given to the account.
+            if own is None or own.lstat().st_uid != user.uid or place.lstat().st_uid == user.uid:
+                return ""
+        why = "its folder belongs to another account"
+    except FileNotFoundError as error:
+        is_elsewhere = checkpoint_url.rstrip("/") != f"{url.rstrip('/')}/checkpoints/{checkpoint_id}"
+        if str(error.filename) != str(place) or is_elsewhere:
+            return ""
+        why = "its folder is not there"
+    except (OSError, ValueError):
+        # ValueError: a name with a zero byte, which the scheduler refuses.
+        return ""
+    return f"checkpoint {checkpoint_id!r:.100} is not reported for this trial, because {why}: {place!s:.200}"
 
 
 def holds_storage(root: Path, marker: str) -> bool:
