@@ -290,8 +290,8 @@ def find_taken(records: Records, checkpoint: Checkpoint) -> str:
         return ""
     whose = f"trial {stored.trial_id} has reported" if stored.trial_id else "an import has"
     return (
-        f"its checkpoint {checkpoint.id} after batch {checkpoint.batches_completed} is not recorded, because {whose} the "
-        "same id; save another one, and give no id away before its checkpoint is saved"
+        f"its checkpoint {checkpoint.id} after batch {checkpoint.batches_completed} is not recorded, because {whose} "
+        "the same id; save another one, and give no id away before its checkpoint is saved"
     )
 
 

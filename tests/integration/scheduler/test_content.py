@@ -147,7 +147,7 @@ async def test_a_checkpoint_whose_id_another_trial_has_reported_is_never_lost_in
     await first.report(checkpoint=saved)
     second = ScriptedRunner(spec, first.address)
     await second.report(checkpoint=types_pb2.Checkpoint(id="c1", state=types_pb2.CHECKPOINT_STATE_DELETING))
-    with pytest.raises(grpc.aio.AioRpcError, match="is not recorded, because trial 1.1 has reported the") as failure:
+    with pytest.raises(grpc.aio.AioRpcError, match=r"not recorded, because trial 1\.1 has reported the") as failure:
         await second.report(checkpoint=saved)
     assert rpc.error_of(failure.value, "s1").code == "checkpoint.taken"
     checkpoint, trial = await _checkpoint(bench, "c1"), await bench.trial("2.1")

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -235,13 +236,15 @@ def test_what_has_the_name_already_is_no_checkpoint_of_this_trial(tmp_path: Path
     """Another trial has made it, in a storage that all trials write into."""
     link = _RecordingLink()
     context = _context(str(tmp_path), link=link)
-    with pytest.raises(GanglineError, match="is there already, and this trial has not made it") as caught:  # noqa: SIM117
-        with context.store_path({"steps_completed": 4}) as (path, storage_id):
-            (path / "weights.bin").write_text("weights")
-            place = tmp_path / "checkpoints" / storage_id
-            place.parent.mkdir()
-            _squat(place, kind)
-            found = sorted((each, each.stat().st_size) for each in (place, *place.rglob("*")))
+    with ExitStack() as saving:
+        path, storage_id = saving.enter_context(context.store_path({"steps_completed": 4}))
+        (path / "weights.bin").write_text("weights")
+        place = tmp_path / "checkpoints" / storage_id
+        place.parent.mkdir()
+        _squat(place, kind)
+        found = sorted((each, each.stat().st_size) for each in (place, *place.rglob("*")))
+        with pytest.raises(GanglineError, match="is there already, and this trial has not made it") as caught:
+            saving.close()
     assert caught.value.code == "checkpoint.taken"
     assert not link.checkpoints
     assert sorted((each, each.stat().st_size) for each in (place, *place.rglob("*"))) == found
@@ -258,7 +261,7 @@ def test_a_latest_checkpoint_is_damaged_also_where_its_siblings_cannot_be_listed
         folder = Path(root, "checkpoints")
         shutil.rmtree(folder / latest)
         folder.chmod(0o3733)
-        with rights_of(RankUser("ann", 61187, 61187, (61187,), "/tmp", "/bin/sh")):  # noqa: S108
+        with rights_of(RankUser("ann", 61187, 61187, (61187,), "/tmp", "/bin/sh")):
             with pytest.raises(PermissionError):
                 list(folder.iterdir())
             assert _code_of(_latest_context(root, latest), latest, Path(root, "x")) == {"checkpoint.latest_corrupt"}
