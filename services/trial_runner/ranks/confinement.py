@@ -101,10 +101,10 @@ class Confinement:
         if self.rules.cgroup:
             rank_cgroup.remove_all(Path(self.rules.cgroup), self.allocation_id)
 
-    async def open(self, folder: SharedFolder, storage_url: str, trial_id: str, storage_marker: str) -> None:
+    async def open(self, folder: SharedFolder, spec: runner_pb2.RunnerSpec) -> None:
         """Opens to the ranks' user what lies outside of its own folders: the way to them, and the storage."""
         self.open_folder(folder)
-        await self.open_storage(storage_url, trial_id, storage_marker)
+        await self.open_storage(spec.storage_url, spec.trial.id, spec.storage_marker)
 
     def open_folder(self, folder: SharedFolder) -> None:
         """Lets the ranks' user pass through the allocation's folder, in which it cannot list or make anything."""
