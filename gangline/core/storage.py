@@ -2,10 +2,11 @@
 
 Owns the place of a checkpoint (<storage URL>/checkpoints/<id>), the manifest that commits it, and the check of read
 files against that manifest. A folder without its manifest is no checkpoint. A storage folder that has lost its marker
-file is refused as away, and never made anew. On a directory the complete folder is
-synced to the disk and renamed into place; elsewhere the manifest is written last. A gateway may delete the uncommitted
-files of an attempt once the attempt has ended on record, even while its ranks still live. Their commit then fails.
-Called by gangline.core.checkpoint and by gangline.pytorch.
+file is refused as away, and never made anew. On a directory the complete folder is synced to the disk and renamed into
+place; elsewhere the manifest is written last. Trials of other owners may make folders in the same directory, so a
+folder that has the name already is neither taken for this checkpoint nor written into. A gateway may delete the
+uncommitted files of an attempt once the attempt has ended on record, even while its ranks still live. Their commit then
+fails. Called by gangline.core.checkpoint and by gangline.pytorch.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class CheckpointStore:
         self.calls = StorageCalls()
         self._writer = writer
         self._marker_text = marker
+        # By id: the folders that this process has renamed, or is about to.
+        self._renamed: dict[str, tuple[int, int] | None] = {}
 
     def upload_files(self, storage_id: str, directory: Path, paths: Iterable[str]) -> None:
         """Copies files to the place where `commit` finds them. Ranks may call it at the same time, each with files of
@@ -114,7 +117,8 @@ class CheckpointStore:
     def commit(self, storage_id: str, metadata: Mapping[str, Any], files: Mapping[str, StoredFile]) -> str:
         """Makes uploaded files a checkpoint, all of them in one step. One rank calls it. Returns the checkpoint's URL.
 
-        Raises GanglineError `checkpoint.swept` where a gateway has deleted the files meanwhile.
+        Raises GanglineError `checkpoint.swept` where a gateway has deleted the files meanwhile, and `checkpoint.taken`
+        where someone else has made a folder of that name.
         """
         with self.calls.under_way():
             return self._commit(storage_id, metadata, files)
@@ -143,26 +147,53 @@ class CheckpointStore:
         if self._can_rename(filesystem):
             # A checkpoint that the cluster's state names must survive a loss of power, so its files and folders are
             # synced first.
-            target = Path(self._open(checkpoint_url(self.url, storage_id))[1])
             folders = [path for path in Path(staging).rglob("*") if path.is_dir()]
             for place in (*folders, Path(staging) / METADATA_FILE, Path(staging)):
                 _sync(place)
                 self.calls.move()
-            filesystem.mv(staging, str(target), recursive=True)
-            _sync(target.parent)
+            self._rename(Path(staging), storage_id)
+            self._sync_name(storage_id)
         elif self._writer is not None:
             self._check_unswept(filesystem, staging, storage_id)
 
+    def _rename(self, staging: Path, storage_id: str) -> None:
+        """Gives the complete folder its name, and never moves it into a folder that is there."""
+        place = self._place(storage_id)
+        self._renamed[storage_id] = _identity_of(staging)
+        try:
+            staging.rename(place)
+        except OSError:
+            # An NFS server may repeat a call whose answer was lost, and then not find the folder.
+            if self._is_committed(storage_id):
+                return
+            if not os.path.lexists(place):
+                raise
+            raise _taken(place) from None
+
     def _is_committed(self, storage_id: str) -> bool:
-        place = Path(self._open(checkpoint_url(self.url, storage_id))[1])
-        return (place / METADATA_FILE).is_file()
+        """Whether the folder is the one that this process has renamed. Its content proves nothing: whoever knows the id
+        can make a folder with a manifest."""
+        renamed = self._renamed.get(storage_id)
+        return renamed is not None and _identity_of(self._place(storage_id)) == renamed
 
     def _finish_commit(self, storage_id: str) -> None:
         """Ends a commit that storage has interrupted after the rename, and removes what a later try has written."""
         filesystem, staging = self._open(self._staging_url(storage_id))
         if filesystem.exists(staging):
             filesystem.rm(staging, recursive=True)
-        _sync(Path(self._open(checkpoint_url(self.url, storage_id))[1]).parent)
+        self._sync_name(storage_id)
+
+    def _sync_name(self, storage_id: str) -> None:
+        place = self._place(storage_id)
+        try:
+            _sync(place.parent)
+        except PermissionError:
+            # A folder that may not be listed cannot be synced either. The new name is written with the renamed folder,
+            # whose time of change is of the same transaction of the file system.
+            _sync(place)
+
+    def _place(self, storage_id: str) -> Path:
+        return Path(self._open(checkpoint_url(self.url, storage_id))[1])
 
     def check_present(self) -> None:
         """Raises GanglineError `storage.away` where the storage is a folder that has lost its marker file, as a mount
@@ -225,7 +256,7 @@ class CheckpointStore:
 
     def holds_anything(self) -> bool:
         """Returns whether the folder of checkpoints has any entry. The folder of a storage that is not mounted is empty
-        or absent. Raises OSError where the storage does not answer."""
+        or absent. One that may not be listed is there. Raises OSError where the storage does not answer."""
         filesystem, path = self._open(f"{self.url.rstrip('/')}/checkpoints")
         # fsspec caches listings, and the storage may have come back since the last one.
         filesystem.invalidate_cache()
@@ -233,6 +264,8 @@ class CheckpointStore:
             return bool(filesystem.ls(path, detail=False))
         except FileNotFoundError:
             return False
+        except PermissionError:
+            return True
 
     def _put(self, filesystem: Any, source: Path, destination: str) -> None:
         if not self._can_rename(filesystem):
@@ -324,6 +357,16 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _identity_of(folder: Path) -> tuple[int, int] | None:
+    """Returns what stays the same when a folder is renamed or its file system is mounted again. None if there is
+    none."""
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_uid
+
+
 def read_metadata(directory: Path) -> dict[str, Any]:
     """Returns the metadata of a checkpoint's folder. Raises GanglineError `checkpoint.not_found` where the folder is no
     complete checkpoint, and `corrupt`."""
@@ -380,6 +423,14 @@ def _swept(place: str) -> GanglineError:
         "checkpoint.swept",
         f"{place} is not there any more as it was written, so there is no checkpoint of it; what an attempt has not "
         "finished is cleared away once the attempt has ended on record",
+    )
+
+
+def _taken(place: Path) -> GanglineError:
+    return conflict(
+        "checkpoint.taken",
+        f"{place} is there already, and this trial has not made it, so nothing was saved; save again, which takes a "
+        "new id, and give no id away before its checkpoint is saved",
     )
 
 

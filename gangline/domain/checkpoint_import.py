@@ -36,6 +36,8 @@ MOST_PATH_BYTES = 250_000
 MOST_METADATA_BYTES = 100_000
 MOST_NAME = 200
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# A UUID of version 8, which is for digests.
+_IMPORT_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-8[0-9a-f]{3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,11 @@ def import_id(metadata_json: str, files: list[ImportedFile]) -> str:
     text = json.dumps([json.loads(metadata_json), described], sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return f"{digest[:8]}-{digest[8:12]}-8{digest[12:15]}-8{digest[15:18]}-{digest[18:30]}"
+
+
+def is_import_id(text: str) -> bool:
+    """Whether an id has the form of an import's. No trial makes such ids: its own are random UUIDs, of version 4."""
+    return _IMPORT_ID.fullmatch(text) is not None
 
 
 def steps_of(metadata: Mapping[str, Any]) -> int:

@@ -207,8 +207,8 @@ class TrialRunner:
     async def _prepare(self) -> Network:
         """Returns the chosen network. Raises EndedEarly if a stop came first."""
         self._confinement = confinement.load(self._folder, self._spec.owner, self._spec.owner_id, self._place.agent_id)
-        spec = self._spec
-        await self._confinement.open(self._folder, spec.storage_url, spec.trial.id, spec.storage_marker)
+        await self._confinement.open(self._folder, self._spec)
+        self._delivery.reporter.find_fault = lambda found: self._confinement.find_theft(self._spec, found)
         files = AttemptFiles(self._spec, self._place, self._folder, self._watchdog.paths, self._confinement)
         self._preparation.container = make_container(files, self._delivery.recorder.note)
         self._preparation.on_container = self._on_container

@@ -23,7 +23,7 @@ from gangline.domain.id import parse_allocation_id
 from gangline.domain.metric_value import check_metadata
 from gangline.domain.resource import Agent
 from gangline.domain.state import CheckpointState
-from gangline.errors import ErrorKind, GanglineError
+from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.printable import to_line
 from gangline.protocol import wire
 from gangline.v1 import runner_pb2
@@ -45,6 +45,7 @@ from services.scheduler.transition.report import (
     checkpointed,
     chosen,
     described,
+    find_taken,
     passes_length,
     progressed,
     validated,
@@ -275,7 +276,7 @@ class Intake:
 
     async def _checkpointed(self, allocation_id: str, node_rank: int, checkpoint: Checkpoint) -> None:
         """Records a checkpoint of the runner's own trial, whatever trial the report names. Raises GanglineError as
-        Screening does.
+        Screening does, and `checkpoint.taken`.
         """
         trial_id = parse_allocation_id(allocation_id)[0]
         trial = self._store.state.find(Trial, trial_id)
@@ -298,6 +299,9 @@ class Intake:
                 abandoned(records, own) if is_superseded(records, allocation_id) else checkpointed(records, own)
             )
         )
+        if problem := find_taken(self._store.state, own):
+            _log.warning("a checkpoint is not recorded", trial_id=trial_id, reason=problem)
+            raise invalid("checkpoint.taken", f"trial {trial_id}: {problem}")
 
     def _clock_of(self, allocation_id: str, node_rank: int) -> AgentClock:
         return self._sessions.clock_of(self._agent_id_of(allocation_id, node_rank))

@@ -12,12 +12,14 @@ from typing import Any
 import structlog
 
 from gangline.domain.allocation import ExitReport
+from gangline.domain.checkpoint_import import is_import_id
 from gangline.domain.document import check_document
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.id import check_checkpoint_id
 from gangline.domain.limits import plausible_amount, plausible_count, plausible_time
 from gangline.domain.state import CheckpointState
 from gangline.domain.storage_url import check_checkpoint_place, check_file_inside, check_storage_url
+from gangline.errors import invalid
 from gangline.v1 import runner_pb2
 from services.scheduler.state import metrics
 
@@ -99,6 +101,10 @@ class Screening:
         """Raises GanglineError `checkpoint.id`, `place`, `path`, `storage.*` or `document.invalid`."""
         check_checkpoint_id(checkpoint.id)
         if checkpoint.state is not CheckpointState.DELETING:
+            if is_import_id(checkpoint.id):
+                # Everyone can compute the id of an import from its content, and a record of it would be taken for that.
+                text = f"{checkpoint.id} is an id for imported checkpoints, so no trial reports it; save under another"
+                raise invalid("checkpoint.id", text)
             check_storage_url(checkpoint.url, self._storage_url)
             check_checkpoint_place(checkpoint.url, checkpoint.id)
             for path in checkpoint.file_bytes:

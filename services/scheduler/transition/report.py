@@ -255,15 +255,18 @@ def _names_of(metrics: Mapping[str, object]) -> str:
 def checkpointed(records: Records, checkpoint: Checkpoint) -> StateChange:
     """Records a checkpoint. Its files must be complete in storage before it is reported. Checkpoints that it makes
     superfluous are marked in the same change; that may be itself, when an old report is repeated after its files were
-    deleted."""
+    deleted. Where the id is that of another record, the trial gets a warning only."""
     trial = records.find(Trial, checkpoint.trial_id)
     stored_checkpoint = records.find(Checkpoint, checkpoint.id)
-    if trial is None or (
-        stored_checkpoint is not None
-        and (stored_checkpoint.trial_id != trial.id or stored_checkpoint.state is CheckpointState.DELETING)
-    ):
+    if trial is None:
         return StateChange()
     draft = Draft(records)
+    if problem := find_taken(records, checkpoint):
+        if trial.state is not State.TERMINAL and not trial.warning:
+            draft.put(replace(trial, warning=problem))
+        return draft.change
+    if stored_checkpoint is not None and stored_checkpoint.state is CheckpointState.DELETING:
+        return StateChange()
     if stored_checkpoint is None:
         is_past_length = trial.length_batches is not None and checkpoint.batches_completed > trial.length_batches
         draft.put(replace(checkpoint, is_past_length=is_past_length))
@@ -277,6 +280,19 @@ def checkpointed(records: Records, checkpoint: Checkpoint) -> StateChange:
         draft.put(trial)
     mark_superfluous(draft, trial)
     return draft.change
+
+
+def find_taken(records: Records, checkpoint: Checkpoint) -> str:
+    """Returns why a reported checkpoint is not recorded: its id has a record of another trial, or of an import. Empty
+    where it has none."""
+    stored = records.find(Checkpoint, checkpoint.id)
+    if stored is None or stored.trial_id == checkpoint.trial_id:
+        return ""
+    whose = f"trial {stored.trial_id} has reported" if stored.trial_id else "an import has"
+    return (
+        f"its checkpoint {checkpoint.id} after batch {checkpoint.batches_completed} is not recorded, because {whose} "
+        "the same id; save another one, and give no id away before its checkpoint is saved"
+    )
 
 
 def _tell(draft: Draft, trial: Trial, event: SearchEvent, rules: Rules, now: float) -> None:

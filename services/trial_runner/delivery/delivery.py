@@ -18,6 +18,7 @@ import structlog
 
 from gangline.domain.state import TaskKind
 from gangline.v1 import runner_pb2
+from services.common.concurrency import cancel
 from services.common.drainer_process import start_drainer
 from services.common.rank_rules import RankUser
 from services.common.state_folder import SharedFolder, StateFolder
@@ -70,8 +71,8 @@ class Delivery:
             route_to_leader(spec.scheduler_addresses),
             route_to_gateways(spec.gateway_addresses, self._state),
         )
-        self.reporter = Reporter(self._routes[0], allocation_id, node_rank, self._learn)
         self.recorder = Recorder(self._spool, agent_id)
+        self.reporter = Reporter(self._routes[0], allocation_id, node_rank, self._learn, self.recorder.warn)
         self._record_stream = RecordStream(
             self._spool,
             self.recorder.has_news,
@@ -173,6 +174,9 @@ class Delivery:
             task_proxy, self._task_proxy = self._task_proxy, None
             await task_proxy.close()
         await asyncio.gather(self.reporter.drain(deadline_seconds), self._record_stream.drain(deadline_seconds))
+        reporting, *_ = self._tasks
+        await cancel(reporting)
+        await self.reporter.screen()
         for task in self._tasks:
             task.cancel()
         for result in await asyncio.gather(*self._tasks, return_exceptions=True):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import grpc
 import structlog
 
 from gangline.protocol.rpc import find_leader, token_metadata
-from gangline.v1 import runner_pb2, runner_pb2_grpc
+from gangline.v1 import runner_pb2, runner_pb2_grpc, types_pb2
 from services.trial_runner.delivery.channel_route import ChannelRoute
 
 # Deadline of one call, after which the next scheduler is asked.
@@ -28,7 +28,8 @@ log = structlog.get_logger(__name__)
 
 class Reporter:
     """Queues reports and delivers them; `run` is its long-lived task. on_answer: called with the scheduler's answer to
-    each report that it has taken.
+    each report that it has taken. on_refusal: called with the reason why a report will never be taken. find_fault:
+    returns why a checkpoint is not to be reported; empty where it is, and None where that cannot be told.
 
     Nothing is sent before `open`. If a runner ends at once, its reports go with its exit, which is cheaper for all than
     a connection of its own.
@@ -40,9 +41,12 @@ class Reporter:
         allocation_id: str,
         node_rank: int,
         on_answer: Callable[[runner_pb2.ReportTrialResponse], None],
+        on_refusal: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        self.find_fault: Callable[[types_pb2.Checkpoint], Awaitable[str | None]] | None = None
         self._route = route
         self._on_answer = on_answer
+        self._on_refusal = on_refusal
         self._allocation_id = allocation_id
         self._node_rank = node_rank
         self._next = 1
@@ -73,6 +77,17 @@ class Reporter:
     def undelivered(self) -> list[runner_pb2.TrialReport]:
         return list(self._waiting)
 
+    async def screen(self) -> None:
+        """Drops waiting reports of checkpoints with a fault, which the leader would not find. For the end of the
+        runner, when `run` has ended."""
+        for report in self.undelivered:
+            fault = await self._fault_of(report)
+            if fault is None:
+                # The storage does not answer. Looking for the other checkpoints too would hold up the end.
+                return
+            if fault:
+                self._waiting.remove(report)
+
     async def drain(self, deadline_seconds: float) -> bool:
         """Waits until the scheduler has everything. Returns False if the time ran out first, or if `open` was never
         called."""
@@ -97,16 +112,33 @@ class Reporter:
 
     async def _send_first(self, token: str) -> None:
         report = self._waiting[0]
+        self._is_sending = True
+        try:
+            if await self._fault_of(report):
+                self._waiting.popleft()
+            else:
+                await self._send(report, token)
+        finally:
+            self._is_sending = False
+
+    async def _fault_of(self, report: runner_pb2.TrialReport) -> str | None:
+        if not report.HasField("checkpoint") or self.find_fault is None:
+            return ""
+        if fault := await self.find_fault(report.checkpoint):
+            self._on_refusal(fault)
+        return fault
+
+    async def _send(self, report: runner_pb2.TrialReport, token: str) -> None:
         request = runner_pb2.ReportTrialRequest(
             allocation_id=self._allocation_id, node_rank=self._node_rank, report=report
         )
-        self._is_sending = True
         try:
             stub = runner_pb2_grpc.RunnerServiceStub(self._route.channel())
             answer = await stub.ReportTrial(request, timeout=CALL_SECONDS, metadata=token_metadata(token))
         except grpc.aio.AioRpcError as error:
             if error.code() in _REFUSALS:
                 log.error("the scheduler refuses a report", sequence=report.sequence, error=error.details())
+                self._on_refusal(f"the scheduler refuses a report of this trial: {error.details()}")
                 self._waiting.popleft()
             else:
                 await self._route.failed(find_leader(error))
@@ -114,5 +146,3 @@ class Reporter:
             self._route.succeeded()
             self._waiting.popleft()
             self._on_answer(answer)
-        finally:
-            self._is_sending = False

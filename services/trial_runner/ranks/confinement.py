@@ -20,6 +20,7 @@ import structlog
 from gangline.domain.limits import MB
 from gangline.errors import GanglineError, unavailable
 from gangline.launch.beat_file import stacks_path_of
+from gangline.v1 import runner_pb2, types_pb2
 from services.common import rank_cgroup
 from services.common.concurrency import in_own_thread
 from services.common.rank_rules import RankRules, RankUser, check_free, find_user, load_rules, owners_user
@@ -100,10 +101,10 @@ class Confinement:
         if self.rules.cgroup:
             rank_cgroup.remove_all(Path(self.rules.cgroup), self.allocation_id)
 
-    async def open(self, folder: SharedFolder, storage_url: str, trial_id: str, storage_marker: str) -> None:
+    async def open(self, folder: SharedFolder, spec: runner_pb2.RunnerSpec) -> None:
         """Opens to the ranks' user what lies outside of its own folders: the way to them, and the storage."""
         self.open_folder(folder)
-        await self.open_storage(storage_url, trial_id, storage_marker)
+        await self.open_storage(spec.storage_url, spec.trial.id, spec.storage_marker)
 
     def open_folder(self, folder: SharedFolder) -> None:
         """Lets the ranks' user pass through the allocation's folder, in which it cannot list or make anything."""
@@ -120,6 +121,17 @@ class Confinement:
         work = partial(owner_account.open_storage, url, trial_id, self.user, marker)
         if not await in_own_thread(work, STORAGE_SECONDS):
             log.warning("the storage does not answer; going on without a look at it", storage=url)
+
+    async def find_theft(self, spec: runner_pb2.RunnerSpec, checkpoint: types_pb2.Checkpoint) -> str | None:
+        """Returns why a rank's report of a checkpoint is false; empty where it is not. None: the storage does not
+        answer."""
+        is_deletion = checkpoint.state == types_pb2.CHECKPOINT_STATE_DELETING
+        if is_deletion or self.user is None or not self.user.is_dynamic:
+            return ""
+        found: list[str] = []
+        what = (spec.storage_url, spec.trial.id, self.user, checkpoint.id, checkpoint.url)
+        await in_own_thread(lambda: found.append(owner_account.find_theft(*what)), STORAGE_SECONDS)
+        return found[0] if found else None
 
     def give_beats(self, beat_paths: Mapping[int, Path]) -> None:
         """Gives the ranks their beat files. The dumps of their stacks lie in the allocation's folder too, in which the

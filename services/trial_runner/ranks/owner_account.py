@@ -26,12 +26,14 @@ from gangline.domain.trace import tensorboard_url_of
 from gangline.errors import GanglineError
 from services.common.disk import write_atomic
 from services.common.rank_rules import RankUser
+from services.common.user_rights import rights_of
 
 # The group of an account has no other member. In the storage the group is that of the folder, with the services in it.
 UMASK = 0o002
-# Every account may make entries, which only that account can change. The group of the folder is that of all that is
-# made in it, so services of another account than root can remove it.
-_SHARED_MODE = 0o3777
+# Every account may make entries, which only that account can change. No account may list them, because the name of an
+# unfinished checkpoint tells its id, under which another owner could make a folder first. The group of the folder is
+# that of all that is made in it, so services of another account than root can remove it.
+_SHARED_MODE = 0o3733
 # The folders of a storage in which trials choose names.
 _SHARED_FOLDERS = ("checkpoints", "batch_output")
 _ACCOUNTS = Path("/etc/passwd")
@@ -102,6 +104,34 @@ def open_storage(url: str, trial_id: str, user: RankUser, marker: str) -> None:
         log.warning("cannot open the storage for the ranks", storage=url, user=user.uid, error=str(error))
 
 
+def find_theft(url: str, trial_id: str, user: RankUser, checkpoint_id: str, checkpoint_url: str) -> str:
+    """Returns why a rank's report of a checkpoint is false: the folder is not its account's, or is not there. Empty
+    where it is true, and where the storage does not tell: it is no folder, is away, or keeps no accounts, as some NFS
+    do. What a trial reports is deleted for it one day, so it must not name a checkpoint of another owner.
+
+    It looks with the account's rights, because root may have none there.
+    """
+    root = storage_folder(url)
+    if root is None:
+        return ""
+    own, place = storage_folder(tensorboard_url_of(url, trial_id)), root / "checkpoints" / checkpoint_id
+    try:
+        with rights_of(user):
+            # No account can make or rename this folder, which `open_storage` has given to the account.
+            if own is None or own.lstat().st_uid != user.uid or place.lstat().st_uid == user.uid:
+                return ""
+        why = "its folder belongs to another account"
+    except FileNotFoundError as error:
+        is_elsewhere = checkpoint_url.rstrip("/") != f"{url.rstrip('/')}/checkpoints/{checkpoint_id}"
+        if str(error.filename) != str(place) or is_elsewhere:
+            return ""
+        why = "its folder is not there"
+    except (OSError, ValueError):
+        # ValueError: a name with a zero byte, which the scheduler refuses.
+        return ""
+    return f"checkpoint {checkpoint_id!r:.100} is not reported for this trial, because {why}: {place!s:.200}"
+
+
 def holds_storage(root: Path, marker: str) -> bool:
     """Returns whether a folder is there. Raises OSError, and GanglineError `storage.away` where it is not the cluster's
     storage, as a mount point whose mount is lost.
@@ -146,7 +176,8 @@ def _let_pass(storage: int, user: RankUser) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid() and not mode & 0o077:
         os.fchown(storage, -1, user.groups[-1])
-        os.fchmod(storage, mode | 0o010)
+        # Without the bit that would give all folders in it to this group, as all owners' accounts are in it.
+        os.fchmod(storage, (mode & ~stat.S_ISGID) | 0o010)
 
 
 def _close(storage: int, name: str) -> None:

@@ -10,9 +10,10 @@ import grpc.aio
 import httpx
 import pytest
 
+from gangline.domain.checkpoint_import import import_id
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.fusion import FusionRecord, owned_key
-from gangline.domain.state import ExitKind, State
+from gangline.domain.state import CheckpointState, ExitKind, State
 from gangline.errors import GanglineError
 from gangline.protocol import rpc, wire
 from gangline.v1 import agent_pb2, runner_pb2, types_pb2
@@ -114,6 +115,7 @@ async def test_replacements_are_counted_and_told_once(bench: Bench) -> None:
         ({"metadata_json": "[1]"}, "document.invalid"),
         ({"metadata_json": "{"}, "document.invalid"),
         ({"id": "c\x1b]0;x\x07"}, "checkpoint.id"),
+        ({"id": (imported := import_id("{}", [])), "url": f"/x/checkpoints/{imported}"}, "checkpoint.id"),
         ({"url": "/x/code"}, "checkpoint.place"),
         ({"url": "/x/checkpoints/c9"}, "checkpoint.place"),
         ({"url": "/x/code/../checkpoints/c1"}, "checkpoint.place"),
@@ -134,6 +136,27 @@ async def test_checkpoint_that_harms_readers_is_refused(bench: Bench, change: di
     assert rpc.error_of(failure.value, "s1").code == code
     assert await _checkpoint(bench, checkpoint.id) is None
     await runner.report(checkpoint=types_pb2.Checkpoint(id="c2", url="/x/checkpoints/c2"))
+    assert await _checkpoint(bench, "c2") is not None
+
+
+async def test_a_checkpoint_whose_id_another_trial_has_reported_is_never_lost_in_silence(bench: Bench) -> None:
+    agent, first = await _started(bench)
+    await bench.caller.submit(config_json())
+    [*_, spec] = await agent.started(2)
+    saved = types_pb2.Checkpoint(id="c1", batches_completed=5, url="/x/checkpoints/c1")
+    await first.report(checkpoint=saved)
+    second = ScriptedRunner(spec, first.address)
+    await second.report(checkpoint=types_pb2.Checkpoint(id="c1", state=types_pb2.CHECKPOINT_STATE_DELETING))
+    with pytest.raises(grpc.aio.AioRpcError, match=r"not recorded, because trial 1\.1 has reported the") as failure:
+        await second.report(checkpoint=saved)
+    assert rpc.error_of(failure.value, "s1").code == "checkpoint.taken"
+    checkpoint, trial = await _checkpoint(bench, "c1"), await bench.trial("2.1")
+    assert checkpoint is not None
+    assert (checkpoint.trial_id, checkpoint.state) == ("1.1", CheckpointState.COMPLETED)
+    assert trial is not None
+    assert (trial.latest_checkpoint_id, "checkpoint c1 after batch 5 is not recorded" in trial.warning) == ("", True)
+    # What it reports next is taken.
+    await second.report(checkpoint=types_pb2.Checkpoint(id="c2", url="/x/checkpoints/c2"))
     assert await _checkpoint(bench, "c2") is not None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gangline.domain.state import ExitKind
+from gangline.v1 import runner_pb2
 from services.agent.settings import DEFAULT_UIDS
 from services.common.rank_rules import RankRules, write_rules
 from tests.integration.trial_runner.conftest import World
@@ -28,6 +29,7 @@ ANN, BOB = 3, 4
 LOOK = """
 import json, os, pathlib, pwd, subprocess, tempfile
 from gangline import core
+from gangline.v1 import types_pb2
 
 def fate(act):
     try:
@@ -47,6 +49,9 @@ with core.init() as context:
     harm = {}
     if other:
         theirs = storage / "checkpoints" / other
+        for each in (other, "not-there"):
+            url = f"{context.checkpoint.storage_url}/checkpoints/{each}"
+            context.checkpoint._link.send_checkpoint(types_pb2.Checkpoint(id=each, url=url, batches_completed=9))
         harm = {
             "read": fate(lambda: (theirs / "weights").read_text()),
             "write": fate(lambda: (theirs / "weights").write_text("x")),
@@ -57,6 +62,8 @@ with core.init() as context:
             "code": fate(lambda: os.listdir(storage / "code")),
             "home": fate(lambda: os.listdir(home.parent / os.environ["OTHER_HOME"])),
             "listing": fate(lambda: os.listdir(home.parent)),
+            "checkpoints": fate(lambda: os.listdir(storage / "checkpoints")),
+            "batch output": fate(lambda: os.listdir(storage / "batch_output")),
         }
     (storage / "tensorboard" / os.environ["DET_TASK_ID"] / "events").touch()
     output = pathlib.Path(os.environ["GANGLINE_OUTPUT_DIR"])
@@ -111,6 +118,11 @@ def seen(world: World) -> list[dict[str, Any]]:
     return [json.loads(line[4:]) for line in world.gateway.lines("stdout") if line.startswith("saw ")]
 
 
+def left_of(runner: Runner) -> list[runner_pb2.TrialReport]:
+    """The checkpoints' reports that the runner has left to the agent."""
+    return [report for report in runner.status().undelivered if report.HasField("checkpoint")]
+
+
 def variables(**values: str) -> Mapping[str, Any]:
     return {"environment": {"environment_variables": [f"{name}={value}" for name, value in values.items()]}}
 
@@ -151,8 +163,20 @@ async def test_owners_have_accounts_of_their_own_and_share_a_storage(open_world:
     last = seen(open_world)[-1]
     assert last["ids"][0] == [FIRST + BOB] * 3
     harm = {"write", "add", "rename", "squat", "squat on output", "code", "home", "listing"}
+    # The name of an unfinished checkpoint has its id, under which others could make a folder first.
+    harm |= {"checkpoints", "batch output"}
     assert last["harm"] == {"read": "of the rank", **dict.fromkeys(harm, denied)}
     assert weights.read_text() == "of the rank"
+    # Neither a checkpoint of another owner nor one that is not there is reported as the trial's own. A gateway would
+    # delete it for the trial one day.
+    told = [*open_world.schedulers[-1].reports_of("checkpoint"), *(each.checkpoint for each in left_of(runner))]
+    (own,) = set((storage / "checkpoints").iterdir()) - {weights.parent}
+    assert [checkpoint.id for checkpoint in told] == [own.name]
+    warnings = [line for line in open_world.gateway.lines("runner") if line.startswith("checkpoint ")]
+    reasons = ((weights.parent.name, "its folder belongs to another account"), ("not-there", "its folder is not there"))
+    assert [line.partition(": ")[0] for line in warnings] == [
+        f"checkpoint {each!r} is not reported for this trial, because {why}" for each, why in reasons
+    ]
     assert [path.name for path in (storage / "outputs/8.1").iterdir()] == ["rank0"]
 
 

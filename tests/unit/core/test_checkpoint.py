@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +20,12 @@ from gangline.cluster_info import CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.core import CheckpointContext, DistributedContext, DownloadMode
 from gangline.core.checkpoint import location_of
 from gangline.core.link import LocalLink
-from gangline.core.storage import CheckpointStore
+from gangline.core.storage import CheckpointStore, describe_files
+from gangline.domain.manifest import write_document
 from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import types_pb2
+from services.common.rank_rules import RankUser
+from services.common.user_rights import rights_of
 from tests.support.world import in_ranks
 
 
@@ -212,6 +218,55 @@ def test_a_storage_that_does_not_answer_is_away(tmp_path: Path, monkeypatch: pyt
     fsspec.filesystem("file").rm(f"{url}/checkpoints/{latest}", recursive=True)
     monkeypatch.setattr(CheckpointStore, "holds_anything", fail)
     assert _code_of(context, latest, tmp_path / "latest") == {"checkpoint.storage"}
+
+
+def _squat(place: Path, kind: str) -> None:
+    if kind == "file":
+        place.write_text("x")
+        return
+    place.mkdir(mode=0o777)
+    (place / "x").write_text("x")
+    if kind == "checkpoint":
+        (place / "x").rename(place / "weights.bin")
+        (place / "metadata.json").write_bytes(write_document({"steps_completed": 4}, describe_files(place)))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "checkpoint"])
+def test_what_has_the_name_already_is_no_checkpoint_of_this_trial(tmp_path: Path, kind: str) -> None:
+    """Another trial has made it, in a storage that all trials write into."""
+    link = _RecordingLink()
+    context = _context(str(tmp_path), link=link)
+    with ExitStack() as saving:
+        path, storage_id = saving.enter_context(context.store_path({"steps_completed": 4}))
+        (path / "weights.bin").write_text("weights")
+        place = tmp_path / "checkpoints" / storage_id
+        place.parent.mkdir()
+        _squat(place, kind)
+        found = sorted((each, each.stat().st_size) for each in (place, *place.rglob("*")))
+        with pytest.raises(GanglineError, match="is there already, and this trial has not made it") as caught:
+            saving.close()
+    assert caught.value.code == "checkpoint.taken"
+    assert not link.checkpoints
+    assert sorted((each, each.stat().st_size) for each in (place, *place.rglob("*"))) == found
+    # The next one takes a new id.
+    assert _save(context) != storage_id
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root acts as another user")
+def test_a_latest_checkpoint_is_damaged_also_where_its_siblings_cannot_be_listed() -> None:
+    """Ranks with an account of their own may not list the checkpoints of other owners."""
+    with tempfile.TemporaryDirectory() as root:
+        Path(root).chmod(0o777)
+        latest = _save(_context(root))
+        folder = Path(root, "checkpoints")
+        shutil.rmtree(folder / latest)
+        folder.chmod(0o3733)
+        with rights_of(RankUser("ann", 61187, 61187, (61187,), "/tmp", "/bin/sh")):
+            with pytest.raises(PermissionError):
+                list(folder.iterdir())
+            assert _code_of(_latest_context(root, latest), latest, Path(root, "x")) == {"checkpoint.latest_corrupt"}
+            storage_id = _save(_context(root))
+        assert (folder / storage_id).stat().st_uid == 61187
 
 
 def test_newer_format_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -376,9 +375,7 @@ def test_sweep_in_the_middle_of_a_commit_by_renaming_leaves_a_whole_checkpoint_o
     store = CheckpointStore(url, _WRITER)
     _upload(store, tmp_path, "half")
     files = describe_files(tmp_path / "files")
-    has_run = _interpose(
-        monkeypatch, step, lambda: clear(Storage(url), Partial(_WRITER, "half")), LocalFileSystem, _RENAMING_CALLS
-    )
+    has_run = _interpose(monkeypatch, step, lambda: clear(Storage(url), Partial(_WRITER, "half")), _RENAMING_CALLS)
     if step < 4:
         with pytest.raises(GanglineError) as caught:
             store.commit("half", {}, files)
@@ -389,18 +386,17 @@ def test_sweep_in_the_middle_of_a_commit_by_renaming_leaves_a_whole_checkpoint_o
         store.download("half", tmp_path / "copy")
 
 
-_CALLS = ("info", "pipe_file", "exists", "rm_file", "rm", "find")
-_RENAMING_CALLS = ("info", "makedirs", "pipe_file", "mv")
+_CALLS = [(MemoryFileSystem, name) for name in ("info", "pipe_file", "exists", "rm_file", "rm", "find")]
+_RENAMING_CALLS = [(LocalFileSystem, "info"), (LocalFileSystem, "pipe_file"), (CheckpointStore, "_rename")]
 
 
 def _interpose(
     monkeypatch: pytest.MonkeyPatch,
     step: int,
     work: Callable[[], None],
-    filesystem: type[AbstractFileSystem] = MemoryFileSystem,
-    names: Sequence[str] = _CALLS,
+    methods: Sequence[tuple[type, str]] = _CALLS,
 ) -> list[int]:
-    """work: done once, before the call of that number to the file system. Returns that number once it was done."""
+    """work: done once, before the call of that number to one of the methods. Returns that number once it was done."""
     calls, done = itertools.count(), list[int]()
 
     def wrap(original: Callable[..., object]) -> Callable[..., object]:
@@ -412,8 +408,8 @@ def _interpose(
 
         return call
 
-    for name in names:
-        monkeypatch.setattr(filesystem, name, wrap(getattr(filesystem, name)))
+    for owner, name in methods:
+        monkeypatch.setattr(owner, name, wrap(getattr(owner, name)))
     return done
 
 

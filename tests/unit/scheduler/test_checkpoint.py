@@ -21,7 +21,7 @@ from services.scheduler.transition.checkpoint import (
     delete_checkpoints,
     retire,
 )
-from services.scheduler.transition.report import checkpointed
+from services.scheduler.transition.report import checkpointed, find_taken
 from tests.support.scheduler import config_json
 
 _EXPERIMENT = Experiment(1, "e", "ann", config_json(), "0")
@@ -105,8 +105,17 @@ def test_report_of_one_that_is_being_deleted_does_not_make_it_the_latest() -> No
 
 
 def test_checkpoint_of_another_trial_is_not_taken_over() -> None:
-    other = Trial("1.2", 1, 2, state=State.RUNNING)
-    assert not checkpointed(_state_with(_ENDED, other, *_ALL), replace(_ALL[0], trial_id="1.2"))
+    """The trial that has not got its own checkpoint has a warning of it."""
+    other, theirs = Trial("1.2", 1, 2, state=State.RUNNING), replace(_ALL[0], trial_id="1.2")
+    state = _state_with(_ENDED, other, *_ALL)
+    change = checkpointed(state, theirs)
+    (warned,) = (record for record in change.puts if isinstance(record, Trial))
+    assert len(change.puts) == 1
+    assert warned == replace(other, warning=find_taken(state, theirs))
+    assert "checkpoint c1 after batch 1 is not recorded, because trial 1.1 has reported the same id" in warned.warning
+    assert not checkpointed(_state_with(_ENDED, replace(other, state=State.TERMINAL), *_ALL), theirs)
+    imported = replace(_ALL[0], trial_id="")
+    assert "an import has the same id" in find_taken(_state_with(imported), theirs)
 
 
 def test_report_is_not_too_large_because_of_what_it_makes_superfluous() -> None:

@@ -63,13 +63,27 @@ def test_a_storage_with_its_marker_is_opened(tmp_path: Path, user: RankUser, tex
     root = tmp_path / "mnt"
     root.mkdir(mode=0o700)
     (root / MARKER_FILE).write_text(text)
+    # The mode that an earlier version has given it.
+    (root / "checkpoints").mkdir()
+    (root / "checkpoints").chmod(0o3777)
     # The folder of an id that the owner had with another range.
     (root / "tensorboard/7.1").mkdir(parents=True)
     os.chown(root / "tensorboard/7.1", 61187, 0)
     open_storage(f"file://{root}", "7.1", user, MARKER)
     assert holds_storage(root, MARKER)
-    assert stat.S_IMODE((root / "checkpoints").stat().st_mode) == 0o3777
+    assert stat.S_IMODE((root / "checkpoints").stat().st_mode) == 0o3733
     assert (root / "tensorboard/7.1").stat().st_uid == user.uid
+
+
+def test_the_group_of_all_accounts_is_not_passed_on_to_their_files(tmp_path: Path, user: RankUser) -> None:
+    root = tmp_path / "mnt"
+    root.mkdir()
+    root.chmod(0o2700)
+    open_storage(str(root), "7.1", user, "")
+    assert (stat.S_IMODE(root.stat().st_mode), root.stat().st_gid) == (0o710, user.groups[-1])
+    made = {path.stat().st_gid for path in root.rglob("*")}
+    assert made
+    assert user.groups[-1] not in made
 
 
 def test_a_folder_that_others_may_have_made_is_not_given_away(tmp_path: Path, user: RankUser) -> None:
