@@ -34,13 +34,7 @@ from services.trial_runner.delivery.relay import CHIEF, Relay
 from services.trial_runner.delivery.running_report import RunningReport
 from services.trial_runner.fusion_records import FusionRecords
 from services.trial_runner.gang.gang_links import GangLinks
-from services.trial_runner.gang.gang_plan import (
-    Network,
-    describe_earlier,
-    describe_left_out,
-    find_place,
-    load_config,
-)
+from services.trial_runner.gang.gang_plan import Network, describe_start, find_place, load_config
 from services.trial_runner.gang.outcome import (
     FailureRecord,
     OutcomeContext,
@@ -228,8 +222,7 @@ class TrialRunner:
         # What comes before the ranks, such as an interpreter on a slow disk, may take longer than the first lease.
         self._lease.start_soon(self._pids)
         if self._place.is_head:
-            earlier, left_out = describe_earlier(self._spec), describe_left_out(self._spec)
-            for sentence in (*earlier, *left_out, *self._log_policy.left_out):
+            for sentence in (*describe_start(self._spec), *self._log_policy.left_out):
                 self._delivery.recorder.warn(sentence)
         paths, container = self._watchdog.paths, self._preparation.container
         setup = RankSetup(

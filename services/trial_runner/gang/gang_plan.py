@@ -282,7 +282,7 @@ def _fits(name: str, value: str) -> bool:
     return len(f"{name}={value}".encode()) < MAX_VARIABLE_BYTES
 
 
-def describe_left_out(spec: runner_pb2.RunnerSpec) -> list[str]:
+def _describe_left_out(spec: runner_pb2.RunnerSpec) -> list[str]:
     """Returns a line for the trial's log about variables that are too long for Linux; empty if there are none."""
     names = [name for name, value in _determined_documents(spec).items() if not _fits(name, value)]
     if not names:
@@ -353,6 +353,11 @@ def _cluster_info(
         storage_marker=spec.storage_marker,
         warnings=_warnings_of(spec),
     )
+
+
+def describe_start(spec: runner_pb2.RunnerSpec) -> list[str]:
+    """Returns the lines with which the trial's log of this attempt begins."""
+    return [*describe_earlier(spec), *_describe_left_out(spec)]
 
 
 def describe_earlier(spec: runner_pb2.RunnerSpec) -> list[str]:
