@@ -117,7 +117,14 @@ class Output:
         """Whether metrics or checkpoints of this machine are expected: of a training that has none from before."""
         trial = self.spec.trial
         is_new = not trial.batches_completed and not self.spec.HasField("latest_checkpoint")
-        return is_new and self.place.is_head and self._is_script and not load_config(self.spec).get("task")
+        # A script that has printed nothing either has nothing to deliver, so its runner ends at once.
+        return (
+            is_new
+            and self.recorder.has_lines
+            and self.place.is_head
+            and self._is_script
+            and not load_config(self.spec).get("task")
+        )
 
     async def _keep(self, stop: StopRequest) -> Kept:
         if _is_killed(stop):

@@ -25,13 +25,14 @@ log = structlog.get_logger(__name__)
 
 class Recorder:
     """Writes records to the spool. has_news: set after each record; the reader of the spool clears it before it
-    reads."""
+    reads. has_lines: whether the trial's log has any line of this machine."""
 
     def __init__(self, spool: Spool, agent_id: str) -> None:
         self._spool = spool
         self._agent_id = agent_id
         self._graders: dict[tuple[int, str], LineGrader] = {}
         self.has_news = asyncio.Event()
+        self.has_lines = False
         # How many dropped and refused records of the spool the trial's log has reported.
         self._told = (0, 0)
 
@@ -96,6 +97,7 @@ class Recorder:
 
     def _record(self, rank: int | None, stream: str, lines: Sequence[str], levels: Sequence[LogLevel]) -> None:
         at, agent_id = time.time(), self._agent_id
+        self.has_lines = self.has_lines or bool(lines)
         self._append(
             [
                 ingest_pb2.IngestRecord(

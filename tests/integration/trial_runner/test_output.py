@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.state import ExitKind
+from services.trial_runner.output_text import NOT_REPORTED
 from tests.integration.trial_runner.conftest import World
 
 OUTPUT = 'cd "$GANGLINE_OUTPUT_DIR"; mkdir deep; echo 1 > a; echo 2 > deep/b; ln -s a latest; ln -s /etc/hostname out; '
@@ -70,3 +71,13 @@ async def test_a_storage_that_takes_nothing_changes_no_outcome(world: World, tmp
     (told,) = _notes(world, "not kept")
     assert "not kept: 1 file of $GANGLINE_OUTPUT_DIR (a: NotADirectoryError" in told
     assert (runner.directory / "gangline-output/a").read_text() == "1\n"
+
+
+@pytest.mark.parametrize(("entrypoint", "notes"), [("true", []), ("echo done", [NOT_REPORTED])])
+async def test_a_script_that_has_printed_nothing_has_a_log_without_any_line(
+    world: World, entrypoint: str, notes: list[str]
+) -> None:
+    """Its runner has nothing to deliver. That keeps thousands of short commands fast."""
+    (runner,) = await world.start("", (1,), entrypoint=entrypoint)
+    assert (await runner.wait()).kind is ExitKind.COMPLETED
+    assert _notes(world, "") == notes
