@@ -26,6 +26,8 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 # A call without progress for so long is reported: the storage hangs.
 SILENT_SECONDS = 10.0
+# A call whose last progress is not longer ago moves.
+MOVING_SECONDS = 1.0
 # How long a preempted trial still tries to save after an error of its storage.
 PREEMPTED_SECONDS = 5.0
 # A preempted rank keeps this part of its grace for its end. A call that hangs cannot be distinguished from a slow one,
@@ -133,8 +135,9 @@ class StorageWait:
                 self._watch_silence(silent_seconds)
             elif not self._is_waiting:
                 self._tell("")
-            # A call under way counts as progress also while it moves: a large checkpoint may take longer than a batch.
-            if silent_seconds or self._is_waiting:
+            # A call that moves counts as progress: a large checkpoint may take longer than a batch. One that stands
+            # still is the hang watchdog's matter until it is known as a storage that hangs.
+            if is_silent or self._is_waiting or 0 < silent_seconds < MOVING_SECONDS:
                 self._beat.hold()
             thread.join(_LOOK_SECONDS)
         self._tell("")

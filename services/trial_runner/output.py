@@ -55,6 +55,8 @@ _LOOK_SECONDS = 0.2
 # Limits for the look at the working folder.
 _MOST_EXAMINED = 5000
 _EXAMINE_SECONDS = 0.2
+# The kernel dates files by a clock that may be so many nanoseconds behind.
+_TICK_NS = 20_000_000
 # Folders that Python fills by itself.
 _CACHES = ("__pycache__",)
 # Variables of the account; those in the ranks' environment may be of a container.
@@ -73,11 +75,16 @@ class Output:
     recorder: Recorder
     _confinement: Confinement = field(default_factory=Confinement)
     _environment: Mapping[str, str] = field(default_factory=dict)
-    _began_at: float = 0.0
+    _began_ns: int = 0
+    _dates: Mapping[str, int] = field(default_factory=dict)
 
     def begin(self, environment: Mapping[str, str], confinement: Confinement) -> None:
-        """Notes the time before the ranks start. environment: of one rank, for the library of the storage."""
-        self._environment, self._confinement, self._began_at = environment, confinement, time.time()
+        """Notes the time and the dates of the code's files before the ranks start. environment: of one rank, for the
+        library of the storage."""
+        self._environment, self._confinement, self._began_ns = environment, confinement, time.time_ns()
+        if self._is_script:
+            with suppress(OSError), rights_of(confinement.user):
+                self._dates = read_dates(self.folder.code_path)
 
     async def settle(
         self, stop: StopRequest, on_copy: Callable[[], Awaitable[None]], *, has_results: bool, is_success: bool
@@ -92,7 +99,7 @@ class Output:
             with rights_of(self._confinement.user):
                 has_output = _has_files(self.folder.output_path)
                 if self._is_script:
-                    written = find_written(self.folder.code_path, self._began_at)
+                    written = find_written(self.folder.code_path, self._dates, self._began_ns)
         except OSError as error:
             log.error("cannot look at the files of the ranks", error=str(error))
         if has_output:
@@ -240,19 +247,39 @@ class _CopyWatch:
             self._problem = str(report["rest"])
 
 
-def find_written(folder: Path, since: float) -> Written:
-    """Returns the files below a folder that were made or changed after this time.
+def read_dates(folder: Path) -> dict[str, int]:
+    """Returns the time of each file's last change below a folder in nanoseconds, by its path. Examines a bounded number
+    of entries.
 
     The time of the inode's change counts: a program may set the time of the content, as tar does, and a code archive
-    may have files of the future. Examines a bounded number of entries, so that a short command is not delayed.
+    may have files of the future.
     """
+    dates: dict[str, int] = {}
+    give_up_at = time.monotonic() + _EXAMINE_SECONDS
+    for number, entry in enumerate(_walk(folder)):
+        if number >= _MOST_EXAMINED or time.monotonic() > give_up_at:
+            break
+        with suppress(OSError):
+            if not entry.is_dir(follow_symlinks=False):
+                dates[entry.path] = entry.stat(follow_symlinks=False).st_ctime_ns
+    return dates
+
+
+def find_written(folder: Path, dates: Mapping[str, int], since_ns: int) -> Written:
+    """Returns the files below a folder that were made or changed since `read_dates` returned these dates, which was at
+    since_ns by time.time_ns. Examines a bounded number of entries, so that a short command is not delayed."""
     names: list[str] = []
     num_files, give_up_at = 0, time.monotonic() + _EXAMINE_SECONDS
     for number, entry in enumerate(_walk(folder)):
         if number >= _MOST_EXAMINED or time.monotonic() > give_up_at:
             return Written(num_files, tuple(sorted(names)), is_whole=False)
         with suppress(OSError):
-            if not entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_ctime > since:
+            if entry.is_dir(follow_symlinks=False):
+                continue
+            date = entry.stat(follow_symlinks=False).st_ctime_ns
+            # The dates may lack files of a large folder, which are older.
+            is_written = date != dates[entry.path] if entry.path in dates else date > since_ns - _TICK_NS
+            if is_written:
                 num_files += 1
                 if len(names) < MOST_NAMES:
                     names.append(os.path.relpath(entry.path, folder))

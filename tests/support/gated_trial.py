@@ -166,7 +166,7 @@ class Gate:
         draft.rename(self.folder / name)
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
     """Returns when the condition holds; for tests without an event loop."""
     deadline = time.monotonic() + seconds
     while not condition():
