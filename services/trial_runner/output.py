@@ -84,7 +84,7 @@ class Output:
         self._environment, self._confinement, self._began_ns = environment, confinement, time.time_ns()
         if self._is_script:
             with suppress(OSError), rights_of(confinement.user):
-                self._dates = read_dates(self.folder.code_path)
+                self._dates, _ = read_dates(self.folder.code_path)
 
     async def settle(
         self, stop: StopRequest, on_copy: Callable[[], Awaitable[None]], *, has_results: bool, is_success: bool
@@ -247,9 +247,9 @@ class _CopyWatch:
             self._problem = str(report["rest"])
 
 
-def read_dates(folder: Path) -> dict[str, int]:
-    """Returns the time of each file's last change below a folder in nanoseconds, by its path. Examines a bounded number
-    of entries.
+def read_dates(folder: Path) -> tuple[dict[str, int], bool]:
+    """Returns the time of each file's last change below a folder in nanoseconds, by its path, and whether all of the
+    folder was examined. Examines a bounded number of entries, so that a short command is not delayed.
 
     The time of the inode's change counts: a program may set the time of the content, as tar does, and a code archive
     may have files of the future.
@@ -258,32 +258,24 @@ def read_dates(folder: Path) -> dict[str, int]:
     give_up_at = time.monotonic() + _EXAMINE_SECONDS
     for number, entry in enumerate(_walk(folder)):
         if number >= _MOST_EXAMINED or time.monotonic() > give_up_at:
-            break
+            return dates, False
         with suppress(OSError):
             if not entry.is_dir(follow_symlinks=False):
                 dates[entry.path] = entry.stat(follow_symlinks=False).st_ctime_ns
-    return dates
+    return dates, True
 
 
-def find_written(folder: Path, dates: Mapping[str, int], since_ns: int) -> Written:
-    """Returns the files below a folder that were made or changed since `read_dates` returned these dates, which was at
-    since_ns by time.time_ns. Examines a bounded number of entries, so that a short command is not delayed."""
-    names: list[str] = []
-    num_files, give_up_at = 0, time.monotonic() + _EXAMINE_SECONDS
-    for number, entry in enumerate(_walk(folder)):
-        if number >= _MOST_EXAMINED or time.monotonic() > give_up_at:
-            return Written(num_files, tuple(sorted(names)), is_whole=False)
-        with suppress(OSError):
-            if entry.is_dir(follow_symlinks=False):
-                continue
-            date = entry.stat(follow_symlinks=False).st_ctime_ns
-            # The dates may lack files of a large folder, which are older.
-            is_written = date != dates[entry.path] if entry.path in dates else date > since_ns - _TICK_NS
-            if is_written:
-                num_files += 1
-                if len(names) < MOST_NAMES:
-                    names.append(os.path.relpath(entry.path, folder))
-    return Written(num_files, tuple(sorted(names)))
+def find_written(folder: Path, before: Mapping[str, int], since_ns: int) -> Written:
+    """Returns the files below a folder that were made or changed since `read_dates` returned the dates before, which
+    was at since_ns by time.time_ns."""
+    dates, is_whole = read_dates(folder)
+    # The dates before may lack files of a large folder, which are older.
+    written = [
+        os.path.relpath(path, folder)
+        for path, date in dates.items()
+        if (date != before[path] if path in before else date > since_ns - _TICK_NS)
+    ]
+    return Written(len(written), tuple(sorted(written[:MOST_NAMES])), is_whole)
 
 
 def _has_files(folder: Path) -> bool:

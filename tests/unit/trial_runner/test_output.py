@@ -22,7 +22,7 @@ def test_only_files_that_changed_since_are_found(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     for name in ("train.py", "deep/old"):
         (tmp_path / name).write_text("code")
-    dates, since = read_dates(tmp_path), time.time()
+    (dates, _), since = read_dates(tmp_path), time.time()
     assert find_written(tmp_path, dates, time.time_ns()) == Written()
     _wait_clock(tmp_path, since)
     (tmp_path / "deep/old").write_text("changed")
