@@ -33,14 +33,12 @@ from gangline.domain.partial import PREFIX
 from gangline.domain.storage_fault import describe
 from gangline.domain.storage_url import protocol_of
 from gangline.errors import GanglineError
+from gangline.folder_handle import FILE, FOLDER, open_below
 from gangline.launch import confinement
 
 _CHUNK_BYTES = 1 << 20
 # Pause between two signs of progress.
 _SIGN_SECONDS = 0.5
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A pipe without a writer would block.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # A folder this deep is no output.
 _MOST_DEPTH = 64
 # Of the reason why one file is not kept.
@@ -208,7 +206,7 @@ class Keeper:
         try:
             handle = _open_folder(self.folder, below)
             try:
-                return os.open(name, _FILE, dir_fd=handle)
+                return os.open(name, FILE, dir_fd=handle)
             finally:
                 os.close(handle)
         except FileNotFoundError:
@@ -279,14 +277,7 @@ def _list(folder: Path, below: str) -> list[tuple[str, int]]:
 
 def _open_folder(folder: Path, below: str) -> int:
     """Returns a handle; the caller closes it. A folder of the path that has become a link raises OSError."""
-    handle = os.open(folder, _FOLDER)
-    for name in below.split("/") if below else ():
-        above = handle
-        try:
-            handle = os.open(name, _FOLDER, dir_fd=above)
-        finally:
-            os.close(above)
-    return handle
+    return open_below(os.open(folder, FOLDER), below.split("/") if below else ())
 
 
 def _callback(progress: Callable[[], None]) -> Any:

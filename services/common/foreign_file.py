@@ -12,12 +12,12 @@ import os
 import stat
 from pathlib import Path
 
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+from gangline.folder_handle import FILE
 
 
 def read_foreign(path: Path, max_bytes: int) -> bytes:
     """Returns the file's first bytes. Raises OSError, also for what is no regular file."""
-    with os.fdopen(os.open(path, _FLAGS), "rb") as file:
+    with os.fdopen(os.open(path, FILE), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no file", str(path))
         return file.read(max_bytes)

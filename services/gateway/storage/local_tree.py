@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from gangline.errors import GanglineError, conflict
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A pipe without a writer would block; O_NONBLOCK changes nothing for regular files.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+from gangline.folder_handle import FILE, FOLDER, open_below
 
 # Folders in one another that a walk enters. Each costs it a handle.
 MOST_LEVELS = 40
@@ -42,7 +39,7 @@ def open_file(root: Path, path: str) -> IO[bytes]:
     try:
         folder = _open_folder(root, parts)
         try:
-            descriptor = os.open(name, _FILE, dir_fd=folder)
+            descriptor = os.open(name, FILE, dir_fd=folder)
         finally:
             os.close(folder)
     except FileNotFoundError:
@@ -71,7 +68,7 @@ def walk(root: Path, path: str) -> Iterator[Found]:
             below = f"{open_folders[-1].prefix}{name}"
             if stat.S_ISDIR(status.st_mode) and len(open_folders) < MOST_LEVELS:
                 with suppress(OSError):
-                    handle = os.open(name, _FOLDER, dir_fd=open_folders[-1].handle)
+                    handle = os.open(name, FOLDER, dir_fd=open_folders[-1].handle)
                     open_folders.append(_Open(handle, f"{below}/"))
             yield Found(below, stat.S_ISREG(status.st_mode), status.st_size, status.st_mtime)
     finally:
@@ -115,14 +112,7 @@ class _Open:
 
 def _open_folder(root: Path, parts: Sequence[str]) -> int:
     """Returns a handle. Raises OSError. The root itself is the operator's, and may be a link."""
-    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for part in parts:
-        above = handle
-        try:
-            handle = os.open(part, _FOLDER, dir_fd=above)
-        finally:
-            os.close(above)
-    return handle
+    return open_below(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), parts)
 
 
 def _parts_of(path: str) -> list[str]:

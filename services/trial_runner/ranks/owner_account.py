@@ -24,6 +24,7 @@ from gangline.domain.storage_fault import MARKER_FILE, check_marker, storage_awa
 from gangline.domain.storage_url import protocol_of
 from gangline.domain.trace import tensorboard_url_of
 from gangline.errors import GanglineError
+from gangline.folder_handle import FOLDER
 from services.common.disk import write_atomic
 from services.common.rank_rules import RankUser
 from services.common.user_rights import rights_of
@@ -38,7 +39,6 @@ _SHARED_MODE = 0o3733
 _SHARED_FOLDERS = ("checkpoints", "batch_output")
 _ACCOUNTS = Path("/etc/passwd")
 _MARKER_BYTES = 4096
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ def make_home(user: RankUser) -> None:
     home = Path(user.home)
     home.parent.mkdir(mode=0o711, exist_ok=True)
     home.mkdir(mode=0o700, exist_ok=True)
-    handle = os.open(home, _FOLDER)
+    handle = os.open(home, FOLDER)
     try:
         # A home that is still ours was made by a runner that was killed before it gave it away.
         if os.fstat(handle).st_uid == os.geteuid():
@@ -162,7 +162,7 @@ def _check_marker(root: Path, storage: int, marker: str) -> None:
 
 
 @contextmanager
-def _opened(path: Path | str, flags: int = _FOLDER, parent: int | None = None) -> Iterator[int]:
+def _opened(path: Path | str, flags: int = FOLDER, parent: int | None = None) -> Iterator[int]:
     handle = os.open(path, flags, dir_fd=parent)
     try:
         yield handle
