@@ -18,6 +18,8 @@ from typing import Any
 import grpc
 import httpx
 
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.state import State
 from gangline.domain.storage_fault import MARKER_FILE
 from gangline.domain.user import User
 from gangline.local.port import find_free_ports
@@ -28,7 +30,7 @@ from services.common.etcd import EtcdClient, EtcdSettings, Put
 from services.common.security import allocation_token, as_password, hash_token
 from services.gateway.program import GatewaySettings
 from tests.support.forked_service import ForkedService, fork_service, load_service
-from tests.support.wait import until
+from tests.support.wait import until, until_async
 
 PROGRAM = "services.gateway.__main__"
 CLUSTER_TOKEN = "cluster-token-of-the-tests"
@@ -102,6 +104,21 @@ class Client:
     async def close(self) -> None:
         await self.http.aclose()
         await self._channel.close()
+
+
+async def put_trials(client: Client, etcd: EtcdClient) -> list[Trial]:
+    """Puts experiment 7 of alice with the trials 7.1 and 7.2, all RUNNING. Returns the trials once the client's gateway
+    sees both."""
+    trials = [Trial(f"7.{number}", 7, number, state=State.RUNNING) for number in (1, 2)]
+    experiment = Experiment(7, "digits", "alice", "{}", "", State.RUNNING)
+    puts = [Put(keys.trial(trial.id), wire.encode(trial)) for trial in trials]
+    await etcd.commit([Put(keys.experiment(7), wire.encode(experiment)), *puts])
+
+    async def is_seen() -> bool:
+        return (await client.http.get("/api/v1/trials/7.2")).status_code == 200
+
+    await until_async(is_seen, "the gateway seeing both trials")
+    return trials
 
 
 class GatewayProcess:

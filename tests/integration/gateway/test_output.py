@@ -8,14 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gangline.domain.experiment import Experiment, Trial
-from gangline.domain.state import State
-from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
-from services.common import keys
-from services.common.etcd import EtcdClient, Put
-from tests.support.gateway import Client
-from tests.support.wait import until_async
+from services.common.etcd import EtcdClient
+from tests.support.gateway import Client, put_trials
 
 CONTENT = {"a b.csv": b"", "deep/er/model": b"m" * (3 << 20), "new\nline": b"n"}
 
@@ -23,15 +18,7 @@ CONTENT = {"a b.csv": b"", "deep/er/model": b"m" * (3 << 20), "new\nline": b"n"}
 @pytest.fixture
 async def folder(client: Client, etcd: EtcdClient, tmp_path: Path) -> Path:
     """The output of trial 7.1; trial 7.2 has none."""
-    trials = [Trial(f"7.{number}", 7, number, state=State.RUNNING) for number in (1, 2)]
-    experiment = Experiment(7, "digits", "alice", "{}", "", State.RUNNING)
-    puts = [Put(keys.trial(trial.id), wire.encode(trial)) for trial in trials]
-    await etcd.commit([Put(keys.experiment(7), wire.encode(experiment)), *puts])
-
-    async def is_seen() -> bool:
-        return (await client.http.get("/api/v1/trials/7.2")).status_code == 200
-
-    await until_async(is_seen, "the gateway seeing both trials")
+    await put_trials(client, etcd)
     folder = tmp_path / "storage/outputs/7.1"
     (folder / "deep/er").mkdir(parents=True)
     for name, content in CONTENT.items():

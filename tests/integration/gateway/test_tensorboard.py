@@ -7,14 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gangline.domain.experiment import Experiment, Trial
-from gangline.domain.state import State
-from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
-from services.common import keys
-from services.common.etcd import EtcdClient, Put
-from tests.support.gateway import Client
-from tests.support.wait import until_async
+from services.common.etcd import EtcdClient
+from tests.support.gateway import Client, put_trials
 
 EVENTS = "7.1/events.out.tfevents.1.host"
 
@@ -22,15 +17,7 @@ EVENTS = "7.1/events.out.tfevents.1.host"
 @pytest.fixture
 async def folder(client: Client, etcd: EtcdClient, tmp_path: Path) -> Path:
     """The folder of TensorBoard files in the storage; experiment 7 has the trials 7.1 and 7.2, each with a file."""
-    trials = [Trial(f"7.{number}", 7, number, state=State.RUNNING) for number in (1, 2)]
-    experiment = Experiment(7, "digits", "alice", "{}", "", State.RUNNING)
-    puts = [Put(keys.trial(trial.id), wire.encode(trial)) for trial in trials]
-    await etcd.commit([Put(keys.experiment(7), wire.encode(experiment)), *puts])
-
-    async def is_seen() -> bool:
-        return (await client.http.get("/api/v1/trials/7.2")).status_code == 200
-
-    await until_async(is_seen, "the gateway seeing both trials")
+    trials = await put_trials(client, etcd)
     folder = tmp_path / "storage" / "tensorboard"
     for trial in trials:
         (folder / trial.id).mkdir(parents=True)
