@@ -27,6 +27,8 @@ from services.trial_runner.ranks.confinement import Confinement
 
 # Limit for a fork from the rank template; beyond it the nursery starts cold.
 FORK_SECONDS = 20.0
+# Limit for killing and reaping what the ranks started, after the nursery that would have done it has died.
+BURIAL_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +65,7 @@ class Nursery:
         self._cleared: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._hello: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
         self._pids: dict[int, int] = {}
-        self._is_released = False
+        self._is_released = self._is_closing = False
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -168,6 +170,7 @@ class Nursery:
 
     async def close(self, deadline_seconds: float = 5.0) -> None:
         """Kills what is left and waits until the nursery has reaped it."""
+        self._is_closing = True
         self._control.shutdown(socket.SHUT_WR)
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -184,6 +187,16 @@ class Nursery:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
 
+    def _bury_orphans(self) -> None:
+        """Ends what a nursery that died left to the runner.
+
+        The ranks that it forked died with it. Programs that replaced ranks did not, nor what hooks have started, and it
+        may not have reported all of their pids. A container has ended with its nursery; the program that runs it is
+        still to remove it.
+        """
+        if not self._is_closing and not self.is_contained:
+            child.bury_descendants(BURIAL_SECONDS)
+
     async def _read(self) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=self._control.dup())
         try:
@@ -198,6 +211,7 @@ class Nursery:
             if self._is_released:
                 writer.close()
             else:
+                self._bury_orphans()
                 self._on_event({"event": "store", "error": "the nursery died"})
                 self._on_event({"event": "cleared", "is_empty": False})
                 if not self._hello.done():

@@ -23,7 +23,6 @@ import structlog
 
 from gangline.domain.state import ExitKind
 from gangline.errors import unavailable
-from gangline.launch import child
 from gangline.protocol.wire import enum_member
 from gangline.v1 import rank_pb2
 from services.common.concurrency import cancel
@@ -38,8 +37,6 @@ from services.trial_runner.ranks.traceback_fold import fold_tracebacks
 # Wait for a rank to end after SIGKILL. A rank that survives it is stuck in the kernel (a hung GPU, a dead network
 # disk), so a longer wait changes nothing.
 GIVE_UP_SECONDS = 10.0
-# Limit for killing and reaping what the ranks started, after the nursery that would have done it has died.
-BURIAL_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -282,11 +279,6 @@ class RankGroup:
             self.lost = f"the process that holds the ranks (pid {self.nursery.pid}) died, and its ranks with it"
         for state in living:
             state.is_alive = False
-        # The ranks that the nursery forked died with it. Programs that replaced ranks did not, and the nursery may not
-        # have reported all of their pids.
-        # A container has ended with its nursery; the program that runs it is still to remove it.
-        if not self.nursery.is_contained:
-            child.bury_descendants(BURIAL_SECONDS)
         if self._up is not None and not self._up.done():
             self._up.set_exception(unavailable("runner.no_rank", self.lost or "the process that forks ranks died"))
         self._act()

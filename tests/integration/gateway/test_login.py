@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from services.gateway.program import run_gateway
 from services.gateway.usecase import user as user_module
 from services.gateway.usecase.login_limit import FAILURES_OF_USER
 from tests.support.gateway import add_user, settings_in
+from tests.support.wait import until
 
 LOGIN = "/api/v1/auth/login"
 # More than the failures that come back during the test.
@@ -61,23 +63,30 @@ async def test_login_whose_client_has_gone_makes_room(
 ) -> None:
     goes_on = threading.Event()
     hashed: list[str] = []
+    admitted: list[object] = []
+    queue = user_module._hashed
 
     def wait(_stored: str, password: str) -> bool:
         hashed.append(password)
         return goes_on.wait(60) and False
 
+    async def admit(*work: Any) -> Any:
+        admitted.append(work)
+        return await queue(*work)
+
     monkeypatch.setattr(user_module, "is_password", wait)
+    monkeypatch.setattr(user_module, "_hashed", admit)
     monkeypatch.setattr(user_module, "_MAX_WAITING", 4)
     await add_user(etcd)
     async with gateway(etcd_settings, tmp_path) as http:
         waiting = [asyncio.create_task(log_in(http, f"gone{number}")) for number in range(4)]
         try:
-            assert await until_code(lambda: log_in(http, "late"), "auth.too_many_logins")
+            await until(lambda: len(admitted) == 4 and len(hashed) == 2, "two that are hashed and two that wait", 60)
+            assert await log_in(http, "late") == "auth.too_many_logins"
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-            # It waits now, as it is refused no more.
-            last = await until_waiting(http)
+            last = await until_admitted(lambda: log_in(http, "last"), admitted)
         finally:
             goes_on.set()
         assert await last == "auth.wrong_password"
@@ -92,23 +101,17 @@ async def test_body_of_a_login_is_small(etcd: EtcdClient, etcd_settings: EtcdSet
         assert "at most 16384 are read here" in answer.json()["message"]
 
 
-async def until_code(ask: Callable[[], Any], code: str) -> bool:
-    """Asks until the answer comes at once with this code."""
+async def until_admitted(ask: Callable[[], Coroutine[Any, Any, str]], admitted: list[object]) -> asyncio.Task[str]:
+    """Asks until a login is no more refused. Returns it, while it waits."""
+    num_before = len(admitted)
+
+    def is_known(asking: asyncio.Task[str]) -> bool:
+        return asking.done() or len(admitted) > num_before
+
     async with asyncio.timeout(60):
         while True:
             asking = asyncio.create_task(ask())
-            done, _ = await asyncio.wait({asking}, timeout=0.5)
-            if done:
-                return bool(asking.result() == code)
-            asking.cancel()
-
-
-async def until_waiting(http: httpx.AsyncClient) -> asyncio.Task[str]:
-    """Returns a login that is neither refused nor answered."""
-    async with asyncio.timeout(60):
-        while True:
-            asking = asyncio.create_task(log_in(http, "last"))
-            done, _ = await asyncio.wait({asking}, timeout=1.0)
-            if not done:
+            await until(partial(is_known, asking), "an answer", 60)
+            if not asking.done():
                 return asking
             assert asking.result() == "auth.too_many_logins"

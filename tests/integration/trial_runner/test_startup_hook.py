@@ -10,6 +10,8 @@ import signal
 import pytest
 
 from gangline.domain.state import ExitKind
+from services.agent.allocations.process_watch import kill_group, load_leaders
+from services.common.state_folder import SharedFolder
 from tests.integration.trial_runner.conftest import World
 from tests.support.runner_process import living
 from tests.support.wait import until
@@ -107,12 +109,31 @@ async def test_a_hook_that_does_not_end_is_killed_with_what_it_started(world: Wo
 
 async def test_a_hook_that_is_lost_with_its_nursery_is_the_machines_matter(world: World) -> None:
     (runner,) = await world.start("", (1,), files={"startup-hook.sh": STAND})
-    await world.wait_pids(2)
+    pids = await world.wait_pids(2)
     os.kill(runner.nursery_pid(), signal.SIGKILL)
     report = await runner.wait()
     text = "startup-hook.sh was lost: the process that started it died"
     assert (report.kind, report.message, report.is_agent_at_fault) == (ExitKind.START_FAILED, text, True)
     assert not report.has_not_begun
+    # What the hook has started is of the group that the agent ends with the attempt.
+    leaders = load_leaders(SharedFolder(runner.directory).rank_pids_path)
+    assert [leader.pid for leader in leaders] == pids[:1]
+    for leader in leaders:
+        kill_group(leader)
+    await until(lambda: not living(pids), "the end of the hook and of its child", 5)
+
+
+async def test_a_hook_that_is_lost_before_a_command_leaves_nothing(world: World) -> None:
+    """The runner adopts what a command's nursery has started, also in a session of its own."""
+    hook = "echo pid $$\nsetsid sh -c 'echo pid $$; sleep 600' &\nwait\n"
+    (runner,) = await world.start(
+        "", (1,), files={"startup-hook.sh": hook}, config={"entrypoint": "true"}, entrypoint="true"
+    )
+    pids = await world.wait_pids(2)
+    os.kill(runner.nursery_pid(), signal.SIGKILL)
+    report = await runner.wait()
+    assert report.kind is ExitKind.START_FAILED, report
+    assert not living(pids)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
