@@ -194,7 +194,7 @@ class Nursery:
         may not have reported all of their pids. A container has ended with its nursery; the program that runs it is
         still to remove it.
         """
-        if not self._is_closing and not self.is_contained:
+        if self._process.is_child and not self._is_closing:
             child.bury_descendants(BURIAL_SECONDS)
 
     async def _read(self) -> None:
