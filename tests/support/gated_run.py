@@ -23,6 +23,7 @@ from gangline.domain.state import State
 from gangline.domain.view import ExperimentView, TrialView
 from gangline.local.identity import Identity, identify, wait_gone
 from gangline.local.layout import Layout
+from gangline.local.service import read_tail
 from gangline.local.shutdown import find_cluster_processes, find_runners
 from gangline.protocol.wire import from_proto
 from gangline.pytorch import load_checkpoint
@@ -128,7 +129,7 @@ class GatedRun:
     def _check_idle(self) -> None:
         """Slots free, nothing waiting, and as many processes as before."""
         wait_for(lambda: not self.client.list_tasks(), "the end of all tasks")
-        wait_for(lambda: is_whole(self.client), "all agents alive")
+        wait_for(lambda: is_whole(self.client), lambda: f"all agents alive, not {describe(self.client, self.cluster)}")
         assert all(not view.allocation_id_by_slot_id for view in self.client.list_agents())
         wait_for(lambda: not find_runners(self.cluster.layout), "the end of all runners")
         pids = [desk.pid for folder in self.gate.folder.glob("*.*.*") for desk in self.gate.desks(folder.name).values()]
@@ -146,10 +147,20 @@ def is_whole(client: Client) -> bool:
     return client.get_cluster().leader is not None and all(view.agent.state == "ALIVE" for view in views)
 
 
+def describe(client: Client, cluster: Site) -> str:
+    """What is_whole looks at, with the end of each service's log."""
+    states = {view.agent.id: str(view.agent.state) for view in client.list_agents()}
+    logs = [f"== {path.stem}\n{read_tail(path, 2000)}" for path in sorted((cluster.layout.root / "logs").glob("*.log"))]
+    return "\n".join([f"leader {client.get_cluster().leader}, agents {states}", *logs])
+
+
 def wait_whole(cluster: Site, num_agents: int) -> None:
     """Returns once so many agents have joined and all is well."""
     with cluster.connect() as client:
-        wait_for(lambda: client.get_cluster().num_agents == num_agents and is_whole(client), "a whole cluster")
+        wait_for(
+            lambda: client.get_cluster().num_agents == num_agents and is_whole(client),
+            lambda: f"{num_agents} agents alive, not {describe(client, cluster)}",
+        )
 
 
 @contextmanager
@@ -157,7 +168,7 @@ def gated_run(cluster: Site, folder: Path, **config: object) -> Iterator[GatedRu
     """Submits it. folder: where its gate lies. It is killed at the end if a failed test has left it running."""
     gate = Gate(folder / "gate")
     with cluster.connect() as client:
-        wait_for(lambda: is_whole(client), "a whole cluster")
+        wait_for(lambda: is_whole(client), lambda: f"a whole cluster, not {describe(client, cluster)}")
         history = StateHistory(cluster.etcd_address)
         num_processes = len(find_cluster_processes(cluster.layout))
         created = client.create_experiment(gate.config(**config), gate.code)  # type: ignore[arg-type]  # slots is first

@@ -166,9 +166,10 @@ class Gate:
         draft.rename(self.folder / name)
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
-    """Returns when the condition holds; for tests without an event loop."""
+def wait_for(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = 90.0) -> None:
+    """Returns when the condition holds; for tests without an event loop. what: for the failure; called if it is one."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what if isinstance(what, str) else what()}: not within {seconds:g} s")
         time.sleep(0.02)
