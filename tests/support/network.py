@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+import psutil
 
 _numbers = itertools.count()
 DEAD_INTERFACE = "fast0"
@@ -46,11 +49,11 @@ def why_not() -> str:
 @contextmanager
 def two_hosts() -> Iterator[list[HostNetwork]]:
     """The namespaces and their interfaces; all gone afterwards."""
+    _remove_left()
     # The kernel removes the interfaces of a namespace some time after it is gone.
     stem = f"gl{os.getpid()}n{next(_numbers)}"
-    # Workers of pytest-xdist run beside one another, each with subnets of its own.
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    servers, data = 77 + 2 * worker, 78 + 2 * worker
+    servers = _free_subnet()
+    data = servers + 1
     hosts = [
         HostNetwork(f"{stem}{letter}", f"10.{servers}.{index}.1", f"10.{data}.1.{index}", f"10.{data}.2.{index}")
         for index, letter in ((1, "a"), (2, "b"))
@@ -66,6 +69,22 @@ def two_hosts() -> Iterator[list[HostNetwork]]:
     finally:
         for host in hosts:
             subprocess.run(["ip", "netns", "del", host.namespace], check=False, capture_output=True)
+
+
+def _remove_left() -> None:
+    """Removes the namespaces of test processes that were killed. Their addresses would take the packets of ours."""
+    for line in _run("ip", "netns", "list").splitlines():
+        made = re.match(r"gl(\d+)[nt]", line)
+        if made and not psutil.pid_exists(int(made[1])):
+            subprocess.run(["ip", "netns", "del", line.split()[0]], check=False, capture_output=True)
+
+
+def _free_subnet() -> int:
+    """The second byte of addresses that this machine does not have. The workers of pytest-xdist, which run beside one
+    another, look at different ones."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    addresses = _run("ip", "-4", "-o", "addr")
+    return next(byte for byte in range(77 + 2 * worker, 250, 16) if f" 10.{byte}." not in addresses)
 
 
 def _add_management(host: HostNetwork) -> None:
@@ -101,6 +120,7 @@ def _in(host: HostNetwork, *command: str) -> None:
     _run(*host.enter, *command)
 
 
-def _run(*command: str) -> None:
+def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return done.stdout

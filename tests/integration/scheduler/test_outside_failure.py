@@ -42,8 +42,10 @@ async def test_failures_in_a_row_outside_of_a_trial_make_it_wait(bench: Bench) -
     failed = await bench.eventually(lambda: bench.trial("1.1"), lambda trial: trial.infrastructure_failures == 5)
     assert (failed.state, failed.outcome, failed.restarts) == (State.QUEUED, None, 0)
     assert failed.reason == f"agent a1: {NOT_MET}"
-    [standing] = await bench.caller.list_pending()
-    assert standing.reason.code == types_pb2.REASON_CODE_BACKOFF_AFTER_FAILURE
+    [standing] = await bench.eventually(
+        bench.caller.list_pending,
+        lambda pending: [each.reason.code for each in pending] == [types_pb2.REASON_CODE_BACKOFF_AFTER_FAILURE],
+    )
     assert standing.request.not_before_at > failed.timeline.queued_at + 7
 
 
