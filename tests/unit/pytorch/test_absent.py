@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -11,97 +10,26 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional, init
-
-# Before the first stage gives up a parameter, as models import them.
-from torch.nn.init import orthogonal_, sparse_, trunc_normal_
 
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.absent import Absent
 from gangline.pytorch.parallel.staged.holding import Holding
 from gangline.pytorch.parallel.staged.unit import find_units
-
-Change = Callable[[nn.Parameter], Any]
-
-
-def _whole() -> nn.Module:
-    torch.manual_seed(0)
-    sizes = (5, 7, 3, 7, 5)
-    return nn.Sequential(*(nn.Linear(*pair) for pair in zip(sizes, sizes[1:], strict=False)))
+from tests.support.absent_draws import DRAWS, check_draws, make_stage, make_whole
 
 
-def _stage(rank: int) -> tuple[nn.Module, Holding]:
-    model = _whole()
-    holding = Holding(model, find_units(model), [0, 0, 1, 1], 2)
-    holding.give_up(rank)
-    return model, holding
+@pytest.mark.parametrize("name", list(DRAWS))
+def test_each_stage_draws_as_one_process(name: str) -> None:
+    check_draws(name, torch.device("cpu"))
 
 
 def _pair() -> tuple[nn.Parameter, nn.Parameter]:
     """A parameter of the stage, and one of another stage with the same shape."""
-    model, _ = _stage(0)
+    model, _ = make_stage(0)
     own, absent = model[1].bias, model[2].bias  # type: ignore[index]  # torch types modules loosely
     with torch.no_grad():
         absent = absent[:3]
     return own, absent
-
-
-def _own_truncation(parameter: nn.Parameter) -> None:
-    """As many models bring one along."""
-    bound = math.erf(0.5)
-    parameter.uniform_(-bound, bound).erfinv_().mul_(math.sqrt(2.0)).clamp_(-1, 1)
-
-
-_GENERATOR = torch.Generator()
-
-_DRAWS: dict[str, Change] = {
-    "in place": lambda parameter: parameter.normal_(),
-    "in place through data": lambda parameter: parameter.data.uniform_(-1, 1),
-    "other distributions": lambda parameter: parameter.exponential_().add_(parameter.clone().cauchy_()).log_normal_(),
-    "flags": lambda parameter: parameter.mul_(parameter.clone().bernoulli_(0.3)),
-    "integers": lambda parameter: parameter.add_(torch.randint_like(parameter, 9)).random_(7),
-    "alike": lambda parameter: parameter.add_(torch.randn_like(parameter)).mul_(torch.rand_like(parameter)),
-    "a new tensor": lambda parameter: parameter.copy_(parameter.new_empty(parameter.shape).normal_()),
-    "an empty tensor": lambda parameter: parameter.copy_(torch.empty_like(parameter).uniform_()),
-    "beside it": lambda parameter: parameter.copy_(torch.randn(parameter.shape, device=parameter.device)),
-    "into it": lambda parameter: torch.randn(parameter.shape, out=parameter.data),
-    "around it": lambda parameter: parameter.copy_(torch.normal(parameter, 0.1)),
-    "a part": lambda parameter: parameter[1:].normal_(),
-    "turned": lambda parameter: parameter.t().normal_(),
-    "of a generator": lambda parameter: parameter.normal_(generator=_GENERATOR),
-    "an assignment": lambda parameter: setattr(parameter, "data", torch.randn(parameter.shape)),
-    "dropout": lambda parameter: parameter.copy_(functional.dropout(parameter, 0.4)),
-    "own truncation": _own_truncation,
-    "normal": lambda parameter: init.normal_(parameter, 1.0, 0.1),
-    "uniform": lambda parameter: init.uniform_(parameter, generator=_GENERATOR),
-    "truncated": lambda parameter: trunc_normal_(parameter, std=1.0, a=-0.5, b=2.0),
-    "far truncated": lambda parameter: trunc_normal_(parameter, std=1.0, a=1.0, b=2.0),
-    "xavier": lambda parameter: init.xavier_normal_(parameter) if parameter.dim() > 1 else None,
-    "kaiming": lambda parameter: init.kaiming_uniform_(parameter) if parameter.dim() > 1 else None,
-    "orthogonal": lambda parameter: orthogonal_(parameter, 1.5) if parameter.dim() > 1 else None,
-    "sparse": lambda parameter: sparse_(parameter, 0.4) if parameter.dim() > 1 else None,
-    "by place": lambda parameter: init.eye_(parameter).add_(torch.rand(())) if parameter.dim() > 1 else None,
-}
-
-
-@pytest.mark.parametrize("name", list(_DRAWS))
-def test_each_stage_draws_as_one_process(name: str) -> None:
-    def run(model: nn.Module) -> float:
-        torch.manual_seed(3)
-        _GENERATOR.manual_seed(4)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                _DRAWS[name](parameter)
-        return float(torch.rand(())) + float(torch.rand((), generator=_GENERATOR))
-
-    whole = _whole()
-    expected = run(whole)
-    for rank in range(2):
-        model, _ = _stage(rank)
-        assert run(model) == expected
-        pairs = list(zip(model.parameters(), whole.parameters(), strict=True))
-        assert [parameter.is_meta for parameter, _ in pairs] == [rank == 1] * 4 + [rank == 0] * 4
-        assert all(torch.equal(parameter, value) for parameter, value in pairs if not parameter.is_meta)
 
 
 _READS: dict[str, Callable[[nn.Parameter, nn.Parameter], Any]] = {
@@ -141,8 +69,8 @@ def test_gradients_by_a_parameter_of_another_stage_are_refused() -> None:
         absent.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
-def test_a_parameter_of_another_stage_looks_like_one_of_this_stage() -> None:
-    model, _ = _stage(0)
+def test_a_parameter_of_another_stage_looks_like_one_of_thismake_stage() -> None:
+    model, _ = make_stage(0)
     absent = model[3].weight  # type: ignore[index]  # torch types modules loosely
     assert isinstance(absent, nn.Parameter)
     assert (absent.shape, absent.dtype, absent.device) == ((5, 7), torch.float32, torch.device("cpu"))
@@ -163,9 +91,9 @@ def test_a_parameter_of_another_stage_looks_like_one_of_this_stage() -> None:
 
 
 def test_whole_values_are_loaded_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
-    whole = _whole()
+    whole = make_whole()
     for rank in range(2):
-        model, _ = _stage(rank)
+        model, _ = make_stage(rank)
         model.load_state_dict({name: value + 1 for name, value in whole.state_dict().items()})
         for parameter, value in zip(model.parameters(), whole.parameters(), strict=True):
             assert parameter.is_meta or torch.equal(parameter, value + 1)
@@ -173,7 +101,7 @@ def test_whole_values_are_loaded_without_a_warning(recwarn: pytest.WarningsRecor
 
 
 def test_attributes_of_parameters_stay_when_values_go_and_return() -> None:
-    model = _whole()
+    model = make_whole()
     for parameter in model.parameters():
         parameter.kind = "plain"  # type: ignore[attr-defined]  # a user's own
     holding = Holding(model, find_units(model), [0, 0, 1, 1], 2)
@@ -190,6 +118,6 @@ def test_attributes_of_parameters_stay_when_values_go_and_return() -> None:
 
 
 def test_a_parameter_that_was_added_later_is_refused() -> None:
-    _, holding = _stage(0)
+    _, holding = make_stage(0)
     with pytest.raises(GanglineError, match=r"a parameter of shape \[2\] was not in the model when it was wrapped"):
         holding.holders(nn.Parameter(torch.zeros(2)))
