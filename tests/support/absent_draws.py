@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ _CPU = torch.device("cpu")
 def make_whole() -> nn.Module:
     torch.manual_seed(0)
     sizes = (5, 7, 3, 7, 5)
-    return nn.Sequential(*(nn.Linear(*pair) for pair in zip(sizes, sizes[1:], strict=False)))
+    return nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(sizes)))
 
 
 def make_stage(rank: int, device: torch.device = _CPU) -> tuple[nn.Module, Holding]:

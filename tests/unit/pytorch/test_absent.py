@@ -37,7 +37,7 @@ _READS: dict[str, Callable[[nn.Parameter, nn.Parameter], Any]] = {
     "a decision": lambda own, absent: bool((absent > 0).any()),
     "a list": lambda own, absent: absent.tolist(),
     "an array": lambda own, absent: absent.detach().numpy(),
-    "a comparison": lambda own, absent: torch.equal(own, absent),
+    "a comparison": torch.equal,
     "a change of an own one": lambda own, absent: own.data.add_(absent, alpha=0.1),
     "a copy into an own one": lambda own, absent: own.data.copy_(absent),
     "a sum": lambda own, absent: torch.zeros(()).add_(absent.sum()),

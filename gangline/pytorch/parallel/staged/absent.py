@@ -28,21 +28,84 @@ _META = torch.device("meta")
 _ORIGIN, _GRADIENT = "_gangline_origin", "_gangline_gradient"
 # Functions whose count of random numbers depends on shapes alone.
 _DRAWS = frozenset(
-    "normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ kaiming_uniform_ rand randn "
-    "randint randperm rand_like randn_like randint_like normal bernoulli multinomial dropout dropout_ dropout1d dropout2d "
-    "dropout3d alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ feature_alpha_dropout "
-    "feature_alpha_dropout_ native_dropout rrelu rrelu_ gumbel_softmax".split()
+    [
+        "normal_",
+        "uniform_",
+        "random_",
+        "bernoulli_",
+        "exponential_",
+        "geometric_",
+        "cauchy_",
+        "log_normal_",
+        "kaiming_uniform_",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "normal",
+        "bernoulli",
+        "multinomial",
+        "dropout",
+        "dropout_",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "alpha_dropout_",
+        "feature_dropout",
+        "feature_dropout_",
+        "feature_alpha_dropout",
+        "feature_alpha_dropout_",
+        "native_dropout",
+        "rrelu",
+        "rrelu_",
+        "gumbel_softmax",
+    ]
 )
 # Functions that need values, beside those for which torch reports that a meta tensor has none.
 _READS = frozenset(
-    "item tolist numpy __array__ __bool__ __int__ __float__ __index__ __complex__ __reduce_ex__ equal allclose "
-    "is_nonzero poisson binomial _standard_gamma _sample_dirichlet".split()
+    [
+        "item",
+        "tolist",
+        "numpy",
+        "__array__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__complex__",
+        "__reduce_ex__",
+        "equal",
+        "allclose",
+        "is_nonzero",
+        "poisson",
+        "binomial",
+        "_standard_gamma",
+        "_sample_dirichlet",
+    ]
 )
 _BACKWARD = frozenset(("backward", "grad"))
 _CONVERSIONS = frozenset(("to", "cpu", "cuda", "type_as"))
 _CHANGES = frozenset(
-    "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __idiv__ __imod__ __ipow__ __iand__ __ior__ "
-    "__ixor__ __ilshift__ __irshift__".split()
+    [
+        "__setitem__",
+        "__iadd__",
+        "__isub__",
+        "__imul__",
+        "__itruediv__",
+        "__ifloordiv__",
+        "__idiv__",
+        "__imod__",
+        "__ipow__",
+        "__iand__",
+        "__ior__",
+        "__ixor__",
+        "__ilshift__",
+        "__irshift__",
+    ]
 )
 # Modules of torch that leave a parameter out for being on the meta device.
 _LEAVING_OUT = (vars(init), vars(sys.modules[nn.Module.__module__]))
