@@ -301,9 +301,7 @@ class Unchecked(Lion):
 
     def begin(self) -> None:
         self.largest = max(
-            float(parameter.grad.abs().max())  # type: ignore[union-attr]  # see above
-            for group in self.param_groups
-            for parameter in group["params"]
+            float(parameter.grad.abs().max()) for group in self.param_groups for parameter in group["params"]
         )
 
 

@@ -138,7 +138,7 @@ class Absent(torch.Tensor):
     """A tensor that is computed from parameters of other stages, or one of these."""
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch itself declares none
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with _inside, torch._C.DisableTorchFunctionSubclass():
             if torch._C._len_torch_dispatch_stack():
                 # The run of a part finds out by itself where it needs values, see ValueWatch.
@@ -320,7 +320,9 @@ def _convert(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], absent: t
         return args[0].to(device=origin_of(absent).device, dtype=absent.dtype)
     if name in ("cpu", "cuda"):
         return args[0]
-    dtype = args[1].dtype if name == "type_as" else torch._C._nn._parse_to(*args[1:], **kwargs)[1]
+    parse: Any = torch._C._nn._parse_to
+    kwargs.pop("copy", None)
+    dtype = args[1].dtype if name == "type_as" else parse(*args[1:], **kwargs)[1]
     return _marked(args[0].to(dtype=dtype or args[0].dtype), origin_of(args[0]))
 
 
