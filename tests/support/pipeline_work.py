@@ -453,21 +453,26 @@ class _SteepnessHead(nn.Linear):
 
 
 class ConvolutionTrial(ChainTrial):
-    """Whose gradients by hidden states have the layout that a convolution leaves."""
+    """Whose convolutions run over turned pictures, so that gradients by hidden states are not contiguous."""
 
     class make(nn.Module):  # noqa: N801  takes the place of a function
         def __init__(self) -> None:
             super().__init__()
             self.stem = nn.Conv2d(1, 4, 3, padding=1)
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GELU()) for _ in range(4))
+            self.blocks = nn.ModuleList(_TurningConvolution(4, 4, 3, padding=1) for _ in range(4))
             self.head = nn.Linear(4 * 6, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.stem(x.reshape(-1, 1, 2, 3))
             for block in self.blocks:
-                x = x + block(x)
+                x = block(x)
             out: torch.Tensor = self.head(x.flatten(1))
             return out
+
+
+class _TurningConvolution(nn.Conv2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(super().forward(input.transpose(2, 3)))
 
 
 class FullTrial(ChainTrial):
