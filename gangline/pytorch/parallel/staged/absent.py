@@ -178,7 +178,7 @@ class AbsentParameter(Absent, nn.Parameter):
     """A parameter of another stage."""
 
     @property
-    def grad(self) -> Any:  # type: ignore[override]  # torch types it as an attribute
+    def grad(self) -> Any:
         # No backward pass reaches it here. As for __hash__, this is quick.
         return vars(self).get(_GRADIENT)
 
