@@ -9,12 +9,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.nn import functional, init
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
@@ -364,6 +365,116 @@ class CompiledTrial(ChainTrial):
         return model
 
 
+class LateInitTrial(ChainTrial):
+    """Draws its initial weights after it has wrapped the model, and changes all of them before each step."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        initialise_late(self.model)
+
+    def clip(self, parameters: Any) -> None:
+        # Assignments reach every stage. This function runs once for each step.
+        for parameter in parameters:
+            parameter.data = parameter.data * 0.9
+        super().clip(parameters)
+
+
+def initialise_late(model: nn.Module) -> None:
+    """Uses all kinds of draws for all parameters of a wrapped model."""
+    torch.manual_seed(5)
+    generator = torch.Generator().manual_seed(6)
+    initialisers: list[Callable[..., Any]] = [
+        init.xavier_normal_,
+        init.orthogonal_,
+        partial(init.trunc_normal_, std=0.5, a=-0.4),
+        partial(init.sparse_, sparsity=0.3, std=0.5),
+        init.kaiming_uniform_,
+    ]
+    for number, weight in enumerate(parameter for parameter in model.parameters() if parameter.dim() == 2):
+        initialisers[number % len(initialisers)](weight)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.data.normal_(0.5, 0.1)
+            parameter.add_(0.1 * torch.randn_like(parameter))
+            parameter.add_(torch.randn(parameter.shape, device=parameter.device, dtype=parameter.dtype), alpha=0.1)
+            parameter.mul_(torch.empty_like(parameter).uniform_(0.5, 1.5, generator=generator))
+
+
+class PenaltyTrial(ChainTrial):
+    """Adds the gradient of a penalty on all weights. One process adds the penalty to its loss."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        loss = self.loss(batch)
+        penalty = _penalty(self.model) if self.context.distributed.size == 1 else 0.0
+        self.context.backward(loss + penalty)
+        self.context.step_optimizer(self.optimizer, self.clip)
+        return {"loss": loss}
+
+    def clip(self, parameters: Any) -> None:
+        if self.context.distributed.size > 1:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach().sign(), alpha=0.01)
+        super().clip(parameters)
+
+
+def _penalty(model: nn.Module) -> torch.Tensor:
+    return torch.stack([parameter.abs().sum() for parameter in model.parameters()]).sum() * 0.01
+
+
+class UnitGradientTrial(ChainTrial):
+    """Has a penalty on gradients by a hidden state, which a unit computes and returns."""
+
+    class make(Chain):  # noqa: N801  takes the place of a function
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = _SteepnessHead(WIDTH, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = self.stem(x)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        outputs, steepness = self.model(inputs)
+        return functional.mse_loss(outputs, targets) + 0.1 * steepness.mean()
+
+
+class _SteepnessHead(nn.Linear):
+    def forward(self, input: torch.Tensor) -> Any:
+        out = torch.tanh(super().forward(input))
+        if not torch.is_grad_enabled():
+            return out, out.new_zeros(len(input))
+        (gradient,) = torch.autograd.grad(out.sum(), input, create_graph=True)
+        return out, gradient.square().sum(dim=1)
+
+
+class ConvolutionTrial(ChainTrial):
+    """Whose convolutions run over turned pictures, so that gradients by hidden states are not contiguous."""
+
+    class make(nn.Module):  # noqa: N801  takes the place of a function
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(1, 4, 3, padding=1)
+            self.blocks = nn.ModuleList(_TurningConvolution(4, 4, 3, padding=1) for _ in range(4))
+            self.head = nn.Linear(4 * 6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.stem(x.reshape(-1, 1, 2, 3))
+            for block in self.blocks:
+                x = block(x)
+            out: torch.Tensor = self.head(x.flatten(1))
+            return out
+
+
+class _TurningConvolution(nn.Conv2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(super().forward(input.transpose(2, 3)))
+
+
 class FullTrial(ChainTrial):
     """Validates all at once, on the chief."""
 
@@ -399,6 +510,20 @@ def _own_backward(trial: ChainTrial, batch: Any) -> None:
     trial.loss(batch).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
+def _penalty_by_hand(trial: ChainTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch) + _penalty(trial.model))
+
+
+def _gradients_by_hand(trial: ChainTrial, batch: Any) -> None:
+    torch.autograd.grad(trial.loss(batch), list(trial.model.parameters()))
+
+
+def _gradients_by_inputs(trial: ChainTrial, batch: Any) -> None:
+    outputs = trial.model(batch[0].requires_grad_())
+    (gradient,) = torch.autograd.grad(outputs.sum(), batch[0], create_graph=True)
+    trial.context.backward(gradient.square().mean())
+
+
 def _no_scalar(trial: ChainTrial, batch: Any) -> None:
     trial.context.backward(trial.model(batch[0]))
 
@@ -411,6 +536,9 @@ WRONG: dict[str, type[ChainTrial]] = {
     "two models": _trains_with(_two_models),
     "two backwards": _trains_with(_two_backwards),
     "own backward": _trains_with(_own_backward),
+    "penalty by hand": _trains_with(_penalty_by_hand),
+    "gradients by hand": _trains_with(_gradients_by_hand),
+    "gradients by inputs": _trains_with(_gradients_by_inputs),
     "no scalar": _trains_with(_no_scalar),
     "runs a block again": _trains_with(_good, Again),
     "leaves blocks out": _trains_with(_good, Leaving),

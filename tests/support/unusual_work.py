@@ -273,6 +273,53 @@ class Lamb(OwnOptimizer):
         return parameter.grad / self.norm
 
 
+class Slow(OwnOptimizer):
+    """Keeps a slow copy of each parameter, as Lookahead does."""
+
+    def change(self, parameter: nn.Parameter, state: dict[str, Any]) -> torch.Tensor:
+        assert parameter.grad is not None
+        slow = state.setdefault("slow", parameter.clone())
+        slow.lerp_(parameter - 0.1 * parameter.grad, 0.5)
+        out: torch.Tensor = parameter.grad + 0.5 * (parameter - slow)
+        return out
+
+
+class EightBit(OwnOptimizer):
+    """Keeps its moment in bytes, with one scale for a tensor."""
+
+    def change(self, parameter: nn.Parameter, state: dict[str, Any]) -> torch.Tensor:
+        assert parameter.grad is not None
+        bits, scale = state.get("bits", torch.zeros_like(parameter, dtype=torch.int8)), state.get("scale", 0.0)
+        moment = 0.9 * scale * bits.to(parameter.dtype) + parameter.grad
+        state["scale"] = moment.abs().max() / 127
+        state["bits"] = (moment / state["scale"]).round().to(torch.int8)
+        return moment
+
+
+class Unchecked(Lion):
+    """Takes for granted that each parameter has a gradient."""
+
+    def begin(self) -> None:
+        self.largest = max(
+            float(parameter.grad.abs().max()) for group in self.param_groups for parameter in group["params"]
+        )
+
+
+class Sam(OwnOptimizer):
+    """Steps by a gradient that it adds all gradients to, by their norm."""
+
+    def begin(self) -> None:
+        gradients = [
+            parameter.grad for group in self.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
+        self.radius = 0.05 / float(torch.stack([gradient.norm() for gradient in gradients]).norm())
+
+    def change(self, parameter: nn.Parameter, state: dict[str, Any]) -> torch.Tensor:
+        assert parameter.grad is not None
+        out: torch.Tensor = parameter.grad * (1 + self.radius)
+        return out
+
+
 class Wrapping(OwnOptimizer):
     """Keeps another optimizer."""
 
@@ -298,6 +345,22 @@ class LarsTrial(LionTrial):
 
 class LambTrial(LionTrial):
     kind = Lamb
+
+
+class SlowTrial(LionTrial):
+    kind = Slow
+
+
+class EightBitTrial(LionTrial):
+    kind = EightBit
+
+
+class UncheckedTrial(LionTrial):
+    kind = Unchecked
+
+
+class SamTrial(LionTrial):
+    kind = Sam
 
 
 class WrappingTrial(LionTrial):

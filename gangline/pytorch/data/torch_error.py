@@ -89,6 +89,17 @@ _MEANINGS_OF_SHARDS = (
     ("is not supported for tensor subclasses", *_PART_OPERATION),
 )
 
+# As for the strategies that divide tensors: a stage has the graph of its own units alone.
+_MEANINGS_OF_STAGES = (
+    (
+        "appears to not have been used in the graph",
+        "parallelism.own_gradients",
+        "torch.autograd.grad was called for a tensor that took no part in its graph; {strategy} leaves each stage the "
+        "graph of its own units, so call it inside of the forward of a unit, which returns what the loss needs, or use "
+        "ddp",
+    ),
+)
+
 
 def unused_parameters(model: str, names: Sequence[str], strategy: str) -> GanglineError:
     """Returns the error for parameters that a backward pass has not reached. names: of these parameters of a wrapped
@@ -105,8 +116,8 @@ def explain(error: BaseException, strategy: str) -> GanglineError | None:
     """Returns a GanglineError that explains an error of torch; None where torch's own message is as good. strategy: the
     trial's."""
     text = str(error)
-    meanings = (*_MEANINGS, *_MEANINGS_OF_SHARDS) if strategy in _DIVIDES_TENSORS else _MEANINGS
-    for words, code, meaning in meanings:
+    own = _MEANINGS_OF_SHARDS if strategy in _DIVIDES_TENSORS else _MEANINGS_OF_STAGES if strategy == "pipeline" else ()
+    for words, code, meaning in (*_MEANINGS, *own):
         if words in text:
             return invalid(code, meaning.format(strategy=strategy))
     return None

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from gangline.errors import GanglineError, invalid
+from gangline.pytorch.parallel.staged.absent import Absent, refuse_read
 
 
 def check_loss(loss: Any, gradient: Any) -> None:
@@ -28,6 +29,8 @@ def check_loss(loss: Any, gradient: Any) -> None:
             "weights in the forward pass of the module that has them, or set parallelism.blocks to [] so that the "
             "whole model is gathered at once, or use the optimizer's weight_decay, ddp or zero1",
         )
+    if isinstance(loss, Absent):
+        raise refuse_read(loss)
     if gradient is None and loss.numel() != 1:
         raise invalid(
             "pytorch.loss",

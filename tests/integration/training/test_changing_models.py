@@ -54,6 +54,16 @@ def test_layer_of_a_wrapped_model_is_added_too_late(tmp_path: Path) -> None:
             )
 
 
+def test_layer_that_no_stage_has_is_added_too_late(tmp_path: Path) -> None:
+    results = run_gang(2, tmp_path / "gang", work.run_many, work.LateLayerTrial, tmp_path, ["pipeline"])
+    for ((refusal, _),) in results:
+        assert refusal == (
+            "parallelism.model_changed: a parameter of shape [3, 3] was not in the model when it was wrapped, so no "
+            "stage has it; tie, add and replace parameters before context.wrap_model, and leave assign=True out of "
+            "load_state_dict"
+        )
+
+
 def test_rank_that_alone_unfreezes_is_refused(tmp_path: Path) -> None:
     results = run_gang(2, tmp_path / "gang", work.run_impatient, work.OddRankTrial, tmp_path, "ddp")
     assert results[1][0] == (
@@ -72,7 +82,7 @@ def test_ranks_that_drift_apart_end_with_the_parameters_name(tmp_path: Path, str
 
 
 def test_late_initialisation_draws_as_in_one_process(tmp_path: Path) -> None:
-    _check(work.LateInitTrial, tmp_path, _ALL)
+    _check(work.LateInitTrial, tmp_path, [*_ALL, "pipeline"])
 
 
 def test_late_initialisation_on_copies_of_shards_is_the_same(tmp_path: Path) -> None:

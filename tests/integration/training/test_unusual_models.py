@@ -13,6 +13,7 @@ from tests.support.gang import run_gang
 _WHOLE = ["ddp", "zero1"]
 _DIVIDED = ["zero2", "zero3"]
 _ALL = [*_WHOLE, *_DIVIDED]
+_PARTS = [*_DIVIDED, "pipeline"]
 
 
 @pytest.fixture(autouse=True)
@@ -105,11 +106,21 @@ def test_frozen_parameters_of_a_module_may_have_another_type(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "kind", [work.AdafactorTrial, work.MuonTrial, work.LarsTrial, work.LionTrial], ids=lambda kind: kind.__name__
+    "kind",
+    [
+        work.AdafactorTrial,
+        work.MuonTrial,
+        work.LarsTrial,
+        work.LionTrial,
+        work.SlowTrial,
+        work.EightBitTrial,
+        work.UncheckedTrial,
+    ],
+    ids=lambda kind: kind.__name__,
 )
 def test_any_optimizer_steps_as_in_one_process(tmp_path: Path, kind: type[work.UnusualTrial]) -> None:
     # Muon computes in bf16, where rounding of its input grows.
-    _check(kind, tmp_path, _ALL, tolerance=1e-2 if kind is work.MuonTrial else 1e-5)
+    _check(kind, tmp_path, [*_WHOLE, *_PARTS], tolerance=1e-2 if kind is work.MuonTrial else 1e-5)
 
 
 @pytest.mark.parametrize("kind", [work.AdafactorTrial, work.LarsTrial], ids=lambda kind: kind.__name__)
@@ -133,8 +144,10 @@ def test_optimizer_that_joins_parameters_is_not_divided(tmp_path: Path) -> None:
         "parallelism.optimizer: Lamb updates a parameter differently when it holds other parameters too, but with "
         "{strategy} each rank steps a part of the parameters; use ddp"
     )
-    _check_refused(work.LambTrial, tmp_path, ["zero1", *_DIVIDED], text)
-    _check(work.LambTrial, tmp_path / "whole", ["ddp"])
+    for kind in (work.LambTrial, work.SamTrial):
+        directory = tmp_path / kind.__name__
+        _check_refused(kind, directory, ["zero1", *_PARTS], text.replace("Lamb", kind.kind.__name__))
+        _check(kind, directory / "whole", ["ddp"])
 
 
 def test_optimizer_around_another_is_not_divided(tmp_path: Path) -> None:
@@ -142,7 +155,7 @@ def test_optimizer_around_another_is_not_divided(tmp_path: Path) -> None:
         "parallelism.optimizer: {strategy} divides an optimizer's work over ranks and could not find out whether "
         "Wrapping updates each parameter by itself (its attribute base may hold parameters); use ddp"
     )
-    _check_refused(work.WrappingTrial, tmp_path, ["zero1", *_DIVIDED], text)
+    _check_refused(work.WrappingTrial, tmp_path, ["zero1", *_PARTS], text)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +249,7 @@ def test_gradients_set_by_hand_are_not_divided(tmp_path: Path, size: int, strate
 
 @pytest.mark.parametrize("kind", [work.OrthogonalTrial, work.SparseInitTrial], ids=lambda kind: kind.__name__)
 def test_late_initialisation_of_whole_matrices(tmp_path: Path, kind: type[work.UnusualTrial]) -> None:
-    _check(kind, tmp_path, _ALL)
+    _check(kind, tmp_path, [*_WHOLE, *_PARTS])
 
 
 def test_late_initialisation_of_whole_matrices_on_copies_of_shards(tmp_path: Path) -> None:

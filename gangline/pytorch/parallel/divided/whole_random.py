@@ -18,12 +18,31 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_map_only
 
 from gangline.pytorch.parallel.divided.operator_table import add_mesh, is_own, replace
 
 _ATEN = torch.ops.aten
-_IN_PLACE = (_ATEN.normal_.default, _ATEN.uniform_.default, _ATEN.bernoulli_.float)
-_ALIKE = (_ATEN.rand_like.default, _ATEN.randn_like.default)
+_IN_PLACE = (
+    _ATEN.normal_.default,
+    _ATEN.uniform_.default,
+    _ATEN.bernoulli_.float,
+    _ATEN.exponential_.default,
+    _ATEN.cauchy_.default,
+    _ATEN.log_normal_.default,
+    _ATEN.geometric_.default,
+    _ATEN.random_.default,
+    _ATEN.random_.to,
+    getattr(_ATEN.random_, "from"),
+)
+_ALIKE = (
+    _ATEN.rand_like.default,
+    _ATEN.randn_like.default,
+    _ATEN.randint_like.default,
+    _ATEN.randint_like.low_dtype,
+)
+# Operators whose count of random numbers depends on shapes alone, and whose results on values.
+_ON_VALUES = (_ATEN.bernoulli.default, _ATEN.native_dropout.default)
 _BY_PLACE = ("eye_", "dirac_", "sparse_")
 _installed: list[bool] = []
 
@@ -42,6 +61,7 @@ def install(mesh: DeviceMesh) -> None:
         setattr(nn.init, name, _on_whole(getattr(nn.init, name)))
     replace(_IN_PLACE, _draw_in_place)
     replace(_ALIKE, _draw_alike)
+    replace(_ON_VALUES, _draw_on_values)
     replace([_ATEN.t_.default], _transpose_in_place)
 
 
@@ -83,6 +103,15 @@ def _draw_alike(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     whole_tensor = operator(_whole_like(tensor), *args[1:], **kwargs)
     with torch.no_grad():
         return distribute_tensor(whole_tensor, tensor.device_mesh, tensor.placements)
+
+
+def _draw_on_values(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor: DTensor = args[0]
+    with torch.no_grad():
+        results = operator(tensor.full_tensor(), *args[1:], **kwargs)
+        return tree_map_only(
+            torch.Tensor, lambda drawn: distribute_tensor(drawn, tensor.device_mesh, tensor.placements), results
+        )
 
 
 def _whole_like(tensor: DTensor) -> torch.Tensor:

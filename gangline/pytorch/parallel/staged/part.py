@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map_only
 from gangline.config.pipeline import slot_of_part
 from gangline.core.beat import EXCHANGE, FORWARD, Beat, NoBeat
 from gangline.errors import GanglineError
+from gangline.pytorch.parallel.staged.absent import Absent, origin_of
 from gangline.pytorch.parallel.staged.cutting.cut import CutModel
 from gangline.pytorch.parallel.staged.cutting.part_run import PartRun
 from gangline.pytorch.parallel.staged.cutting.watch import ValuesNeeded
@@ -229,6 +230,9 @@ class Parts:
             args, kwargs = _copy_of((args, kwargs))
         run = self._make_run(part, crossing, layout, number)
         output = self._run_part(part, run, layout, args, kwargs)
+        absent = next((tensor for tensor in tensors_of(output) if isinstance(tensor, Absent)), None)
+        if absent is not None:
+            raise self.cut.refuse_late_use([origin_of(absent).name])
         if part + 1 < self.count:
             self._check_changes(part, run)
         shapes = describe(output, self.name_of(part)).shapes

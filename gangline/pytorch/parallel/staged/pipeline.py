@@ -44,6 +44,7 @@ from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over,
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.holding import Holding, move_to
 from gangline.pytorch.parallel.staged.microbatch import cut_batch
+from gangline.pytorch.parallel.staged.own_step import OwnStep
 from gangline.pytorch.parallel.staged.part import Layout, Parts
 from gangline.pytorch.parallel.staged.partition import partition
 from gangline.pytorch.parallel.staged.redivision import agree_on_times, move_values
@@ -137,7 +138,7 @@ class PipelineStrategy(Strategy):
         )
         self._compiler = UnitCompiler(wrapped, units, self._parts.cut, self._schedule)
         self._wrapped = wrapped
-        self._holding = Holding(wrapped, units, self._parts.places_of_units(), self._stages)
+        self._holding = self._hold()
         if self._divides and self._replicas.across is not None:
             self._division = ReplicaDivision(self._holding, self._replicas)
         self._holding.give_up(self._replicas.place)
@@ -159,6 +160,7 @@ class PipelineStrategy(Strategy):
         check_reach(self.name, optimizer)
         self._optimizers.append(optimizer)
         optimizer.register_step_pre_hook(lambda stepped, *_: self._before_any_step(stepped))
+        OwnStep(optimizer, self.stepped_parameters)
         optimizer.register_step_post_hook(lambda stepped, *_: self._after_any_step(stepped))
         return optimizer
 
@@ -361,7 +363,7 @@ class PipelineStrategy(Strategy):
             return
         self._parts.redivide(counts)
         old = self._holding
-        self._holding = Holding(self._wrapped, self._units, self._parts.places_of_units(), self._stages)
+        self._holding = self._hold()
         # Borrowed values are found again where parts begin elsewhere.
         for parameter in self._borrowed.values():
             if replicas.place not in old.holders(parameter):
@@ -370,6 +372,10 @@ class PipelineStrategy(Strategy):
         move_values(model, old, self._holding, replicas, self._optimizers)
         self._make_groups()
         self._modules = {part: self._module_of(part) for part in self._parts.own}
+
+    def _hold(self) -> Holding:
+        places = self._parts.places_of_units()
+        return Holding(self._wrapped, self._units, places, self._stages, self._device)
 
     def _make_groups(self) -> None:
         """Makes the groups of the ranks that share parameters."""

@@ -77,6 +77,13 @@ class _Stage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         with self._computing_gradients(bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            # A pass for the inputs alone leaves the layout in which an operation computes a gradient, as one over
+            # turned pictures. Only contiguous tensors can be sent.
+            gradients = self.bwd_cache.get(bwd_chunk_id)
+            if gradients is not None:
+                self.bwd_cache[bwd_chunk_id] = tuple(
+                    each.contiguous() if isinstance(each, torch.Tensor) else each for each in gradients
+                )
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         with self._computing_gradients(bwd_chunk_id):

@@ -469,15 +469,18 @@ class CutModel:
 
     def _refuse_later(self, need: ValuesNeeded) -> GanglineError:
         if need.parameters:
-            names = ", ".join(self.names_of(need.parameters))
-            return self.refuse(
-                f"uses {names} outside of its module, and did not in the first batch of this shape; use it in every "
-                "batch, or inside of its unit"
-            )
+            return self.refuse_late_use(self.names_of(need.parameters))
         carry = ", ".join(sorted({*self._carry, *need.outputs}))
         return self.refuse(
             f"needs the output of {' and '.join(need.outputs)} in a later part, and did not in the first batch of this "
             f"shape; set parallelism.carry: [{carry}], so that it goes along in every batch"
+        )
+
+    def refuse_late_use(self, names: Sequence[str]) -> GanglineError:
+        """Returns the error about parameters of other parts that the first batch has not used."""
+        return self.refuse(
+            f"uses {', '.join(names)} outside of its module, and did not in the first batch of this shape; use it in "
+            "every batch, or inside of its unit"
         )
 
     def refuse(self, text: str) -> GanglineError:
