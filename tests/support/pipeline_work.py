@@ -42,6 +42,7 @@ from tests.support.pipeline_models import (
     Outside,
     Recurrent,
     Reentrant,
+    Remembering,
     Sharing,
     Skipping,
     Tied,
@@ -219,6 +220,12 @@ class NormTrial(ChainTrial):
             for x, y in zip(inputs.chunk(count), targets.chunk(count), strict=True)
         ]
         return torch.stack(losses).mean()
+
+
+class RememberingTrial(NormTrial):
+    """Runs each microbatch by itself in one process, too, because its model has a state."""
+
+    make = Remembering
 
 
 class SumTrial(ChainTrial):

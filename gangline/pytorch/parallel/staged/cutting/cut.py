@@ -29,6 +29,7 @@ from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.cutting.drawing import SharedDraws
 from gangline.pytorch.parallel.staged.cutting.inner import InnerValues
 from gangline.pytorch.parallel.staged.cutting.kept_values import KeptValues, replaced
+from gangline.pytorch.parallel.staged.cutting.model_state import leaving_no_trace
 from gangline.pytorch.parallel.staged.cutting.own_buffers import OwnBuffers
 from gangline.pytorch.parallel.staged.cutting.part_run import PartRun
 from gangline.pytorch.parallel.staged.cutting.placeholder import Placeholders
@@ -85,6 +86,7 @@ class CutModel:
         self._units = units
         self._run: PartRun | None = None
         self._is_whole = False
+        self.device = device
         self._placeholders = Placeholders(device)
         # Modules and their attributes that the log has warned of.
         self._warned: set[tuple[str, str]] = set()
@@ -115,7 +117,7 @@ class CutModel:
         self, run: PartRun, need: ValuesNeeded, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ValuesNeeded:
         """Returns the same need with the modules that it is about, of all whose outputs have the same shape. The part
-        runs once more for this."""
+        runs once more for this, without a trace."""
         if len(need.outputs) < 2:
             return need
         again = PartRun(
@@ -130,7 +132,8 @@ class CutModel:
             number=run.number,
         )
         try:
-            self._run_part(again, args, kwargs)
+            with leaving_no_trace(self._model, again.watch, self.refuse):
+                self._run_part(again, args, kwargs)
         except ValuesNeeded as found:
             return found
         except Exception:  # noqa: BLE001 - a model that behaves differently the second time; the first need is the error
