@@ -243,6 +243,47 @@ class _RememberingBlock(Block):
         return y * (1 + 1 / self.calls + noise) + sum(self.means[-3:])
 
 
+class Scoring(Chain):
+    """Whose blocks keep a loss of their own, which is 0 before they run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for place in range(4):
+            self.blocks[place] = _ScoringBlock(WIDTH)
+
+
+class _ScoringBlock(Block):
+    score: torch.Tensor | float = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        self.score = y.square().mean()
+        return y
+
+
+class ReturningScores(Chain):
+    """Whose blocks return a loss of their own, and which returns the sum."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]  # two values
+        x = self.stem(x)
+        total = torch.zeros((), dtype=x.dtype)
+        for block in self.blocks:
+            x, score = block(x)
+            total = total + score
+        return self.head(x), total
+
+    def __init__(self) -> None:
+        super().__init__()
+        for place in range(4):
+            self.blocks[place] = _ReturningBlock(WIDTH)
+
+
+class _ReturningBlock(Block):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]  # two values
+        y = super().forward(x)
+        return y, y.square().mean()
+
+
 class Noisy(Chain):
     """Which adds noise before its second block, and subtracts it behind that block, which returns its input."""
 

@@ -43,6 +43,8 @@ from tests.support.pipeline_models import (
     Recurrent,
     Reentrant,
     Remembering,
+    ReturningScores,
+    Scoring,
     Sharing,
     Skipping,
     Tied,
@@ -228,6 +230,17 @@ class RememberingTrial(NormTrial):
     make = Remembering
 
 
+class ReturningScoresTrial(ChainTrial):
+    """Adds the losses that the model returns to its own."""
+
+    make = ReturningScores
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        output, total = self.model(inputs)
+        return functional.mse_loss(output, targets) + 0.1 * total
+
+
 class SumTrial(ChainTrial):
     """Whose loss sums over records. One process divides the sum by the microbatches of the pipeline, to train alike."""
 
@@ -410,6 +423,11 @@ def _no_scalar(trial: ChainTrial, batch: Any) -> None:
     trial.context.backward(trial.model(batch[0]))
 
 
+def _scores(trial: ChainTrial, batch: Any) -> None:
+    loss = trial.loss(batch)
+    trial.context.backward(loss + sum(block.score for block in inner_of(trial.model).blocks))  # type: ignore[union-attr, misc]  # torch types modules loosely
+
+
 def _good(trial: ChainTrial, batch: Any) -> None:
     trial.context.backward(trial.loss(batch))
 
@@ -425,6 +443,7 @@ WRONG: dict[str, type[ChainTrial]] = {
     "leaves blocks out later": _trains_with(_good, LeavingLater),
     "connects later": LateTrial,
     "drops blocks": _trains_with(_good, Dropping),
+    "uses what blocks keep": _trains_with(_scores, Scoring),
     "one unit": _trains_with(_good, lambda: nn.Linear(6, 3)),
     "lazy": _trains_with(_good, lambda: nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 3))),
     "compiled": _trains_with(_good, lambda: torch.compile(Chain(), backend=counted)),

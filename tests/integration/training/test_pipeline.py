@@ -44,6 +44,7 @@ _OF_TWO = {
     "lstm": Run("RecurrentTrial", _pipeline()),
     "batch norm": Run("NormTrial", _pipeline(microbatches=4), hparams={"parts": 4, **_SGD}),
     "early exit in a part": Run("ExitingTrial", _pipeline(microbatches=4), batches=3, hparams={"parts": 4, **_SGD}),
+    "losses of blocks that the model returns": Run("ReturningScoresTrial", _pipeline(), batches=2, hparams=_SGD),
     # The last batch of the epoch has another shape, and so has the last one of the validation.
     "state of modules": Run(
         "RememberingTrial", _pipeline(microbatches=4), batches=5, hparams={"parts": 4, "records": 52, **_SGD}
@@ -323,6 +324,11 @@ def test_evaluation_drops_nothing(of_two: list[list[Result]], alone: Any) -> Non
         ("leaves blocks out", f"Leaving, whose forward has not run blocks.1 {_WAY_OUT}"),
         ("leaves blocks out later", f"LeavingLater, whose forward has not run blocks.1 {_WAY_OUT}"),
         ("connects later", "needs the output of blocks.0 in a later part, and did not in the first batch of this"),
+        (
+            "uses what blocks keep",
+            "blocks.0.score was used on a stage that does not have it, because stage 0 of 2 (stem to blocks.1) "
+            "computes it; let blocks.0 return it beside its output, add such values up in the model's forward",
+        ),
         ("drops blocks", f"Dropping, whose forward has not run blocks.1 {_WAY_OUT}"),
     ],
 )

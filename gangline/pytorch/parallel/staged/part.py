@@ -25,6 +25,7 @@ from gangline.config.pipeline import slot_of_part
 from gangline.core.beat import EXCHANGE, FORWARD, Beat, NoBeat
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.cutting.cut import CutModel
+from gangline.pytorch.parallel.staged.cutting.lost import Lost
 from gangline.pytorch.parallel.staged.cutting.model_state import leaving_no_trace
 from gangline.pytorch.parallel.staged.cutting.part_run import PartRun
 from gangline.pytorch.parallel.staged.cutting.watch import ValuesNeeded
@@ -54,11 +55,13 @@ def _ranges_of(counts: Sequence[int]) -> list[tuple[int, int]]:
 @dataclass(slots=True)
 class Layout:
     """Descriptions of the outputs of all units' modules, and of all parts. carried: paths of the modules whose outputs
-    go along from each part to the next, in the order of the parts."""
+    go along from each part to the next, in the order of the parts. lost: attributes of units of other ranks with what
+    stands there after each run, see Lost."""
 
     modules: dict[str, Described] = field(default_factory=dict)
     crossing: list[Described] = field(default_factory=list)
     carried: list[list[str]] = field(default_factory=list)
+    lost: list[tuple[nn.Module, str, Lost]] = field(default_factory=list)
 
 
 class Parts:
@@ -229,6 +232,8 @@ class Parts:
         output = self._run_part(part, run, layout, args, kwargs)
         if part + 1 < self.count:
             self._check_changes(part, run)
+        for module, name, lost in layout.lost:
+            vars(module)[name] = lost
         shapes = describe(output, self.name_of(part)).shapes
         if shapes != layout.crossing[part].shapes:
             raise self.cut.refuse(
@@ -284,16 +289,39 @@ class Parts:
                 if part + 1 < self.count:
                     value = self._pass_on(part, value, layout)
             else:
+                layout.lost = self._find_lost(layout)
                 return layout
 
-    def _carried_for(self, needs: Sequence[set[str]]) -> list[list[str]]:
-        """Returns the paths whose outputs each part passes on. needs: paths whose outputs each part needs."""
-        part_of = {
+    def _find_lost(self, layout: Layout) -> list[tuple[nn.Module, str, Lost]]:
+        """Returns the attributes in which units of other ranks keep values of their own. Modules that others use too
+        are left out."""
+        found = []
+        part_of = self._part_of_paths()
+        others = {path: part for path, part in part_of.items() if part not in self.own}
+        here = {
+            id(module)
+            for name, module in self._model.named_modules(remove_duplicate=False)
+            if not any(name == path or name.startswith(f"{path}.") for path in others)
+        }
+        for path, part in others.items():
+            for kept in layout.modules[path].kept if path in layout.modules else ():
+                module = self._model.get_submodule(f"{path}.{kept.path}" if kept.path else path)
+                if kept.has_graph and kept.name not in module._buffers and id(module) not in here:
+                    name = ".".join(filter(None, (path, kept.path, kept.name)))
+                    found.append((module, kept.name, Lost(name, path, self.name_of(part))))
+        return found
+
+    def _part_of_paths(self) -> dict[str, int]:
+        return {
             path: part
             for part, (first, last) in enumerate(self._ranges)
             for unit in self._units[first : last + 1]
             for path in unit.paths
         }
+
+    def _carried_for(self, needs: Sequence[set[str]]) -> list[list[str]]:
+        """Returns the paths whose outputs each part passes on. needs: paths whose outputs each part needs."""
+        part_of = self._part_of_paths()
         # The output of a part's last unit goes to the next part anyway.
         ends = [self._units[last].end for _, last in self._ranges]
         return [
