@@ -142,7 +142,7 @@ class ModelState:
         for kind in kinds:
             self._add(place, value, kind)
         self._waiting.extend((place, each) for each in parts_of(value) if type(each) not in _PLAIN)
-        kind_of_value = type(value)
+        kind_of_value: Any = type(value)
         if kinds and id(kind_of_value) not in self._seen and is_followed(kind_of_value):
             self._waiting.extend((base.__qualname__, base) for base in kind_of_value.__mro__[:-1])
 

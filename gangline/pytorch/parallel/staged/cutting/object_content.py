@@ -182,12 +182,13 @@ def kinds_of(value: Any) -> tuple[Kind, ...]:
         return (_GLOBALS, _ATTRIBUTES) if is_users_own(value.__module__ or "") else ()
     if isinstance(value, types.ModuleType):
         return (_MODULE,) if is_users_own(value.__name__) else ()
-    kinds = _kinds_of_type(type(value))
+    kind: Any = type(value)
+    kinds = _kinds_of_type(kind)
     return () if kinds and _is_shared(value) else kinds
 
 
 @cache
-def _kinds_of_type(kind: type) -> tuple[Kind, ...]:
+def _kinds_of_type(kind: Any) -> tuple[Kind, ...]:
     if is_iterator(kind):
         return (_ITERATOR,)
     if issubclass(kind, random.SystemRandom):
@@ -213,7 +214,7 @@ def _is_shared(value: Any) -> bool:
 
 
 @cache
-def is_followed(kind: type) -> bool:
+def is_followed(kind: Any) -> bool:
     """Returns whether objects of a class are looked into: those of a model, and of the user's own code, but not those
     of ours, of the standard library and of torch's machinery."""
     if issubclass(kind, nn.Module):

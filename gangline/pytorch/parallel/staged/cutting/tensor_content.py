@@ -56,7 +56,7 @@ class Memory:
     def _copy(self, storage: torch.UntypedStorage) -> None:
         self._waiting.pop(id(storage), None)
         if id(storage) not in self._copies:
-            self._copies[id(storage)] = (storage, storage.clone())
+            self._copies[id(storage)] = (storage, storage.clone())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
