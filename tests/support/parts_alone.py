@@ -14,13 +14,17 @@ from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.part import Parts
 from gangline.pytorch.parallel.staged.unit import find_units
 
+_CPU = torch.device("cpu")
+
 
 class _Alone:
     """Stands for the process groups of a replica whose parts are all on one rank."""
 
-    device = torch.device("cpu")
     stages = 1
     place = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def share(self, tensors: Any, place: int) -> None:
         pass
@@ -30,11 +34,11 @@ class _Alone:
         return content
 
 
-def cut(model: nn.Module, borders: Iterable[int]) -> Parts:
+def cut(model: nn.Module, borders: Iterable[int], device: torch.device = _CPU) -> Parts:
     """borders: the numbers of the units with which the second and each later part begin."""
     units = find_units(model)
     counts = [end - begin for begin, end in pairwise([0, *sorted(borders), len(units)])]
-    replicas: Any = _Alone()
+    replicas: Any = _Alone(device)
     return Parts(model, units, counts, replicas=replicas, schedule="GPipe", borrow=lambda name: None)
 
 

@@ -43,6 +43,9 @@ from tests.support.pipeline_models import (
     Outside,
     Recurrent,
     Reentrant,
+    Remembering,
+    ReturningScores,
+    Scoring,
     Sharing,
     Skipping,
     Tied,
@@ -220,6 +223,23 @@ class NormTrial(ChainTrial):
             for x, y in zip(inputs.chunk(count), targets.chunk(count), strict=True)
         ]
         return torch.stack(losses).mean()
+
+
+class RememberingTrial(NormTrial):
+    """Runs each microbatch by itself in one process, too, because its model has a state."""
+
+    make = Remembering
+
+
+class ReturningScoresTrial(ChainTrial):
+    """Adds the losses that the model returns to its own."""
+
+    make = ReturningScores
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        output, total = self.model(inputs)
+        return functional.mse_loss(output, targets) + 0.1 * total
 
 
 class SumTrial(ChainTrial):
@@ -528,6 +548,11 @@ def _no_scalar(trial: ChainTrial, batch: Any) -> None:
     trial.context.backward(trial.model(batch[0]))
 
 
+def _scores(trial: ChainTrial, batch: Any) -> None:
+    loss = trial.loss(batch)
+    trial.context.backward(loss + sum(block.score for block in inner_of(trial.model).blocks))  # type: ignore[union-attr, misc]  # torch types modules loosely
+
+
 def _good(trial: ChainTrial, batch: Any) -> None:
     trial.context.backward(trial.loss(batch))
 
@@ -546,6 +571,7 @@ WRONG: dict[str, type[ChainTrial]] = {
     "leaves blocks out later": _trains_with(_good, LeavingLater),
     "connects later": LateTrial,
     "drops blocks": _trains_with(_good, Dropping),
+    "uses what blocks keep": _trains_with(_scores, Scoring),
     "one unit": _trains_with(_good, lambda: nn.Linear(6, 3)),
     "lazy": _trains_with(_good, lambda: nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 3))),
     "compiled": _trains_with(_good, lambda: torch.compile(Chain(), backend=counted)),

@@ -48,6 +48,17 @@ _OF_TWO = {
     "convolutions, zero bubble": Run("ConvolutionTrial", _pipeline(schedule="ZBVZeroBubble"), batches=2, hparams=_SGD),
     "batch norm": Run("NormTrial", _pipeline(microbatches=4), hparams={"parts": 4, **_SGD}),
     "early exit in a part": Run("ExitingTrial", _pipeline(microbatches=4), batches=3, hparams={"parts": 4, **_SGD}),
+    "losses of blocks that the model returns": Run("ReturningScoresTrial", _pipeline(), batches=2, hparams=_SGD),
+    # The last batch of the epoch has another shape, and so has the last one of the validation.
+    "state of modules": Run(
+        "RememberingTrial", _pipeline(microbatches=4), batches=5, hparams={"parts": 4, "records": 52, **_SGD}
+    ),
+    "state of modules, by time": Run(
+        "RememberingTrial",
+        _pipeline(microbatches=4, split="time", schedule="Interleaved1F1B"),
+        batches=2,
+        hparams={"parts": 4, **_SGD},
+    ),
     "loss that is a sum": Run("SumTrial", _pipeline(microbatches=4), batches=3, hparams={"parts": 4, **_SGD}),
     "weights used outside": Run("OutsideTrial", _pipeline(schedule="ZBVZeroBubble")),
     "compiled blocks": Run("CompiledTrial", _pipeline(), batches=2, hparams=_SGD),
@@ -321,6 +332,11 @@ def test_evaluation_drops_nothing(of_two: list[list[Result]], alone: Any) -> Non
         ("leaves blocks out", f"Leaving, whose forward has not run blocks.1 {_WAY_OUT}"),
         ("leaves blocks out later", f"LeavingLater, whose forward has not run blocks.1 {_WAY_OUT}"),
         ("connects later", "needs the output of blocks.0 in a later part, and did not in the first batch of this"),
+        (
+            "uses what blocks keep",
+            "blocks.0.score was used on a stage that does not have it, because stage 0 of 2 (stem to blocks.1) "
+            "computes it; let blocks.0 return it beside its output, add such values up in the model's forward",
+        ),
         ("drops blocks", f"Dropping, whose forward has not run blocks.1 {_WAY_OUT}"),
     ],
 )
@@ -372,13 +388,13 @@ def test_failure_names_its_stage_and_rank(schedule: str, rank: int, stage: int, 
     parallelism = _pipeline(schedule=schedule)
     told = run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", "breaking", parallelism)
     text, notes = told[rank]
-    assert text == "call 4 breaks"
+    assert text == "call 3 breaks"
     (note,) = notes
     assert note.startswith(f"in stage {stage} of ")
     assert f"to head), rank {rank}, microbatch 2 of 8" in note
     error = ArithmeticError(text)
     error.add_note(note)
-    assert describe(error).message == f"ArithmeticError: call 4 breaks ({note})"
+    assert describe(error).message == f"ArithmeticError: call 3 breaks ({note})"
     assert note in describe(error).traceback
 
 

@@ -201,3 +201,50 @@ def test_a_schedule_refuses_a_model_that_is_compiled_later(backend: _Backend) ->
     model.compile(backend=backend)
     with pytest.raises(GanglineError, match="ZBVZeroBubble"):
         model(_INPUTS)
+
+
+def _with_function() -> nn.Module:
+    model = Chain()
+    model.act = torch.compile(torch.nn.functional.relu, mode="reduce-overhead")  # type: ignore[assignment]  # an attribute
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.compile(Chain(), mode="reduce-overhead"),
+        lambda: torch.compile(Chain(), mode="max-autotune"),
+        lambda: torch.compile(Chain(), options={"triton.cudagraphs": True}),
+        lambda: torch.compile(Chain(), backend="cudagraphs"),
+        lambda: nn.Sequential(nn.Linear(6, 6), torch.compile(nn.Linear(6, 6), mode="reduce-overhead")),  # type: ignore[arg-type]  # torch types it as a function
+        _with_function,
+    ],
+    ids=["reduce-overhead", "max-autotune", "option", "backend", "one unit", "function"],
+)
+def test_cuda_graphs_are_refused_on_a_gpu(make: Callable[[], Any]) -> None:
+    check_model(make(), None, "1F1B", torch.device("cpu"))
+    with pytest.raises(
+        GanglineError,
+        match=r"pipeline cannot train \w+ as CUDA graphs, which write .* give torch\.compile the mode default or "
+        r"max-autotune-no-cudagraphs, or use ddp$",
+    ):
+        check_model(make(), None, "1F1B", torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("mode", [None, "default", "max-autotune-no-cudagraphs"])
+def test_other_modes_are_no_cuda_graphs(mode: str | None) -> None:
+    check_model(torch.compile(Chain(), mode=mode), None, "1F1B", torch.device("cuda", 0))  # type: ignore[arg-type]  # torch types it as a function
+
+
+def test_cuda_graphs_of_a_model_that_is_compiled_later_are_refused(backend: _Backend) -> None:
+    model = Chain()
+    units = find_units(model)
+    compiler = UnitCompiler(model, units, CutModel(model, units, torch.device("cuda", 0)), "1F1B")
+
+    def forward(x: torch.Tensor) -> None:
+        compiler.follow_caller()
+
+    model.forward = torch.compiler.disable(forward)  # type: ignore[method-assign, no-untyped-call]  # torch leaves it untyped
+    model.compile(mode="reduce-overhead")
+    with pytest.raises(GanglineError, match="pipeline cannot train Chain as CUDA graphs"):
+        model(_INPUTS)

@@ -220,16 +220,6 @@ def test_a_value_from_inside_of_a_unit_is_refused(run: Any, borders: set[int]) -
         _check(RunChain(run, lambda: _Scoring(WIDTH, WIDTH)), borders)
 
 
-def test_a_value_that_a_unit_keeps_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """A loss in train_batch may use it, which no run of the model shows. It says so once."""
-    model = RunChain(run_plain, lambda: _Scoring(WIDTH, WIDTH))
-    parts = cut(model, {2})
-    for rows in (3, 4):
-        train_parts(parts, model, torch.ones(rows, WIDTH))
-    texts = [record.getMessage() for record in caplog.records if "keeps score" in record.getMessage()]
-    assert [text.split()[1] for text in texts] == ["blocks.0", "blocks.1", "blocks.2"]
-
-
 class _Table(nn.Module):
     """Makes a table once for all of its users."""
 

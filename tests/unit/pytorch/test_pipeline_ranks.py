@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gangline.errors import GanglineError
+from gangline.pytorch.parallel.staged.layout import tensors_of
 from tests.support.parts_apart import train_apart
 from tests.support.run_chain import WIDTH, RunChain, run_plain
 
@@ -26,9 +27,9 @@ def _check(model: nn.Module, border: int, copies: list[Any] | None = None) -> No
     batches = [torch.randn(3, WIDTH, dtype=torch.float64, generator=generator) for _ in range(2)]
     *outputs, gradients = train_apart(model, border, batches, copies)
     for batch, output in zip(batches, outputs, strict=True):
-        wanted = whole(batch.clone())
-        wanted.square().sum().backward()
-        torch.testing.assert_close(output, [wanted.detach()])
+        wanted = tensors_of(whole(batch.clone()))
+        torch.stack([each.square().sum() for each in wanted]).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        torch.testing.assert_close(output, [each.detach() for each in wanted])
     for found, parameter in zip(gradients, whole.parameters(), strict=True):
         torch.testing.assert_close(found, torch.zeros(()) if parameter.grad is None else parameter.grad)
 
@@ -83,12 +84,77 @@ def test_a_units_buffer_is_refused_where_a_later_part_reads_it(border: int, is_n
 def test_what_nobody_else_reads_may_be_kept(border: int) -> None:
     _check(RunChain(run_plain, lambda: _Keeping(WIDTH, WIDTH)), border)
     _check(RunChain(run_plain, lambda: _Scaling(is_new=True)), border)
-    # A part that does not have the unit leaves its attribute as it was.
-    model = RunChain(run_plain, lambda: _Keeping(WIDTH, WIDTH))
+
+
+@pytest.mark.parametrize("border", [2, 3, 4])
+def test_what_a_unit_keeps_is_an_error_where_another_stage_uses_it(border: int) -> None:
+    """As in a loss in train_batch. Before it runs, the attribute is 0."""
     copies: list[Any] = []
-    _check(model, border, copies)
-    first, last = (["score" not in vars(block) for block in each.blocks] for each in copies)
-    assert (first, last) == ([place >= border - 1 for place in range(3)], [place < border - 1 for place in range(3)])
+    _check(RunChain(run_plain, lambda: _Keeping(WIDTH, WIDTH)), border, copies)
+    for stage, model in enumerate(copies):
+        for place, block in enumerate(model.blocks):
+            if (place < border - 1) == (stage == 0):
+                assert float(block.score) > 0
+                continue
+            for use in _USES:
+                with pytest.raises(
+                    GanglineError,
+                    match=rf"blocks\.{place}\.score was used on a stage that does not have it, because stage "
+                    rf"{1 - stage} of 2 \(.*\) computes it; let blocks\.{place} return it beside its output, add such "
+                    r"values up in the model's forward and let the model return the sum, or use ddp$",
+                ):
+                    use(block.score)
+
+
+_USES: list[Callable[[Any], Any]] = [
+    lambda score: torch.zeros(()) + score,
+    lambda score: score + torch.zeros(()),
+    lambda score: sum([score, score]),
+    lambda score: 0.1 * score,
+    lambda score: torch.stack([score]),
+    lambda score: torch.add(torch.zeros(()), other=score),
+    lambda score: score.mean(),
+    lambda score: score.detach(),
+    float,
+    bool,
+    list,
+]
+
+
+def test_a_unit_may_return_what_it_would_keep() -> None:
+    """The way out."""
+
+    class Returning(nn.Linear):
+        def forward(self, input: torch.Tensor) -> Any:
+            y = super().forward(input)
+            return y, y.square().mean()
+
+    def run(model: RunChain, x: torch.Tensor) -> Any:
+        x, total = model.stem(x), torch.zeros((), dtype=x.dtype)
+        for block in model.blocks:
+            x, score = block(x)
+            total = total + score
+        return model.head(x), total
+
+    for border in (1, 2, 3, 4):
+        _check(RunChain(run, lambda: Returning(WIDTH, WIDTH)), border)
+
+
+def test_a_module_of_several_units_keeps_its_values() -> None:
+    """A table that it computes once from a parameter of its own, for units of both parts."""
+
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+            self.newest: Any = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.newest = x * self.scale
+            return self.newest.tanh()
+
+    table = Table()
+    _check(RunChain(run_plain, lambda: _Sharing(table, is_checkpointed=False)), 3)
 
 
 class _Sharing(nn.Module):

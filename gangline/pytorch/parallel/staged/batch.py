@@ -27,6 +27,7 @@ from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.microbatch import join_results
 from gangline.pytorch.parallel.staged.part import Layout, Parts
 from gangline.pytorch.parallel.staged.schedule import ScheduleThread
+from gangline.pytorch.parallel.staged.surroundings import current_stream, wait_for_stream
 
 
 class _CallEnd(BaseException):
@@ -45,13 +46,15 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Inputs of the model for one microbatch, and the autocast in which it was called. number: as in SharedDraws."""
+    """Inputs of the model for one microbatch, the autocast and the CUDA stream in which it was called. number: as
+    in SharedDraws."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     is_autocast: bool
     autocast_type: torch.dtype
     number: int
+    stream: torch.cuda.Stream | None
 
 
 class BatchRun:
@@ -115,7 +118,12 @@ class BatchRun:
         call.has_called_model = True
         kind = self._device.type
         self._inputs[call.number] = _Inputs(
-            args, kwargs, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), draw_number()
+            args,
+            kwargs,
+            torch.is_autocast_enabled(kind),
+            torch.get_autocast_dtype(kind),
+            draw_number(),
+            current_stream(self._device),
         )
         if call.number > 0:
             self._start(call.number - 1)
@@ -195,6 +203,8 @@ class BatchRun:
         key = self._parts.key_of(first.args, first.kwargs)
         if any(self._parts.key_of(inputs.args, inputs.kwargs) != key for inputs in self._inputs.values()):
             raise _unfit("calls the model with other shapes for one microbatch than for another one; pad the batch")
+        for inputs in self._inputs.values():
+            wait_for_stream(inputs.stream, self._device)
         self._prepare(first.args, first.kwargs)
         self._layout = self._parts.layout_for(first.args, first.kwargs)
         run = partial(self._run_without_autocast, self._begin(self._layout, key))

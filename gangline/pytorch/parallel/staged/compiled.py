@@ -48,6 +48,40 @@ def refuse_compilation(schedule: str) -> GanglineError:
     )
 
 
+def refuse_cuda_graphs(model: nn.Module) -> GanglineError:
+    """Returns the error for a model that runs as CUDA graphs."""
+    return invalid(
+        "parallelism.model",
+        f"pipeline cannot train {class_name(model)} as CUDA graphs, which write the values of a microbatch over those "
+        "of another one that waits for its backward pass; give torch.compile the mode default or "
+        "max-autotune-no-cudagraphs, or use ddp",
+    )
+
+
+def has_cuda_graphs(model: nn.Module) -> bool:
+    """Returns whether a model, a module inside it, or a function in an attribute of one is compiled to CUDA graphs."""
+    for module in model.modules():
+        compiler = _compiler_of(module)
+        if compiler is not None and makes_cuda_graphs(compiler):
+            return True
+        configs = [getattr(value, "get_compiler_config", None) for value in vars(module).values()]
+        if any(callable(config) and _has_graphs(config()) for config in configs):
+            return True
+    return False
+
+
+def makes_cuda_graphs(compiler: _TorchDynamoContext) -> bool:
+    """Returns whether compiled code becomes CUDA graphs on a GPU, as in the mode reduce-overhead."""
+    backend: Any = compiler.callback
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return _has_graphs(compiler.compiler_config) or getattr(backend, "compiler_name", None) == "cudagraphs"
+
+
+def _has_graphs(config: Any) -> bool:
+    return isinstance(config, dict) and bool(config.get("triton.cudagraphs"))
+
+
 class UnitCompiler:
     """Compiles the units of one model. model: as the user wrapped it. cut: makes parts of `inner_of(model)`.
 
@@ -75,6 +109,8 @@ class UnitCompiler:
             return
         if not SCHEDULES[self._schedule].can_compile:
             raise refuse_compilation(self._schedule)
+        if self._cut.device.type == "cuda" and makes_cuda_graphs(compiler):
+            raise refuse_cuda_graphs(self._inner)
         if compiler.fullgraph:
             # torch would find no compiled code in the model's own call, and raise an error.
             raise invalid(

@@ -9,12 +9,17 @@ from gangline.config.pipeline import SCHEDULES
 from gangline.errors import invalid
 from gangline.pytorch.parallel.shared.ownership import check_initialised, class_name, inner_of
 from gangline.pytorch.parallel.shared.strategy import sparse_module
-from gangline.pytorch.parallel.staged.compiled import is_compiled, refuse_compilation
+from gangline.pytorch.parallel.staged.compiled import (
+    has_cuda_graphs,
+    is_compiled,
+    refuse_compilation,
+    refuse_cuda_graphs,
+)
 
 
-def check_model(model: nn.Module, wrapped: nn.Module | None, schedule: str) -> None:
+def check_model(model: nn.Module, wrapped: nn.Module | None, schedule: str, device: torch.device | None = None) -> None:
     """Raises GanglineError `parallelism.*` for a model that cannot be trained. wrapped: the model that the trial has
-    wrapped before it."""
+    wrapped before it. device: of the rank; None for a CPU."""
     if wrapped is not None:
         raise invalid(
             "parallelism.model",
@@ -36,3 +41,5 @@ def check_model(model: nn.Module, wrapped: nn.Module | None, schedule: str) -> N
         )
     if is_compiled(model) and not SCHEDULES[schedule].can_compile:
         raise refuse_compilation(schedule)
+    if device is not None and device.type == "cuda" and has_cuda_graphs(model):
+        raise refuse_cuda_graphs(inner_of(model))

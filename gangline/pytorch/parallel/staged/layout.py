@@ -44,9 +44,19 @@ class TensorShape:
         return torch.zeros(self.shape, dtype=self.dtype, device=device)
 
 
-# Attributes and buffers that a module, or one inside of it, has changed: the path of the module from it on, the name,
-# and the shape.
-Kept = tuple[tuple[str, str, TensorShape], ...]
+@dataclass(frozen=True, slots=True)
+class KeptValue:
+    """A tensor in an attribute or buffer that a module, or one inside of it, has changed."""
+
+    # Of the module that has it, from the other one on.
+    path: str
+    name: str
+    shape: TensorShape
+    # Whether a loss of its own could be computed from it: it has a graph, and comes from the module's input.
+    has_graph: bool
+
+
+Kept = tuple[KeptValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +219,7 @@ def encode(described_by_name: dict[str, Described]) -> bytes:
             "tree": tree,
             "named_tuples": [[each.__module__, each.__qualname__] for each in classes],
             "changes_input": described.changes_input,
-            "kept": [[path, key, _encode_leaf(shape)] for path, key, shape in described.kept],
+            "kept": [[each.path, each.name, _encode_leaf(each.shape), each.has_graph] for each in described.kept],
             "leaves": [_encode_leaf(leaf) for leaf in described.leaves],
         }
     return json.dumps(entries).encode()
@@ -222,7 +232,7 @@ def decode(content: bytes) -> dict[str, Described]:
         for module, qualname in entry["named_tuples"]:
             _register(_find_class(module, qualname))
         leaves = tuple(map(_decode_leaf, entry["leaves"]))
-        kept = tuple((path, key, _decode_leaf(shape)) for path, key, shape in entry["kept"])
+        kept = tuple(KeptValue(path, key, _decode_leaf(shape), graph) for path, key, shape, graph in entry["kept"])
         described[name] = Described(treespec_loads(entry["tree"]), leaves, entry["changes_input"], kept)
     return described
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -19,13 +19,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gangline.config.pipeline import slot_of_part
 from gangline.core.beat import EXCHANGE, FORWARD, Beat, NoBeat
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.absent import Absent, origin_of
 from gangline.pytorch.parallel.staged.cutting.cut import CutModel
+from gangline.pytorch.parallel.staged.cutting.lost import Lost
+from gangline.pytorch.parallel.staged.cutting.model_state import leaving_no_trace
 from gangline.pytorch.parallel.staged.cutting.part_run import PartRun
 from gangline.pytorch.parallel.staged.cutting.watch import ValuesNeeded
 from gangline.pytorch.parallel.staged.group import Replicas
@@ -54,11 +56,13 @@ def _ranges_of(counts: Sequence[int]) -> list[tuple[int, int]]:
 @dataclass(slots=True)
 class Layout:
     """Descriptions of the outputs of all units' modules, and of all parts. carried: paths of the modules whose outputs
-    go along from each part to the next, in the order of the parts."""
+    go along from each part to the next, in the order of the parts. lost: attributes of units of other ranks with what
+    stands there after each run, see Lost."""
 
     modules: dict[str, Described] = field(default_factory=dict)
     crossing: list[Described] = field(default_factory=list)
     carried: list[list[str]] = field(default_factory=list)
+    lost: list[tuple[nn.Module, str, Lost]] = field(default_factory=list)
 
 
 class Parts:
@@ -94,8 +98,6 @@ class Parts:
         self._changes_inputs: set[int] = set()
         self._changes_outputs: set[int] = set()
         self._changes_arguments: set[int] = set()
-        # A copy of them after the newest run with checks of the last part; None where that has not changed them.
-        self._changed_arguments: Any = None
 
     def redivide(self, counts: Sequence[int]) -> None:
         """Changes the number of units of each part. Layouts are made anew."""
@@ -128,7 +130,7 @@ class Parts:
                 if part in self.own:
                     run = self._make_run(part, crossing, layout)
                     run.seconds = seconds
-                    with self._unchanged():
+                    with self._leaving_no_trace(run, (args, kwargs)):
                         crossing = self._run_part(part, run, layout, *_copy_of((args, kwargs)))
                 if part + 1 < self.count:
                     crossing = self._pass_on(part, crossing, layout)
@@ -214,8 +216,7 @@ class Parts:
         key = self.key_of(args, kwargs)
         if key not in self._layouts:
             with torch.no_grad():
-                self._layouts[key], _ = self._make_layout(args, kwargs)
-            self._changed_arguments = None
+                self._layouts[key] = self._make_layout(args, kwargs)
         return self._layouts[key]
 
     def run(
@@ -235,6 +236,8 @@ class Parts:
             raise self.cut.refuse_late_use([origin_of(absent).name])
         if part + 1 < self.count:
             self._check_changes(part, run)
+        for module, name, lost in layout.lost:
+            vars(module)[name] = lost
         shapes = describe(output, self.name_of(part)).shapes
         if shapes != layout.crossing[part].shapes:
             raise self.cut.refuse(
@@ -259,15 +262,8 @@ class Parts:
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: int = FORWARD, *, number: int = 0) -> Any:
         """Returns the model's output on all ranks of the replica, without gradients. These ranks call it in step.
         where: recorded in the beat while this rank computes. number: as in SharedDraws."""
-        key = self.key_of(args, kwargs)
-        layout = self._layouts.get(key)
+        layout = self.layout_for(args, kwargs)
         value: Any = None
-        if layout is None:
-            self._layouts[key], value = self._make_layout(args, kwargs, number)
-            if self._changed_arguments is not None:
-                _overwrite((args, kwargs), self._changed_arguments)
-                self._changed_arguments = None
-            return self.share_output(value, self._layouts[key])
         for part in range(self.count):
             if part in self.own:
                 self.beat.stay(where)
@@ -280,9 +276,9 @@ class Parts:
         self.beat.stay(where)
         return output
 
-    def _make_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any], number: int = 0) -> tuple[Layout, Any]:
-        """Runs all parts with checks. Returns the layout, and the model's output on the rank of the last part. Begins
-        again where a part needs outputs of earlier modules, which then go along."""
+    def _make_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layout:
+        """Runs all parts with checks, without a trace. Begins again where a part needs outputs of earlier modules. They
+        go along then."""
         needs: list[set[str]] = [set() for _ in range(self.count)]
         # The last part has all of them behind itself but its own.
         needs[-1] |= set(self._carry)
@@ -290,23 +286,46 @@ class Parts:
             layout = Layout(carried=self._carried_for(needs))
             value: Any = None
             for part in range(self.count):
-                value, outputs = self._check(part, value, layout, (args, kwargs), number)
+                value, outputs = self._check(part, value, layout, (args, kwargs))
                 if outputs:
                     needs[part] |= outputs
                     break
                 if part + 1 < self.count:
                     value = self._pass_on(part, value, layout)
             else:
-                return layout, value
+                layout.lost = self._find_lost(layout)
+                return layout
 
-    def _carried_for(self, needs: Sequence[set[str]]) -> list[list[str]]:
-        """Returns the paths whose outputs each part passes on. needs: paths whose outputs each part needs."""
-        part_of = {
+    def _find_lost(self, layout: Layout) -> list[tuple[nn.Module, str, Lost]]:
+        """Returns the attributes in which units of other ranks keep values of their own. Modules that others use too
+        are left out."""
+        found = []
+        part_of = self._part_of_paths()
+        others = {path: part for path, part in part_of.items() if part not in self.own}
+        here = {
+            id(module)
+            for name, module in self._model.named_modules(remove_duplicate=False)
+            if not any(name == path or name.startswith(f"{path}.") for path in others)
+        }
+        for path, part in others.items():
+            for kept in layout.modules[path].kept if path in layout.modules else ():
+                module = self._model.get_submodule(f"{path}.{kept.path}" if kept.path else path)
+                if kept.has_graph and kept.name not in module._buffers and id(module) not in here:
+                    name = ".".join(filter(None, (path, kept.path, kept.name)))
+                    found.append((module, kept.name, Lost(name, path, self.name_of(part))))
+        return found
+
+    def _part_of_paths(self) -> dict[str, int]:
+        return {
             path: part
             for part, (first, last) in enumerate(self._ranges)
             for unit in self._units[first : last + 1]
             for path in unit.paths
         }
+
+    def _carried_for(self, needs: Sequence[set[str]]) -> list[list[str]]:
+        """Returns the paths whose outputs each part passes on. needs: paths whose outputs each part needs."""
+        part_of = self._part_of_paths()
         # The output of a part's last unit goes to the next part anyway.
         ends = [self._units[last].end for _, last in self._ranges]
         return [
@@ -325,18 +344,14 @@ class Parts:
         self._replicas.share(tensors, self.last_place)
         return value if self.has_last else described.fill(tensors)
 
-    def _check(
-        self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any], number: int
-    ) -> tuple[Any, set[str]]:
+    def _check(self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any]) -> tuple[Any, set[str]]:
         """Runs a part with checks, and adds its descriptions to the layout on all ranks. A run that needs parameters of
         other ranks is repeated with these. Returns what it gives to the next part, on its own rank, and the paths of
         modules whose outputs it lacks, on all ranks."""
         is_own, place = part in self.own, self.place_of[part]
         while True:
             self.beat.stay(FORWARD if is_own else EXCHANGE)
-            output, described, need = (
-                self._try_check(part, crossing, layout, inputs, number) if is_own else (crossing, {}, {})
-            )
+            output, described, need = self._try_check(part, crossing, layout, inputs) if is_own else (crossing, {}, {})
             needed = json.loads(self._replicas.share_bytes(json.dumps(need).encode() if is_own else None, place))
             if not needed:
                 break
@@ -350,18 +365,17 @@ class Parts:
         return output, set()
 
     def _try_check(
-        self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any], number: int
+        self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any]
     ) -> tuple[Any, dict[str, Described], dict[str, list[str]]]:
         """Returns what a part gives to the next one, the descriptions, and what it needs besides: names of parameters
-        and paths of modules. Random numbers, buffers and the model's inputs are as before, because training
-        runs the part again."""
+        and paths of modules. Everything is as before afterwards, because the part runs again."""
         run = self._make_run(
-            part, tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), crossing), layout, number
+            part, tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), crossing), layout
         )
         run.is_checked = True
         args, kwargs = _copy_of(inputs)
         try:
-            with self._unchanged(), torch.enable_grad(), self._named(part):
+            with self._leaving_no_trace(run, inputs), torch.enable_grad(), self._named(part):
                 output = self._run_part(part, run, layout, args, kwargs)
         except ValuesNeeded as need:
             return crossing, {}, {"parameters": self.cut.names_of(need.parameters), "outputs": need.outputs}
@@ -374,8 +388,6 @@ class Parts:
             self._changes_outputs.add(part)
         if versions.changes_arguments:
             self._changes_arguments.add(part)
-        is_last = part + 1 == self.count
-        self._changed_arguments = (args, kwargs) if is_last and versions.changes_arguments else None
         described = {**run.described, _OUTPUT: describe(output, self.name_of(part))}
         if part + 1 < self.count and any(shape.dtype.is_complex for shape in described[_OUTPUT].shapes):
             raise self.cut.refuse(
@@ -384,23 +396,9 @@ class Parts:
             )
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described, {}
 
-    @contextmanager
-    def _unchanged(self) -> Iterator[None]:
-        # A forward may change a buffer in place, or give its name another tensor.
-        before = [
-            (module, name, buffer, buffer.clone())
-            for module in self._model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        devices = [self._replicas.device] if self._replicas.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            try:
-                yield
-            finally:
-                with torch.no_grad():
-                    for module, name, buffer, value in before:
-                        module._buffers[name] = buffer.copy_(value)
+    def _leaving_no_trace(self, run: PartRun, inputs: tuple[Any, Any]) -> AbstractContextManager[None]:
+        given = [leaf for leaf in tree_leaves(inputs) if not isinstance(leaf, torch.Tensor)]
+        return leaving_no_trace(self._model, run.watch, self.cut.refuse, given)
 
     def _pass_on(self, part: int, value: Any, layout: Layout) -> Any:
         """Gives what a part has made to the next part. Returns it on the rank of the next part."""
@@ -425,8 +423,3 @@ def _copy_of(inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any,
 
     copied: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(torch.Tensor, copy, inputs)
     return copied
-
-
-def _overwrite(inputs: Any, changed: Any) -> None:
-    for tensor, value in zip(tensors_of(inputs), tensors_of(changed), strict=True):
-        tensor.copy_(value)

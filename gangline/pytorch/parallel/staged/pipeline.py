@@ -119,7 +119,7 @@ class PipelineStrategy(Strategy):
         return Replica(rank // self._stages, world_size // self._stages, is_counted=rank % self._stages == last)
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        check_model(model, self._model, self._schedule)
+        check_model(model, self._model, self._schedule, self._device)
         wrapped, model = model, inner_of(model)
         # Ranks may have built different models where the trial draws its own random numbers.
         broadcast_tensors((*model.parameters(), *model.buffers()))

@@ -27,6 +27,7 @@ from torch.distributed.pipelining import (
 
 from gangline.core.beat import BACKWARD, EXCHANGE, Beat
 from gangline.pytorch.parallel.staged.layout import Described
+from gangline.pytorch.parallel.staged.surroundings import Surroundings, current_stream, wait_for_stream
 
 _CLASSES: dict[str, Any] = {
     "GPipe": ScheduleGPipe,
@@ -167,20 +168,26 @@ def _examples(described: Described) -> tuple[torch.Tensor, ...]:
     )
 
 
+_Given = tuple[torch.Tensor, torch.cuda.Stream | None]
+
+
 class _Abandoned(BaseException):
     """Ends the schedule after train_batch has failed."""
 
 
 class ScheduleThread:
     """Runs schedules in a thread, which hands out the number of each microbatch whose output is ready and waits for its
-    loss."""
+    loss. It computes in the CUDA stream of the caller of `start`. Where the caller changes streams between two calls,
+    they wait for each other."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], Surroundings]] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._losses: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
-        self._loss: torch.Tensor | None = None
+        # Losses with the streams in which they are computed.
+        self._losses: queue.SimpleQueue[_Given | None] = queue.SimpleQueue()
+        self._loss: _Given | None = None
+        self._surroundings: Surroundings | None = None
         self._owes_loss = False
         self._thread: threading.Thread | None = None
 
@@ -188,7 +195,8 @@ class ScheduleThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="gangline-pipeline", daemon=True)
             self._thread.start()
-        self._work.put(run)
+        self._surroundings = Surroundings.here(self._device)
+        self._work.put((run, self._surroundings))
 
     def wait_for(self, number: int) -> None:
         """Waits until the output of a microbatch is ready, after the loss of the one before was given. Raises the
@@ -198,11 +206,13 @@ class ScheduleThread:
         if isinstance(answer, BaseException):
             raise answer
         assert answer == number
+        assert self._surroundings is not None
+        wait_for_stream(self._surroundings.stream, self._device)
         self._owes_loss = number >= 0
 
     def give(self, loss: torch.Tensor) -> None:
         """Keeps the loss of the newest microbatch until the next one is waited for."""
-        self._loss = loss
+        self._loss = loss, current_stream(self._device)
 
     def finish(self) -> None:
         """Waits until the schedule has ended. Raises its error."""
@@ -217,9 +227,11 @@ class ScheduleThread:
     def loss_of(self, number: int) -> torch.Tensor:
         """Called by the schedule."""
         self._ready.put(number)
-        loss = self._losses.get()
-        if loss is None:
+        given = self._losses.get()
+        if given is None:
             raise _Abandoned
+        loss, stream = given
+        wait_for_stream(stream, self._device)
         return loss
 
     def _hand_over(self) -> None:
@@ -231,9 +243,10 @@ class ScheduleThread:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         while True:
-            run = self._work.get()
+            run, surroundings = self._work.get()
             try:
-                run()
+                with surroundings.taken_over():
+                    run()
             except _Abandoned:
                 continue
             except BaseException as error:  # noqa: BLE001  it is raised again in the thread that trains

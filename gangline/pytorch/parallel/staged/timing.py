@@ -27,11 +27,12 @@ def measure(call: Callable[..., Any], args: tuple[Any, ...], parameters: Sequenc
 def _pass(call: Callable[..., Any], args: tuple[Any, ...], parameters: Sequence[nn.Parameter]) -> float:
     # Clones, because a module may change its input in place.
     own = tuple(_leaf(value).clone() if isinstance(value, torch.Tensor) else value for value in args)
-    leaves = [value for value in own if isinstance(value, torch.Tensor) and value.requires_grad]
-    leaves += [parameter for parameter in parameters if parameter.requires_grad]
+    inputs = [value for value in own if isinstance(value, torch.Tensor)]
     _wait(own)
     began = time.perf_counter()
     outputs = [tensor for tensor in tensors_of(call(*own)) if tensor.requires_grad]
+    # The module may have frozen some of its parameters by now.
+    leaves = [each for each in (*inputs, *parameters) if each.requires_grad]
     if outputs and leaves:
         torch.autograd.grad(outputs, leaves, [torch.ones_like(tensor) for tensor in outputs], allow_unused=True)
     _wait(own)

@@ -13,7 +13,6 @@ made once for each shape of inputs.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -29,6 +28,7 @@ from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.cutting.drawing import SharedDraws
 from gangline.pytorch.parallel.staged.cutting.inner import InnerValues
 from gangline.pytorch.parallel.staged.cutting.kept_values import KeptValues, replaced
+from gangline.pytorch.parallel.staged.cutting.model_state import leaving_no_trace
 from gangline.pytorch.parallel.staged.cutting.own_buffers import OwnBuffers
 from gangline.pytorch.parallel.staged.cutting.part_run import PartRun
 from gangline.pytorch.parallel.staged.cutting.placeholder import Placeholders
@@ -43,7 +43,6 @@ from gangline.pytorch.parallel.staged.cutting.watch import (
     versions_of,
 )
 from gangline.pytorch.parallel.staged.layout import (
-    Kept,
     TensorShape,
     are_equal,
     are_same,
@@ -54,7 +53,6 @@ from gangline.pytorch.parallel.staged.layout import (
 from gangline.pytorch.parallel.staged.timing import measure
 from gangline.pytorch.parallel.staged.unit import Unit
 
-_log = logging.getLogger("gangline")
 # Advice where the last unit of a part was left out, by an early exit or at random.
 _WAY_OUT = (
     "; where layers are left out, decide inside of their own forward, or begin the part at another unit with "
@@ -85,9 +83,8 @@ class CutModel:
         self._units = units
         self._run: PartRun | None = None
         self._is_whole = False
+        self.device = device
         self._placeholders = Placeholders(device)
-        # Modules and their attributes that the log has warned of.
-        self._warned: set[tuple[str, str]] = set()
         self._buffers = OwnBuffers(model, units, has_several_parts=has_several_parts)
         reentrant.install()
         self.forward = model.forward
@@ -115,7 +112,7 @@ class CutModel:
         self, run: PartRun, need: ValuesNeeded, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ValuesNeeded:
         """Returns the same need with the modules that it is about, of all whose outputs have the same shape. The part
-        runs once more for this."""
+        runs once more for this, without a trace."""
         if len(need.outputs) < 2:
             return need
         again = PartRun(
@@ -130,7 +127,8 @@ class CutModel:
             number=run.number,
         )
         try:
-            self._run_part(again, args, kwargs)
+            with leaving_no_trace(self._model, again.watch, self.refuse):
+                self._run_part(again, args, kwargs)
         except ValuesNeeded as found:
             return found
         except Exception:  # noqa: BLE001 - a model that behaves differently the second time; the first need is the error
@@ -313,8 +311,10 @@ class CutModel:
         inner.enter(path, inputs)
         result = original(*args)
         inner.leave(result)
-        kept = values.changed()
-        self._warn_of_kept(path, kept, inner)
+        outputs = tensors_of(result)
+        kept = values.changed(
+            lambda value: inner.unit_of(value) is not None or any(value is output for output in outputs)
+        )
         if run.last < len(self._units) - 1 and not are_same(contents, inputs):
             raise self.refuse(
                 f"gives {path} a list, dictionary or object that {path} changes, and other parts have it as it was; "
@@ -451,21 +451,6 @@ class CutModel:
             f"uses a value that {path} computes and does not return, so that other stages do not have it; let {path} "
             "return it, and pass it on"
         )
-
-    def _warn_of_kept(self, path: str, kept: Kept, inner: InnerValues) -> None:
-        """Warns of attributes that train_batch could use and that other ranks do not have."""
-        module = self._model.get_submodule(path)
-        for inside, key, _ in kept:
-            name = f"{path}.{inside}" if inside else path
-            value = getattr(module.get_submodule(inside), key)
-            if value.requires_grad and inner.unit_of(value) is not None and (name, key) not in self._warned:
-                self._warned.add((name, key))
-                _log.warning(
-                    "pipeline: %s keeps %s, which it has computed; no other stage has it, so a loss that uses it "
-                    "outside of the model's forward is wrong",
-                    name,
-                    key,
-                )
 
     def _refuse_later(self, need: ValuesNeeded) -> GanglineError:
         if need.parameters:

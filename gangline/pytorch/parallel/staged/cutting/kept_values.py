@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gangline.pytorch.parallel.staged.cutting.watch import is_unchanged, versions_by_name
-from gangline.pytorch.parallel.staged.layout import Kept, TensorShape, shape_of
+from gangline.pytorch.parallel.staged.layout import Kept, KeptValue, TensorShape, shape_of
 
 _MISSING = object()
 
@@ -25,14 +25,15 @@ class KeptValues:
         self._module = module
         self._before = versions_by_name(_values_of(module))
 
-    def changed(self) -> Kept:
-        """Returns those that are others by now, as in Described."""
+    def changed(self, is_computed: Callable[[torch.Tensor], bool]) -> Kept:
+        """Returns those that are others by now, as in Described. is_computed: whether a value comes from the input of
+        the module."""
         found = []
         for name, value in _values_of(self._module).items():
             noted = self._before.get(name)
             if value is not None and (noted is None or not is_unchanged(noted, value)):
                 path, _, key = name.rpartition(".")
-                found.append((path, key, shape_of(value)))
+                found.append(KeptValue(path, key, shape_of(value), value.requires_grad and is_computed(value)))
         return tuple(found)
 
 
@@ -40,11 +41,11 @@ class KeptValues:
 def replaced(module: nn.Module, kept: Kept, make: Callable[[TensorShape], torch.Tensor]) -> Iterator[None]:
     """Puts what `make` returns into the place of values that a unit's module keeps. They are as before afterwards."""
     places: list[tuple[dict[str, Any], str, Any]] = []
-    for path, key, shape in kept:
-        owner = module.get_submodule(path)
-        values: dict[str, Any] = owner._buffers if key in owner._buffers else vars(owner)
-        places.append((values, key, values.get(key, _MISSING)))
-        values[key] = make(shape)
+    for each in kept:
+        owner = module.get_submodule(each.path)
+        values: dict[str, Any] = owner._buffers if each.name in owner._buffers else vars(owner)
+        places.append((values, each.name, values.get(each.name, _MISSING)))
+        values[each.name] = make(each.shape)
     try:
         yield
     finally:

@@ -54,7 +54,7 @@ class Marks:
         if not is_value_free(func):
             self.add(result, sources)
             if func._schema.is_mutable:
-                self.add(_changed_by(func, args, kwargs), sources)
+                self.add(changed_by(func, args, kwargs), sources)
 
 
 class ReadWatch(TorchFunctionMode):
@@ -92,7 +92,7 @@ def storages_of(value: Any) -> Iterator[torch.UntypedStorage]:
             continue
 
 
-def _changed_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def changed_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Returns the arguments that an operation writes to."""
     schema = func._schema.arguments
     by_place = [value for argument, value in zip(schema, args, strict=False) if _is_written(argument)]

@@ -53,6 +53,8 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         self._reads = ReadWatch(self.marks, _need)
         # In runs with checks only.
         self.inner: InnerValues | None = None
+        # Called before each operation with the function and its arguments, in runs that leave no trace.
+        self.note_write: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -103,6 +105,8 @@ class ValueWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
             raise ValuesNeeded(without_values)
         if self.inner is not None:
             self.check_inner(operands)
+        if self.note_write is not None:
+            self.note_write(func, args, kwargs)
         sources = self.marks.sources_of(operands)
         if sources and depends_on_values(func):
             _need(sources)
