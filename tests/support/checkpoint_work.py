@@ -10,14 +10,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from gangline.core.storage import CheckpointStore
 from gangline.core.stream import DigestStream
 from gangline.errors import GanglineError
-from tests.support.strategy_work import PointsTrial, fit
+from tests.support.strategy_work import Net, PointsTrial, fit
 
 _SECONDS = 60.0
+
+
+class ScaledNet(Net):
+    """Has parameters that cannot be divided, of which one has no numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.1))
+        self.empty = nn.Parameter(torch.zeros(0, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale.exp() + self.empty.sum()
+
+
+class ScaledTrial(PointsTrial):
+    def make_model(self) -> nn.Module:
+        return ScaledNet()
 
 
 def resume(directory: Path, runs: list[tuple[Any, str | None, int]]) -> list[tuple[list[float], int, str]]:
@@ -28,7 +47,7 @@ def resume(directory: Path, runs: list[tuple[Any, str | None, int]]) -> list[tup
     os.chdir(directory)
     results = []
     for parallelism, latest, batches in runs:
-        recorder = fit(parallelism, batches, latest)
+        recorder = fit(parallelism, batches, latest, ScaledTrial)
         results.append((recorder.losses, recorder.seen, (recorder.checkpoints or [""])[-1]))
     return results
 

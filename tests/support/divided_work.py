@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parametrizations
+from torch.optim.swa_utils import AveragedModel
 
 from tests.support.changing_work import rank
 from tests.support.strategy_work import Block, Net
@@ -203,6 +204,23 @@ class LatePenaltyTrial(UnusualTrial):
         return {"loss": loss}
 
 
+class PenaltyFirstTrial(UnusualTrial):
+    """Makes a penalty on gradients before the other calls of its model, as a critic does. One of these has no
+    gradients."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        between = (0.5 * inputs).requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.model(between).square().sum(), between, create_graph=True)
+        with torch.no_grad():
+            offset = self.model(torch.zeros(2, 6)).mean()
+        loss = functional.mse_loss(self.model(inputs) - self.model(-inputs), targets + offset)
+        loss = loss + (slope.norm(dim=1) - 1).square().mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizers[0], lambda chosen: self.context.clip_grad_norm(chosen, 0.5))
+        return {"loss": loss}
+
+
 class SpectralTrial(UnusualTrial):
     """Its weight is computed, with vectors that move each time."""
 
@@ -221,13 +239,108 @@ class WeightLossTrial(UnusualTrial):
         return {}
 
 
-class EmptyTrial(UnusualTrial):
-    """Trains a parameter without numbers."""
+class Scaled(nn.Module):
+    """A block with a factor without a dimension, one of one number, and a parameter without numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Block(8)
+        self.gate = nn.Parameter(torch.tensor(0.7))
+        self.single = nn.Parameter(torch.ones(1))
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.gate * self.inner(x) * self.single + self.empty.sum()
+        return out
+
+
+class ScalarNet(Net):
+    """Nothing outside of its blocks can be divided but the stem and the head. Its scale is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Scaled() for _ in range(2))
+        self.scale = nn.Parameter(torch.tensor(2.0).log())
+        self.fixed = nn.Parameter(torch.tensor(1.5), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(x) * self.scale.exp() * self.fixed + self.scale
+        return out
+
+
+class ScalarTrial(UnusualTrial):
+    """Also reads, changes and copies its parameters."""
+
+    def make_model(self) -> nn.Module:
+        return ScalarNet()
+
+    def prepare(self) -> None:
+        self.average = AveragedModel(self.model)
+        self.copies.append(self.average.module)
+
+    def after_step(self) -> None:
+        self.average.update_parameters(self.model)
+        with torch.no_grad():
+            scale: Any = self.model.get_parameter("scale")
+            scale.clamp_(0, 4.6052)
+            self.model.get_parameter("blocks.1.gate").mul_(1.0 + 0.1 * float(scale))
+            self.model(torch.zeros(2, 6))
+
+
+class ScalarStepTrial(ScalarTrial):
+    """Aggregates batches, clears gradients through the model, and clips and steps all parameters in one operation."""
+
+    def make_optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        return [torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)]
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        if batch_idx == 2:
+            # What the batch before has left.
+            self.model.zero_grad()
+            self.optimizers[0].zero_grad()
+        loss = functional.mse_loss(self.model(inputs), targets)
+        self.context.backward(loss)
+        clip = torch.nn.utils.clip_grad_norm_
+        self.context.step_optimizer(self.optimizers[0], lambda chosen: clip(list(chosen), 0.5, foreach=True))
+        return {"loss": loss}
+
+
+class ScalarWholeStepTrial(ScalarTrial):
+    """Its optimizer steps whole tensors, and divides by their numbers of elements."""
+
+    def make_optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        return [torch.optim.Adafactor([each for each in model.parameters() if each.numel()], lr=0.01)]
+
+
+class Stateful(nn.Module):
+    """A block that uses and changes a counter, a number, a generator and the vectors of a spectral norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Block(8)
+        parametrizations.spectral_norm(self.inner.widen)
+        self.register_buffer("count", torch.zeros(()))
+        self.count: torch.Tensor
+        self.steps = 0
+        self.own = torch.Generator().manual_seed(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.ones(8)
+        if self.training:
+            self.count += 1
+            self.steps += 1
+            noise += 0.1 * torch.rand(8, generator=self.own)
+        out: torch.Tensor = x + torch.tanh(self.inner(x) * noise) / (1 + self.count.clone()) / (1 + self.steps)
+        return out
+
+
+class StatefulTrial(UnusualTrial):
+    """Recomputes blocks with state; the reference does not."""
 
     def make_model(self) -> nn.Module:
         model = Net()
-        model.empty = nn.Parameter(torch.zeros(0, 3))
-        model.register_forward_hook(lambda module, _, output: output + module.empty.sum())
+        model.blocks = nn.ModuleList(Stateful() for _ in range(2))
         return model
 
 
@@ -239,10 +352,14 @@ class AssignedRowTrial(UnusualTrial):
 
 
 def train_all(directory: Path, strategies: list[str], kinds: list[type[UnusualTrial]]) -> Outcomes:
-    """Trains each kind under each strategy. ClearingTrial aggregates two batches."""
+    """Trains each kind under each strategy. Some aggregate two batches."""
     outcomes: Outcomes = {}
     for kind in kinds:
-        more: dict[str, Any] = {"optimizations": {"aggregation_frequency": 2}} if kind is ClearingTrial else {}
+        aggregated = kind in (ClearingTrial, ScalarStepTrial)
+        more: dict[str, Any] = {"optimizations": {"aggregation_frequency": 2}} if aggregated else {}
         for strategy in strategies:
-            outcomes[kind.__name__, strategy] = run(kind, directory, 6, parallelism=strategy, **more)
+            section: Any = strategy
+            if kind is StatefulTrial and strategy != "none":
+                section = {"strategy": strategy, "activation_checkpointing": "blocks"}
+            outcomes[kind.__name__, strategy] = run(kind, directory, 6, parallelism=section, **more)
     return outcomes

@@ -83,6 +83,26 @@ class Recurrent(nn.Module):
         return out
 
 
+class _CountingBlock(Block):
+    """Uses and changes a counter in a buffer, as a warm-up does."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+        self.register_buffer("count", torch.zeros(()))
+        self.count: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.count += 1
+        return super().forward(x) / (1 + self.count.clone())
+
+
+class Counting(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_CountingBlock() for _ in range(4))
+
+
 def make_norm() -> nn.Module:
     """Batch normalisation and in-place activations in one list."""
     return nn.Sequential(

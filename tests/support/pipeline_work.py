@@ -32,6 +32,7 @@ from tests.support.pipeline_models import (
     BreakingWeight,
     Chain,
     Changing,
+    Counting,
     Deciding,
     Disordered,
     Dropping,
@@ -259,6 +260,10 @@ class ExitingTrial(NormTrial):
     """Decides for each microbatch by itself, as its reference in one process does."""
 
     make = Exiting
+
+
+class CountingTrial(NormTrial):
+    make = Counting
 
 
 class DropoutTrial(ChainTrial):

@@ -147,11 +147,6 @@ def refusals() -> dict[str, str]:
         model[2].weight = model[0].weight
         strategy.prepare_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
 
-    def scalar(strategy: Strategy) -> None:
-        model = nn.Linear(2, 2)
-        model.register_parameter("scale", nn.Parameter(torch.ones(())))
-        strategy.prepare_model(model)
-
     def joined(strategy: Strategy) -> None:
         model = strategy.prepare_model(Net())
         strategy.prepare_optimizer(torch.optim.LBFGS(model.parameters()))
@@ -164,7 +159,6 @@ def refusals() -> dict[str, str]:
 
     attempt("optimizer before wrap_model", "zero3", early)
     attempt("tied after wrap_model", "zero3", tied_late)
-    attempt("parameter without dimension", "zero3", scalar)
     attempt("LBFGS with zero1", "zero1", joined)
     attempt("LBFGS with zero2", "zero2", joined)
     attempt("closure with zero1", "zero1", closure)

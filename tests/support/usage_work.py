@@ -342,8 +342,53 @@ class PartlyTwiceTrial(ChangingTrial):
         return {"loss": loss}
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        self.first = nn.Linear(8, 3)
+        self.second = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.tanh(self.stem(x))
+        return self.first(x), self.second(x)
+
+
+class TwoHeadsTrial(ChangingTrial):
+    """Makes a backward pass for each head."""
+
+    adds = False
+
+    def make_model(self) -> nn.Module:
+        return TwoHeads()
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        losses = [functional.mse_loss(output, targets) for output in self.model(inputs)]
+        if self.adds:
+            losses = [torch.stack(losses).sum()]
+        for place, loss in enumerate(losses):
+            self.context.backward(loss, retain_graph=place + 1 < len(losses))
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": losses[0]}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        self.count.update(1)  # type: ignore[attr-defined]  # a FunctionReducer
+        return {"error": functional.mse_loss(self.model(batch[0])[0], batch[1])}
+
+
+class AddedHeadsTrial(TwoHeadsTrial):
+    adds = True
+
+
 class FreedTwiceTrial(TwiceTrial):
     keeps = False
+
+
+def run_kinds(
+    kinds: list[type[pytorch.PyTorchTrial]], directory: Path, parallelism: Any
+) -> list[tuple[str, list[State]]]:
+    return [run(kind, directory, parallelism=parallelism) for kind in kinds]
 
 
 def run_aggregated(

@@ -77,12 +77,6 @@ _MEANINGS_OF_SHARDS = (
         "torch.autograd.grad was called for a tensor that took no part in its graph; {strategy} divides parameters, so "
         "only context.backward makes their gradients; call that, or use ddp or zero1",
     ),
-    (
-        "_chunk_cat expects non-empty tensor",
-        "parallelism.model",
-        "a parameter without numbers has a gradient, which {strategy} cannot divide; freeze it before "
-        "context.wrap_model, or use ddp or zero1",
-    ),
     ("does not have a sharding strategy registered", *_PART_OPERATION),
     ("Sharding propagation failed", *_PART_OPERATION),
     ("not supported with DTensor", *_PART_OPERATION),
@@ -108,7 +102,8 @@ def unused_parameters(model: str, names: Sequence[str], strategy: str) -> Gangli
     return invalid(
         "pytorch.unused_parameters",
         f"{', '.join(names[:3])}{more} of {model} took no part in the loss, so their gradients never came; freeze "
-        f"them, or set parallelism: {{strategy: {strategy}, find_unused_parameters: true}}",
+        "them, add losses up where train_batch calls context.backward several times, or set parallelism: "
+        f"{{strategy: {strategy}, find_unused_parameters: true}}",
     )
 
 

@@ -28,7 +28,7 @@ from gangline.errors import invalid
 from gangline.lacking import Lacking
 from gangline.pytorch.data import batch_data as batches
 from gangline.pytorch.metrics.reducer import MetricReducer, Reducers
-from gangline.pytorch.parallel import Replica, Strategy, recomputation_of, recompute
+from gangline.pytorch.parallel import Replica, Strategy, log_left_out, recomputation_of, recompute
 from gangline.pytorch.parallel.shared.ownership import plain_names
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.profile import ProfileSetting
@@ -187,7 +187,7 @@ class PyTorchTrialContext(Lacking):
                 f"wrap_model got a {type(model).__name__} on the meta device, whose parameters have no values; build "
                 "it on the CPU",
             )
-        recompute(model, *recomputation_of(self.setting.parallelism))
+        log_left_out(recompute(model, *recomputation_of(self.setting.parallelism)))
         wrapped = self.strategy.prepare_model(model if self.strategy.places_models else model.to(self.device))
         if not self.strategy.runs_batch:
             watch_gradients(wrapped, self._on_gradient)

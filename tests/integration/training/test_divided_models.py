@@ -21,6 +21,11 @@ _SAME: list[Kind] = [
     work.SpectralTrial,
     work.OutsideTwiceTrial,
     work.LatePenaltyTrial,
+    work.PenaltyFirstTrial,
+    work.ScalarTrial,
+    work.ScalarStepTrial,
+    work.ScalarWholeStepTrial,
+    work.StatefulTrial,
 ]
 _REFUSED: dict[Kind, str] = {
     work.ChangedRowTrial: "parallelism.part_changed: mul_ changes rows or other parts of a divided parameter",
@@ -33,10 +38,16 @@ _REFUSED: dict[Kind, str] = {
     work.DerivedTrial: "parallelism.transform: a wrapped model was called in a derivative of torch.func",
     work.ForkedTrial: "parallelism.blocks_differ: this rank reduces ",
     work.WeightLossTrial: "pytorch.shard_used: context.backward got a loss that uses parameters of which",
-    work.EmptyTrial: "parallelism.model: a parameter without numbers has a gradient, which {strategy} cannot divide",
 }
 # hsdp needs four ranks, which take longer.
-_ON_FOUR: list[Kind] = [work.ReadNumberTrial, work.HookedTrial, work.ChangedRowTrial, work.ForkedTrial]
+_ON_FOUR: list[Kind] = [
+    work.ReadNumberTrial,
+    work.HookedTrial,
+    work.PenaltyFirstTrial,
+    work.ScalarTrial,
+    work.ChangedRowTrial,
+    work.ForkedTrial,
+]
 _PLACES = [
     *((kind, strategy, 2) for kind in (*_SAME, *_REFUSED) for strategy in ("zero2", "zero3")),
     *((kind, "hsdp", 4) for kind in _ON_FOUR),

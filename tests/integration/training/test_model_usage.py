@@ -248,12 +248,26 @@ def test_aggregation_over_batches(tmp_path: Path) -> None:
 
 def test_second_backward_pass_that_reaches_fewer_parameters(tmp_path: Path) -> None:
     """Uses a whole model, whose gradients are sent in buckets: a bucket with a missing gradient would never be sent."""
+    _check(usage_work.PartlyTwiceTrial, tmp_path, _WHOLE)
+
+
+def test_first_backward_pass_that_reaches_fewer_parameters(tmp_path: Path) -> None:
+    """The advice for several backward passes is to add the losses up, with every option."""
     text = (
-        "pytorch.unused_parameters: some parameters took no part in the last loss, so their gradients never came; "
-        "freeze them, add losses up for one context.backward, or set parallelism: {strategy: STRATEGY, "
-        "find_unused_parameters: true}"
+        "pytorch.unused_parameters: second.weight, second.bias of TwoHeads took no part in the loss, so their "
+        "gradients never came; freeze them, add losses up where train_batch calls context.backward several times, or "
+        "set parallelism: {strategy: STRATEGY, find_unused_parameters: true}"
     )
-    _check_refused(usage_work.PartlyTwiceTrial, tmp_path, _WHOLE, 2, text)
+    _check_refused(usage_work.TwoHeadsTrial, tmp_path, _WHOLE, 2, text)
+    found = {"strategy": "ddp", "find_unused_parameters": True}
+    kinds: list[Kind] = [usage_work.TwoHeadsTrial, usage_work.AddedHeadsTrial]
+    (alone,) = changing_work.run_many(usage_work.AddedHeadsTrial, tmp_path, ["none"])
+    for rank in run_gang(2, tmp_path / "found", usage_work.run_kinds, kinds, tmp_path, found):
+        (refusal, _), (added, models) = rank
+        assert refusal.startswith("parallelism.backward: context.backward was called again without another forward")
+        assert "; add losses up for one context.backward, or call the wrapped model itself again" in refusal
+        assert added == ""
+        assert all(torch.allclose(models[0][name], value, atol=1e-5) for name, value in alone[1][0].items())
 
 
 def test_second_backward_pass_through_a_graph_that_is_freed(tmp_path: Path) -> None:

@@ -90,6 +90,11 @@ _OF_TWO = {
     "recomputed in full": Run(
         "TiedTrial", _pipeline(schedule="Interleaved1F1B", activation_checkpointing="full"), hparams=_SGD
     ),
+    "recomputed counters": Run(
+        "CountingTrial",
+        _pipeline(microbatches=4, activation_checkpointing="blocks"),
+        hparams={"parts": 4, **_SGD},
+    ),
     "recomputed norms": Run(
         "NormTrial",
         _pipeline(microbatches=4, activation_checkpointing="blocks", blocks=["BatchNorm1d"]),

@@ -10,6 +10,7 @@ import torch
 
 from gangline.pytorch import load_checkpoint
 from tests.support.checkpoint_work import (
+    ScaledNet,
     resume,
     resume_without_pickles,
     save_on_full_disk,
@@ -17,7 +18,6 @@ from tests.support.checkpoint_work import (
     wait_for,
 )
 from tests.support.gang import run_gang, start_gang
-from tests.support.strategy_work import Net
 
 _SAVED, _ALL = 5, 12
 
@@ -84,7 +84,7 @@ def test_four_ranks_go_on_in_another_layout(
     assert losses == pytest.approx(whole[_SAVED:], abs=1e-6)
     assert fewer == pytest.approx(whole[_SAVED:-3], abs=1e-6)
     state = load_checkpoint(storage / "checkpoints" / storage_id)
-    Net().load_state_dict(state["models_state_dict"][0])
+    ScaledNet().load_state_dict(state["models_state_dict"][0])
 
 
 def test_checkpoint_of_any_strategy_is_the_same_plain_model(storage: Path, saved: dict[str, str]) -> None:
@@ -92,7 +92,7 @@ def test_checkpoint_of_any_strategy_is_the_same_plain_model(storage: Path, saved
     reference = states[-1]
     for state in states:
         assert state.keys() == reference.keys()
-        Net().load_state_dict(state["models_state_dict"][0])
+        ScaledNet().load_state_dict(state["models_state_dict"][0])
         for name, value in state["models_state_dict"][0].items():
             assert torch.allclose(value.float(), reference["models_state_dict"][0][name].float(), atol=1e-6), name
         (optimizer,) = state["optimizers_state_dict"]

@@ -62,8 +62,9 @@ def _run(
         (
             _UNUSED,
             {},
-            "unused of Sequential took no part in the loss, so their gradients never came; freeze them, or set "
-            "parallelism: {strategy: ddp, find_unused_parameters: true}",
+            "unused of Sequential took no part in the loss, so their gradients never came; freeze them, add losses up "
+            "where train_batch calls context.backward several times, or set parallelism: {strategy: ddp, "
+            "find_unused_parameters: true}",
         ),
     ],
 )

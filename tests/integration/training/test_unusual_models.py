@@ -196,7 +196,8 @@ def test_models_compiled_after_wrapping_train_as_plain_ones(tmp_path: Path) -> N
 def test_unused_parameters_name_the_strategy(tmp_path: Path) -> None:
     text = (
         "pytorch.unused_parameters: spare.weight, spare.bias of UnusedNet took no part in the loss, so their gradients "
-        "never came; freeze them, or set parallelism: {{strategy: {strategy}, find_unused_parameters: true}}"
+        "never came; freeze them, add losses up where train_batch calls context.backward several times, or set "
+        "parallelism: {{strategy: {strategy}, find_unused_parameters: true}}"
     )
     _check_refused(work.UnusedTrial, tmp_path, _WHOLE, text)
     options = [{"strategy": strategy, "find_unused_parameters": True} for strategy in _WHOLE]

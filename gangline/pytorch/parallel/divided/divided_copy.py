@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from gangline.pytorch.parallel.divided.shard_meter import parameter_groups
+from gangline.pytorch.parallel.divided.whole_parameter import whole_of
 
 # Divides a copy. Arguments: the whole copy, and its modules that are gathered by themselves, inner ones first.
 Divide = Callable[[nn.Module, Sequence[nn.Module]], None]
@@ -60,7 +61,11 @@ def _copy(module: Any, memo: dict[Any, Any]) -> nn.Module:
     parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
     for part in parts:
         part.reshard()
-    _put_stand_ins(parts, memo)
+    for parameter in list(module.parameters()):
+        whole = whole_of(parameter)
+        if whole is not None:
+            whole.close()
+    _put_stand_ins(module, parts, memo)
     twin = _copy_structure(module, memo)
     twin_by_id = {id(part): part_twin for part, part_twin in memo.pop(_KEY)}
     # modules() yields a module before its parts, and `divide` needs inner ones first.
@@ -71,15 +76,15 @@ def _copy(module: Any, memo: dict[Any, Any]) -> nn.Module:
     return twin
 
 
-def _put_stand_ins(parts: Iterable[FSDPModule], memo: dict[Any, Any]) -> None:
+def _put_stand_ins(module: nn.Module, parts: Iterable[FSDPModule], memo: dict[Any, Any]) -> None:
     """Puts a whole parameter on the meta device, without memory, in the place of each parameter while the structure is
     copied."""
-    for part in parts:
-        for group in parameter_groups(part):
-            for fsdp_parameter in group.fsdp_params:
-                parameter = fsdp_parameter.sharded_param
-                stand_in = torch.empty(parameter.size(), dtype=parameter.dtype, device="meta")
-                memo[id(parameter)] = nn.Parameter(stand_in, requires_grad=parameter.requires_grad)
+    groups = [group for part in parts for group in parameter_groups(part)]
+    divided = [fsdp_parameter.sharded_param for group in groups for fsdp_parameter in group.fsdp_params]
+    whole = [parameter for parameter in module.parameters() if whole_of(parameter) is not None]
+    for parameter in (*divided, *whole):
+        stand_in = torch.empty(parameter.size(), dtype=parameter.dtype, device="meta")
+        memo[id(parameter)] = nn.Parameter(stand_in, requires_grad=parameter.requires_grad)
 
 
 def _copy_structure(module: nn.Module, memo: dict[Any, Any]) -> nn.Module:

@@ -6,7 +6,7 @@ after the step's backward pass. torch's zero_grad sees one of the two. Used by t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from gangline.pytorch.parallel.divided.shard_meter import parameter_groups
+from gangline.pytorch.parallel.divided.whole_parameter import Whole, whole_of
 
 
 def clear_with_optimizer(optimizer: Optimizer, groups: Callable[[], Sequence[Any]]) -> None:
@@ -27,6 +28,8 @@ def clear_with_optimizer(optimizer: Optimizer, groups: Callable[[], Sequence[Any
         for fsdp_parameter in _all_of(groups()):
             if fsdp_parameter.sharded_param in stepped:
                 _clear_whole(fsdp_parameter)
+        for whole in _undivided(stepped):
+            whole.plain.grad = None
 
     optimizer.zero_grad = zero_grad  # type: ignore[method-assign]  # a copy of the optimizer does not get it
 
@@ -45,6 +48,13 @@ def _zero_grad(module: Any, set_to_none: bool = True) -> None:
     for fsdp_parameter in _all_of(group for part in divided for group in parameter_groups(part)):
         _clear_whole(fsdp_parameter)
         fsdp_parameter.sharded_param.grad = None
+    for whole in _undivided(module.parameters()):
+        whole.plain.grad = whole.part.grad = None
+
+
+def _undivided(parameters: Iterable[nn.Parameter]) -> Iterator[Whole]:
+    wholes = (whole_of(parameter) for parameter in parameters)
+    return (whole for whole in wholes if whole is not None)
 
 
 def _all_of(groups: Iterable[Any]) -> Iterable[Any]:

@@ -1,8 +1,9 @@
 """Lets torch.autograd.grad go through a divided model, as penalties on gradients need it.
 
 torch frees a block's whole parameters as soon as a backward pass has left the block. A pass with create_graph=True
-records operations on them for the next pass, which would find them empty. At the end of any pass torch also reduces the
-gradients that earlier batches have aggregated.
+records operations on them for the next pass, which would find them empty. So such a pass leaves its blocks whole until
+the end of context.backward, also where the model is called again before that. At the end of any pass torch also reduces
+the gradients that earlier batches have aggregated.
 
 A trial may also use a parameter outside of the module that it is gathered for, where the module's forward pass leaves
 it whole. Where the module is called twice, the backward pass of the first call needs the parameter from its begin on,
@@ -38,10 +39,12 @@ class GradientPasses:
         self._keeps = False
         # Groups that a forward pass has left whole, and a backward pass through another forward pass has reached.
         self._awaited: list[Any] = []
+        # Groups whose whole parameters are in the graph of a gradient.
+        self._held: list[Any] = []
 
     def begin(self) -> None:
         """Called at the begin of a pass of context.backward, on all ranks in step."""
-        self.is_exchanging = True
+        self.is_exchanging, self._keeps = True, False
         for group in self._awaited:
             group.unshard()
             group.wait_for_unshard()
@@ -49,18 +52,20 @@ class GradientPasses:
     def end(self) -> None:
         """Called at the end of a pass of context.backward."""
         self.is_exchanging = False
-        for group in self._awaited:
+        held, self._held = self._held, []
+        for group in (*self._awaited, *held):
             group.reshard()
 
     def forget(self) -> None:
         """Called before a step: graphs from before it would use old parameters."""
         self._awaited.clear()
+        self._held.clear()
 
     def watch(self, group: Any) -> None:
         """Replaces the group's callbacks. group: torch's record of the parameters of one block."""
         if not all(hasattr(group, name) for name in _NEEDED):
             return
-        begin, end = group.pre_backward, group.post_backward
+        begin, end, reshard = group.pre_backward, group.post_backward, group.reshard
         # Marks of the gradients that earlier passes have left here.
         left_marks: list[tuple[int, int]] = []
 
@@ -74,7 +79,9 @@ class GradientPasses:
             is_awaited = _is_awaited(group)
             if is_awaited and group not in self._awaited:
                 self._awaited.append(group)
-            group.reshard_after_backward = reshards and not self._keeps and not is_awaited
+            if self._keeps and group not in self._held:
+                self._held.append(group)
+            group.reshard_after_backward = reshards and not is_awaited
             group.reduce_grads = reduces and (self.is_exchanging or _marks(group) != left_marks)
             try:
                 end(*arguments)
@@ -82,7 +89,11 @@ class GradientPasses:
             finally:
                 group.reshard_after_backward, group.reduce_grads = reshards, reduces
 
-        group.pre_backward, group.post_backward = pre_backward, post_backward
+        def reshard_unheld() -> None:
+            if group not in self._held:
+                reshard()
+
+        group.pre_backward, group.post_backward, group.reshard = pre_backward, post_backward, reshard_unheld
 
 
 def _is_awaited(group: Any) -> bool:

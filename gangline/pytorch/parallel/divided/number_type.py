@@ -11,6 +11,7 @@ from torch import nn
 
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.divided.block import is_callable_part
+from gangline.pytorch.parallel.divided.whole_parameter import needs_whole
 
 
 def single_type_parts(strategy: str, model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
@@ -82,9 +83,9 @@ class _Division:
 
 
 def _direct(module: nn.Module) -> list[nn.Parameter]:
-    """Returns a module's own parameters, without integers. Integers have no gradient, so they go with any other
-    type."""
-    parameters = module.parameters(recurse=False)
+    """Returns a module's own parameters that are divided, without integers. Integers have no gradient, so they go with
+    any other type."""
+    parameters = [parameter for parameter in module.parameters(recurse=False) if not needs_whole(parameter)]
     return [parameter for parameter in parameters if parameter.dtype.is_floating_point or parameter.dtype.is_complex]
 
 

@@ -14,22 +14,30 @@ import torch
 from torch.optim import Optimizer
 
 from gangline.errors import invalid
+from gangline.pytorch.parallel.divided.whole_parameter import WholeParameters
 from gangline.pytorch.parallel.shared.ownership import WrappedModels
 
 
 class GradientOrigins:
     """Records the reduced gradients of one trial. groups: returns torch's records of parameters that are gathered
-    together."""
+    together. wholes: the parameters that are not divided."""
 
-    def __init__(self, strategy: str, groups: Callable[[], Sequence[Any]], models: WrappedModels) -> None:
+    def __init__(
+        self,
+        strategy: str,
+        groups: Callable[[], Sequence[Any]],
+        models: WrappedModels,
+        wholes: WholeParameters,
+    ) -> None:
         self._strategy = strategy
         self._groups = groups
         self._models = models
+        self._wholes = wholes
         self._reduced: set[torch.Tensor] = set()
 
-    def note(self, group: Any) -> None:
-        """Records that the gradients of this group are being reduced over the ranks."""
-        self._reduced.update(fsdp_parameter.sharded_param for fsdp_parameter in group.fsdp_params)
+    def note(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Records that the gradients of these parameters are being reduced over the ranks."""
+        self._reduced.update(parameters)
 
     def forget_cleared(self) -> None:
         """Drops the records of parameters without a gradient, which need another reduction. Called before a forward
@@ -50,6 +58,7 @@ class GradientOrigins:
             # The error names the sharded parameter, but a model that is unsharded has the whole parameter in its place.
             for group in self._groups():
                 group.reshard()
+            self._wholes.close()
             raise invalid(
                 "parallelism.own_gradients",
                 f"{self._models.describe(odd)} has a gradient that no backward pass has made, and {self._strategy}, "
@@ -65,3 +74,4 @@ class GradientOrigins:
                 whole_parameter = getattr(fsdp_parameter, "_unsharded_param", None)
                 if whole_parameter is not None and whole_parameter.grad is not None:
                     yield fsdp_parameter.sharded_param
+        yield from self._wholes.with_own_gradient()

@@ -10,7 +10,7 @@ import gc
 import logging
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -38,6 +38,7 @@ from gangline.pytorch.parallel.divided.number_type import single_type_parts
 from gangline.pytorch.parallel.divided.origin import GradientOrigins
 from gangline.pytorch.parallel.divided.original import Originals
 from gangline.pytorch.parallel.divided.shard_meter import ShardMeter, can_be_measured, parameter_groups
+from gangline.pytorch.parallel.divided.whole_parameter import WholeParameters, needs_whole
 from gangline.pytorch.parallel.divided.whole_step import WholeStep
 from gangline.pytorch.parallel.divided.whole_use import WholeUse, check_transforms
 from gangline.pytorch.parallel.shared.batch_norm import prepare_batch_norm
@@ -78,7 +79,8 @@ class ShardedStrategy(Strategy):
         self._passes = GradientPasses()
         self._known_mesh: DeviceMesh | None = None
         self._announcements: Announcements | None = None
-        self._origins = GradientOrigins(self.name, self._all_groups, self._models)
+        self._wholes = WholeParameters(lambda parameter: self._origins.note([parameter]))
+        self._origins = GradientOrigins(self.name, self._all_groups, self._models, self._wholes)
         self._hooked: weakref.WeakSet[FSDPModule] = weakref.WeakSet()
         self._keeps_whole = False
 
@@ -111,6 +113,7 @@ class ShardedStrategy(Strategy):
         self._drop_copies(model)
         originals = self._originals.follow(model)
         root = self._divide(model, single_type_parts(self.name, model, blocks))
+        self._place_whole(model, root)
         self._originals.replace(model, originals)
         whole_random.install(self.mesh)
         part_operator.install()
@@ -138,6 +141,7 @@ class ShardedStrategy(Strategy):
             yield
         finally:
             self._set_exchange(True)
+            self._wholes.close()
 
     def gather(self) -> AbstractContextManager[None]:
         return self._gathered()
@@ -152,6 +156,7 @@ class ShardedStrategy(Strategy):
             self._keeps_whole = False
             for module in self._all_modules():
                 module.reshard()
+            self._wholes.close()
 
     def share_buffers(self, models: Iterable[nn.Module]) -> None:
         broadcast_tensors(buffer for model in models for buffer in model.buffers())
@@ -181,6 +186,7 @@ class ShardedStrategy(Strategy):
 
     def before_backward(self, is_first: bool) -> None:
         self._shards.check()
+        self._wholes.open()
         self._passes.begin()
 
     def after_backward(self) -> None:
@@ -189,6 +195,11 @@ class ShardedStrategy(Strategy):
         self._passes.end()
         if self._announcements is not None:
             self._announcements.end_pass()
+        self._wholes.exchange()
+        self._wholes.close()
+
+    def replicated(self) -> Mapping[str, torch.Tensor]:
+        return self._wholes.by_name(self._models.named_parameters)
 
     def traffic_meters(self) -> Sequence[TrafficMeter]:
         if not all(map(can_be_measured, self._all_modules())):
@@ -198,12 +209,14 @@ class ShardedStrategy(Strategy):
     def _divide(self, model: nn.Module, blocks: Sequence[nn.Module]) -> FSDPModule:
         """Divides a model with fully_shard and returns it. blocks: modules that are gathered by themselves, inner ones
         first. Raises GanglineError `parallelism.model` where torch cannot divide it."""
+        whole = {parameter for parameter in model.parameters() if needs_whole(parameter)}
         try:
             for block in blocks:
-                fully_shard(block, mesh=self.mesh, reshard_after_forward=self.reshards)
+                fully_shard(block, mesh=self.mesh, reshard_after_forward=self.reshards, ignored_params=whole)
             # Parameters outside of the blocks are needed again as soon as backward begins, so freeing them gains
             # nothing.
-            root = fully_shard(model, mesh=self.mesh, reshard_after_forward=None if self.reshards else False)
+            reshards = None if self.reshards else False
+            root = fully_shard(model, mesh=self.mesh, reshard_after_forward=reshards, ignored_params=whole)
         except (ValueError, NotImplementedError) as error:
             raise invalid(
                 "parallelism.model",
@@ -224,8 +237,13 @@ class ShardedStrategy(Strategy):
             self._passes.watch(group)
             self._whole_use.watch(group)
 
+    def _place_whole(self, model: nn.Module, root: FSDPModule) -> None:
+        for module, open_own in self._wholes.place(model, self.mesh, _sharded_modules(root)):  # type: ignore[arg-type]  # each is a module
+            module.register_forward_pre_hook(OwnHook(lambda *_, open_own=open_own: open_own()), prepend=True)
+
     def _divide_copy(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         root = self._divide(model, blocks)
+        self._place_whole(model, root)
         self._prepare(model, root)
         self._copies.append(weakref.ref(root))
 
@@ -259,8 +277,12 @@ class ShardedStrategy(Strategy):
     def _after_forward(self, root: FSDPModule, output: Any) -> None:
         """Divides the parameters again after a forward pass without gradients, which no backward pass follows. Until
         then a change of a parameter would change its whole tensor only, and be lost."""
-        if self._keeps_whole or (torch.is_grad_enabled() and _records_gradients(output)):
+        records = torch.is_grad_enabled() and _records_gradients(output)
+        if records:
+            self._wholes.keep_open()
+        if self._keeps_whole or records:
             return
+        self._wholes.close_unneeded()
         for module in _sharded_modules(root):
             module.reshard()
 
@@ -280,12 +302,16 @@ class ShardedStrategy(Strategy):
             path = path_by_id[id(module)]
             name = f"{class_name(model)}.{path}" if path else class_name(model)
             for group in parameter_groups(module):
-                self._announcements.watch(group, name, partial(self._origins.note, group))
+                self._announcements.watch(group, name, partial(self._note_reduced, group))
+
+    def _note_reduced(self, group: Any) -> None:
+        self._origins.note(fsdp_parameter.sharded_param for fsdp_parameter in group.fsdp_params)
 
     def _give_up_whole(self) -> None:
         """Frees whole parameters before a step changes the parts. Later passes would otherwise use the old whole
         ones."""
         self._passes.forget()
+        self._wholes.close()
         for module in self._all_modules():
             if any(group.is_unsharded for group in parameter_groups(module)):
                 module.reshard()
@@ -308,6 +334,7 @@ class ShardedStrategy(Strategy):
         try:
             yield
         finally:
+            self._wholes.close()
             self._keeps_whole = False
             for module in modules:
                 module.reshard()
@@ -407,13 +434,6 @@ def check_shardable(name: str, model: nn.Module) -> None:
             "parallelism.model",
             f"{name} cannot divide the sparse gradients of {sparse}; make it with sparse=False, or use ddp or zero1",
         )
-    for parameter_name, parameter in model.named_parameters():
-        if parameter.dim() == 0:
-            raise invalid(
-                "parallelism.model",
-                f"{name} cannot divide {type(model).__name__}.{parameter_name}, which has no dimension; give it the "
-                "shape (1,), or use ddp or zero1",
-            )
 
 
 def _words_for(blocks: Sequence[nn.Module]) -> str:

@@ -28,7 +28,7 @@ from gangline.pytorch.parallel.whole.freshness import FreshForwards
 from gangline.pytorch.parallel.whole.late_exchange import LateExchange
 from gangline.pytorch.parallel.whole.module_route import OriginalForward, reroute, route
 from gangline.pytorch.parallel.whole.same_change import check_same_change
-from gangline.pytorch.parallel.whole.stray import average_all, average_strays
+from gangline.pytorch.parallel.whole.stray import average_all, average_marked, average_strays
 from gangline.pytorch.profile.traffic import TrafficMeter
 
 _log = logging.getLogger("gangline")
@@ -132,8 +132,12 @@ class DdpStrategy(Strategy):
             return
         self._is_repeated = not is_first
         for routed in self._exchanged():
-            if routed.number not in self._expecting:
+            if routed.number in self._expecting:
+                continue
+            if is_first:
                 self._expect(routed)
+            else:
+                self._repeat(routed)
         self._expecting.clear()
 
     def after_backward(self) -> None:
@@ -142,6 +146,7 @@ class DdpStrategy(Strategy):
             self._exchange_late()
             return
         self._exchange_late()
+        self._exchange_repeated()
         self._check_used()
         if self._is_repeated:
             # The gradients of the first pass are present, so only torch's own count shows those that are missing in
@@ -164,6 +169,18 @@ class DdpStrategy(Strategy):
                 average_all(routed.trained)
                 routed.late.end_backward()
                 self._apply_exchange(routed)
+
+    def _exchange_repeated(self) -> None:
+        """Averages the gradients that a second pass through one graph has changed. Those of the first pass are means
+        already, which another mean does not change."""
+        for routed in self._exchanged():
+            if routed.marks is not None:
+                before, routed.marks = routed.marks, None
+                changed = [
+                    mark is not None and mark != old
+                    for mark, old in zip(routed.look_at_gradients(), before, strict=True)
+                ]
+                average_marked(routed.trained, changed)
 
     def _check_used(self) -> None:
         """Raises an error for gradients that are missing after a backward pass. torch exchanges a bucket once all of
@@ -286,6 +303,14 @@ class DdpStrategy(Strategy):
         routed.wrapper.reducer._rebuild_buckets()
         routed.wrapper.reducer.prepare_for_backward([])
 
+    def _repeat(self, routed: _Routed) -> None:
+        """Prepares for a second backward pass of a batch without a forward pass of this model before it. torch would
+        wait for the gradients of all parameters, and the pass may reach some of them only."""
+        if routed.has_changed():
+            self._follow(routed)
+        if routed.trained and not routed.late.is_on:
+            routed.marks = routed.look_at_gradients()
+
     def _rewrap(self, routed: _Routed, options: dict[str, Any]) -> None:
         """Replaces the model's wrapper by one with other options of DistributedDataParallel."""
         # The old wrapper must be gone first: two at a time would exchange every gradient twice.
@@ -336,6 +361,8 @@ class _Routed:
         self.number: int | None = None
         self.on_forward: Callable[[], None] | None = None
         self.late = LateExchange()
+        # Of the gradients before a second pass, which shows what it has changed; None where there is no such pass.
+        self.marks: list[tuple[int, int] | None] | None = None
         self.look()
 
     def tell(self) -> None:
@@ -356,6 +383,11 @@ class _Routed:
 
     def is_wrapped_for(self) -> bool:
         return [id(parameter) for parameter in self.wrapped_for] == [id(parameter) for parameter in self.trained]
+
+    def look_at_gradients(self) -> list[tuple[int, int] | None]:
+        """Returns the identity and the version of each trained parameter's gradient; None where there is none."""
+        gradients = [parameter.grad for parameter in self.trained]
+        return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
     def names(self) -> list[str]:
         return [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]

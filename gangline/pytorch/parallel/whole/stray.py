@@ -24,17 +24,17 @@ def average_strays(optimizer: Optimizer, besides: Container[int] = ()) -> None:
     parameters = [parameter for parameter in stepped if id(parameter) not in besides]
     marks = [_is_stray(parameter.grad) for parameter in parameters]
     if any(marks):
-        _average_marked(parameters, marks)
+        average_marked(parameters, marks)
 
 
 @torch.no_grad()
 def average_all(parameters: Sequence[torch.Tensor]) -> None:
     """Averages all gradients that any rank has, as average_strays does. Averaging the same gradients again changes
     nothing."""
-    _average_marked(parameters, [parameter.grad is not None for parameter in parameters])
+    average_marked(parameters, [parameter.grad is not None for parameter in parameters])
 
 
-def _average_marked(parameters: Sequence[torch.Tensor], marks: Sequence[bool]) -> None:
+def average_marked(parameters: Sequence[torch.Tensor], marks: Sequence[bool]) -> None:
     wanted = torch.tensor(marks, dtype=torch.int32, device=parameters[0].device)
     dist.all_reduce(wanted, op=dist.ReduceOp.MAX)
     chosen = [parameter for parameter, is_wanted in zip(parameters, wanted.tolist(), strict=True) if is_wanted]
