@@ -42,6 +42,7 @@ from gangline.pytorch.parallel.divided.whole_step import WholeStep
 from gangline.pytorch.parallel.divided.whole_use import WholeUse, check_transforms
 from gangline.pytorch.parallel.shared.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
+from gangline.pytorch.parallel.shared.copies import Copies
 from gangline.pytorch.parallel.shared.ownership import Shards, WrappedModels, check_initialised, class_name
 from gangline.pytorch.parallel.shared.reach import Reach, check_reach
 from gangline.pytorch.parallel.shared.strategy import Holder, Strategy, sparse_module
@@ -175,6 +176,23 @@ class ShardedStrategy(Strategy):
             index = index * mesh.size(dim) + mesh.get_local_rank(dim)
             count *= mesh.size(dim)
         return Holder(index, count)
+
+    @torch.no_grad()
+    def replicated(self) -> Sequence[Copies]:
+        part_by_id = {id(whole): part for group in self._groups for whole, part in _forms_of(group)}
+        parts: dict[str, torch.Tensor] = {}
+        whole: dict[str, torch.Tensor] = {}
+        for name, parameter in self._models.named_parameters().items():
+            part = part_by_id.get(id(parameter))
+            if isinstance(part, DTensor):
+                parts[name] = part.to_local()
+            elif not isinstance(parameter, DTensor):
+                whole[name] = parameter
+        copies = [Copies("rank", whole)]
+        if self._roots and self.mesh.ndim > 1:
+            place, count = self.mesh.get_local_rank(1), self.mesh.size(1)
+            copies.append(Copies("replica", parts, place, count, self.mesh.get_group(0)))
+        return copies
 
     def begin_training(self, beat: Beat) -> None:
         self._loads.check(self._device)
@@ -335,6 +353,16 @@ def _sharded_modules(root: FSDPModule) -> list[FSDPModule]:
 
 def _groups_of(root: FSDPModule) -> list[Any]:
     return [group for module in _sharded_modules(root) for group in parameter_groups(module)]
+
+
+def _forms_of(group: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns the part of each parameter of a block beside each form in which the model may have it: the part itself,
+    and the whole parameter while the block is gathered."""
+    for fsdp_parameter in group.fsdp_params:
+        part = fsdp_parameter.sharded_param
+        yield part, part
+        if group.is_unsharded:
+            yield fsdp_parameter.unsharded_param, part
 
 
 def _begin_with_root(root: FSDPModule) -> None:
