@@ -324,8 +324,8 @@ def _units_of(state: Any, unit: Unit | None) -> float | None:
 
 
 def _best_step_of(state: Any) -> int:
-    """Returns the step with the best validation, -1 before the first. A Trainer that resumes keeps the step, and forgets
-    the folder where it is absent."""
+    """Returns the step with the best validation, -1 before the first. A Trainer that resumes keeps it, but forgets
+    a folder that is absent."""
     return int(getattr(state, "best_global_step", None) or _step_of(state.best_model_checkpoint))
 
 
