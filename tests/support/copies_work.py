@@ -50,7 +50,7 @@ class _TiedNet(Net):
     def __init__(self, width: int = 8) -> None:
         super().__init__(width)
         first, second = self.blocks
-        second.widen.weight = first.widen.weight
+        second.widen.weight = first.widen.weight  # type: ignore[union-attr]  # torch types modules loosely
 
 
 class TiedTrial(PerturbingTrial):
@@ -68,6 +68,8 @@ class _QueueBlock(Block):
     def __init__(self, width: int, is_joint: bool) -> None:
         super().__init__(width)
         self._is_joint = is_joint
+        self.queue: torch.Tensor
+        self.count: torch.Tensor
         self.register_buffer("queue", torch.zeros(4, width))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
 
