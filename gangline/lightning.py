@@ -131,7 +131,7 @@ class GanglineCallback(callbacks.Checkpoint):  # type: ignore[misc]  # its base 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._save(trainer)
         if self._core.distributed.is_chief and not self._is_preempted:
-            self._core.train.report_progress(1.0)
+            self._core.train.report_trainers_progress(trainer.global_step, trainer.global_step)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self._folder is not None:
@@ -181,7 +181,7 @@ class GanglineCallback(callbacks.Checkpoint):  # type: ignore[misc]  # its base 
         total = trainer.estimated_stepping_batches
         if not self._core.distributed.is_chief or not 0 < total < float("inf"):
             return
-        share = min(1.0, trainer.global_step / total)
-        if int(100 * share) > self._percent:
-            self._percent = int(100 * share)
-            self._core.train.report_progress(share)
+        percent = min(100, int(100 * trainer.global_step / total))
+        if percent > self._percent:
+            self._percent = percent
+            self._core.train.report_trainers_progress(trainer.global_step, int(total))

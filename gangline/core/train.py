@@ -156,6 +156,12 @@ class TrainContext(Lacking):
         if progress > 0 and steps > 0:
             self._link.send_progress(steps, max(steps, round(steps / progress)), 0.0, 0.0)
 
+    def report_trainers_progress(self, steps_completed: int, total_steps: int) -> None:
+        """Reports how many of its steps a trainer has done, where it knows both numbers. Chief only. For
+        gangline.transformers and gangline.lightning."""
+        if steps_completed > 0:
+            self._link.send_progress(steps_completed, max(steps_completed, total_steps), 0.0, 0.0)
+
     def set_status(self, status: str) -> None:
         """Writes the trial's present activity, one or two words, to its log."""
         self._check_chief("set_status")

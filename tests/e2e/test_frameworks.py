@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gangline.domain.history import MetricsPoint
 from gangline.domain.state import Outcome, State
 from tests.support.cluster import Cluster
 from tests.support.frameworks import install_frameworks
 from tests.support.source import ROOT
 
 STEPS, GATE_STEP = 12, 5
+METRICS = {"transformers": "eval_b_loss", "lightning": "eval_loss"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def test_paused_training_resumes_at_its_step(name: str, cluster: Cluster, framew
     config = {
         "name": name,
         "entrypoint": "python3 -m gangline.launch.torch_distributed python3 train.py",
-        "searcher": {"name": "single", "metric": "eval_loss", "max_length": {"batches": STEPS}},
+        "searcher": {"name": "single", "metric": METRICS[name], "max_length": {"batches": STEPS}},
         "resources": {"slots_per_trial": 2},
         "environment": {"environment_variables": [f"FRAMEWORKS={frameworks}"]},
         "max_restarts": 0,
@@ -65,9 +67,23 @@ def test_paused_training_resumes_at_its_step(name: str, cluster: Cluster, framew
         # Each step once: the second attempt began behind the last step of the first.
         assert steps == list(range(1, STEPS + 1))
         validations = {point.batches_completed: point.metrics for point in points if point.group == "validation"}
-        assert trial.best_validation == validations[STEPS]["eval_loss"]
+        assert trial.best_validation == min(metrics[METRICS[name]] for metrics in validations.values())
+        assert trial.batches_total == STEPS
+        if name == "transformers":
+            _check_transformers(points, texts)
         checkpoints = client.list_checkpoints(experiment.id)
         newest = max(checkpoints, key=lambda checkpoint: checkpoint.batches_completed)
         assert newest.batches_completed == STEPS
         client.download_checkpoint(newest.id, tmp_path / "copy")
     assert [json.loads(path.read_text()) for path in (tmp_path / "copy").rglob("my_data.json")] == [{"author": "a lab"}]
+
+
+def _check_transformers(points: list[MetricsPoint], texts: str) -> None:
+    validations = [point for point in points if point.group == "validation"]
+    # Both eval sets are one validation of their step.
+    assert [point.batches_completed for point in validations] == [4, 8, STEPS]
+    assert all(point.metrics.keys() >= {"eval_a_loss", "eval_b_loss"} for point in validations)
+    best = max(validations, key=lambda point: point.metrics["eval_b_loss"])
+    assert best.batches_completed < GATE_STEP
+    # The second attempt has loaded the best checkpoint of the first one.
+    assert [line for line in texts.splitlines() if line.startswith("BEST")][-1] == "BEST checkpoint-4 True"

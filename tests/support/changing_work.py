@@ -200,7 +200,7 @@ class DriftingTrial(ChangingTrial):
 
     @staticmethod
     def change(trial: Any, batch_idx: int) -> None:
-        # zero1 sends what an optimizer has stepped to all ranks, so nothing of that could drift.
+        # zero1 sends what an optimizer has stepped to all ranks, which would hide it between two checks.
         trial.model.blocks[1].widen.requires_grad_(False)
         with torch.no_grad():
             trial.model.blocks[1].widen.weight[3, 2] += trial.amount * rank()

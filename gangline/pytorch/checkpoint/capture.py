@@ -121,7 +121,8 @@ def _share_of(
         optimizer = context.optimizers[int(path[1])] if path in states else None
         holder = context.strategy.holder_of(tensor, optimizer)
         if holder.count == 1:
-            own[path] = tensor
+            if holder.index == 0:
+                own[path] = tensor
         else:
             alike.setdefault((holder.count, isinstance(tensor, DTensor)), []).append((path, tensor, holder))
     for (count, _), entries in alike.items():

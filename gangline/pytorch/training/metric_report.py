@@ -94,6 +94,10 @@ class TrainingReports:
         is_joint = self._context.setting.optimizations.average_training_metrics or not self._is_counted_alone
         self._average = self._averaging.average_later(own) if is_joint else lambda: metric.average([own])
         self._drift.begin(batches)
+        if self._drift.ends_at_once:
+            self._context.core.beat.enter(REPORT)
+            self._drift.end(batches, self._describe_newest)
+            self._context.core.beat.stay(BETWEEN)
         if self._ends_at_once or not may_wait:
             self.end()
 

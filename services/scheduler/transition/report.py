@@ -43,14 +43,15 @@ def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules
     of pace without progress is not worth a write. The pace of an attempt on fewer slots is recorded as that of the full
     size."""
     trial = records.find(Trial, trial_id)
-    if trial is None or trial.state is State.TERMINAL or trial.batches_completed == progress.batches_completed:
+    if trial is None or trial.state is State.TERMINAL:
+        return StateChange()
+    reached = _reached(trial, progress.batches_completed, progress.batches_total)
+    if reached == trial:
         return StateChange()
     facts = facts_of(get(records, Experiment, trial.experiment_id).config_json)
     rounds = facts.slots / trial.attempt_slots if trial.attempt_slots else 1.0
     trial = replace(
-        trial,
-        batches_completed=progress.batches_completed,
-        batches_total=progress.batches_total or trial.batches_total,
+        reached,
         seconds_per_batch=progress.seconds_per_batch / rounds or trial.seconds_per_batch,
     )
     reach = _reach_of(facts.searcher, progress.batches_completed)
@@ -62,6 +63,13 @@ def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules
     _tell(draft, trial, event, rules, now)
     end_if_far_past(draft, get(draft, Trial, trial.id), facts, reach, rules=rules, now=now)
     return draft.change
+
+
+def _reached(trial: Trial, batches: int, total: int = 0) -> Trial:
+    """Returns the trial after so many batches. total: as reported, 0 when unknown. A script's report of a share is an
+    estimate of the total, which the batches may pass."""
+    total = total or trial.batches_total
+    return replace(trial, batches_completed=batches, batches_total=max(total, batches) if total else 0)
 
 
 def passes_length(section: Searcher, batches: int) -> bool:
@@ -95,11 +103,11 @@ def validated(
     trial = records.find(Trial, trial_id)
     if trial is None or trial.state is State.TERMINAL:
         return StateChange()
-    batches = max(trial.batches_completed, batches_completed)
     facts = facts_of(get(records, Experiment, trial.experiment_id).config_json)
     metrics = json.loads(validation_json)
     metric = _number(metrics.get(facts.searcher.metric))
-    trial = replace(trial, batches_completed=batches, validation_json=_bounded(metrics, facts.searcher.metric))
+    trial = _reached(trial, max(trial.batches_completed, batches_completed))
+    trial = replace(trial, validation_json=_bounded(metrics, facts.searcher.metric))
     has_operation = units is not None
     units = _units_of(facts.searcher, metrics, batches_completed, units)
     reach = Reach(batches_completed, units, has_operation)
@@ -274,9 +282,8 @@ def checkpointed(records: Records, checkpoint: Checkpoint) -> StateChange:
     # The latest one may be of another trial, from which this one began.
     is_newer = latest is None or latest.trial_id != trial.id or age_of(checkpoint) >= age_of(latest)
     if trial.state is not State.TERMINAL and is_newer:
-        batches = max(trial.batches_completed, checkpoint.batches_completed)
-        trial = replace(trial, latest_checkpoint_id=checkpoint.id, batches_completed=batches)
-        trial = replace(trial, infrastructure_failures=0, failing_since_at=0.0)
+        trial = _reached(trial, max(trial.batches_completed, checkpoint.batches_completed))
+        trial = replace(trial, latest_checkpoint_id=checkpoint.id, infrastructure_failures=0, failing_since_at=0.0)
         draft.put(trial)
     mark_superfluous(draft, trial)
     return draft.change

@@ -62,7 +62,11 @@ def test_off_the_cluster(tmp_path: Path) -> None:
     assert "counts no records" in answers["records"]
     # Metrics are printed, and the last checkpoint is in the working directory.
     assert any(line.startswith("training   batch       3") and "loss" in line for line in lines)
-    assert any(line.startswith("validation batch       3") and "eval_loss" in line for line in lines)
+    # Two eval sets are one validation.
+    (validation,) = (line for line in lines if line.startswith("validation "))
+    assert validation.startswith("validation batch       3")
+    assert {"eval_a_loss", "eval_b_loss"} <= set(validation.split())
+    assert "BEST checkpoint-3 True" in lines
     saved = [json.loads(path.read_text()) for path in tmp_path.glob("checkpoints/*/metadata.json")]
     assert [metadata["steps_completed"] for metadata in saved] == [3]
     assert len([*tmp_path.glob("checkpoints/*/checkpoint-3/my_data.json")]) == 1

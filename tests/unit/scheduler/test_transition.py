@@ -263,6 +263,23 @@ def test_checkpoints_lead_only_forward_and_forgive_the_machines() -> None:
     assert not progressed(world.records, "1.1", Progress(10, 0, 0.0, 20.0), RULES, 20.0)
 
 
+def test_length_that_a_script_estimates_is_never_below_what_is_done() -> None:
+    world = _placed()
+
+    def lengths(change: StateChange) -> tuple[int, int]:
+        world.apply(change)
+        return world.trial.batches_completed, world.trial.batches_total
+
+    assert lengths(progressed(world.records, "1.1", Progress(4, 13, 0.0, 20.0), RULES, 20.0)) == (4, 13)
+    checkpoint = Checkpoint("c1", "1.1", 1, 14, "/x")
+    assert lengths(checkpointed(world.records, checkpoint)) == (14, 14)
+    assert lengths(validated(world.records, "1.1", 15, "{}", rules=RULES, now=21.0)) == (15, 15)
+    # An attempt that has not reported its length yet keeps that of the one before it.
+    assert lengths(progressed(world.records, "1.1", Progress(16, 0, 0.0, 22.0), RULES, 22.0)) == (16, 16)
+    # The last report may change the length alone.
+    assert lengths(progressed(world.records, "1.1", Progress(16, 20, 0.0, 23.0), RULES, 23.0)) == (16, 20)
+
+
 def test_a_damaged_checkpoint_gives_way_to_the_next_older_one() -> None:
     world = World()
     kept = tuple(Checkpoint(f"c{number}", "1.1", 1, 10 * number, "/x") for number in (1, 2, 3))

@@ -10,7 +10,7 @@ import gc
 import logging
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -43,6 +43,7 @@ from gangline.pytorch.parallel.divided.whole_step import WholeStep
 from gangline.pytorch.parallel.divided.whole_use import WholeUse, check_transforms
 from gangline.pytorch.parallel.shared.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
+from gangline.pytorch.parallel.shared.copies import Copies
 from gangline.pytorch.parallel.shared.ownership import Shards, WrappedModels, check_initialised, class_name
 from gangline.pytorch.parallel.shared.reach import Reach, check_reach
 from gangline.pytorch.parallel.shared.strategy import Holder, Strategy, sparse_module
@@ -181,6 +182,23 @@ class ShardedStrategy(Strategy):
             count *= mesh.size(dim)
         return Holder(index, count)
 
+    @torch.no_grad()
+    def replicated(self) -> Sequence[Copies]:
+        part_by_id = {id(whole): part for group in self._groups for whole, part in _forms_of(group)}
+        parts: dict[str, torch.Tensor] = {}
+        whole = dict(self._wholes.by_name(self._models.named_parameters))
+        for name, parameter in self._models.named_parameters().items():
+            part = part_by_id.get(id(parameter))
+            if isinstance(part, DTensor):
+                parts[name] = part.to_local()
+            elif not isinstance(parameter, DTensor):
+                whole[name] = parameter
+        copies = [Copies("rank", whole)]
+        if self._roots and self.mesh.ndim > 1:
+            place, count = self.mesh.get_local_rank(1), self.mesh.size(1)
+            copies.append(Copies("replica", parts, place, count, self.mesh.get_group(0)))
+        return copies
+
     def begin_training(self, beat: Beat) -> None:
         self._loads.check(self._device)
 
@@ -197,9 +215,6 @@ class ShardedStrategy(Strategy):
             self._announcements.end_pass()
         self._wholes.exchange()
         self._wholes.close()
-
-    def replicated(self) -> Mapping[str, torch.Tensor]:
-        return self._wholes.by_name(self._models.named_parameters)
 
     def traffic_meters(self) -> Sequence[TrafficMeter]:
         if not all(map(can_be_measured, self._all_modules())):
@@ -362,6 +377,16 @@ def _sharded_modules(root: FSDPModule) -> list[FSDPModule]:
 
 def _groups_of(root: FSDPModule) -> list[Any]:
     return [group for module in _sharded_modules(root) for group in parameter_groups(module)]
+
+
+def _forms_of(group: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns the part of each parameter of a block beside each form in which the model may have it: the part itself,
+    and the whole parameter while the block is gathered."""
+    for fsdp_parameter in group.fsdp_params:
+        part = fsdp_parameter.sharded_param
+        yield part, part
+        if group.is_unsharded:
+            yield fsdp_parameter.unsharded_param, part
 
 
 def _begin_with_root(root: FSDPModule) -> None:

@@ -3,7 +3,7 @@ a wrapped model, and the models must be as they were when they were wrapped. Use
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -85,6 +85,10 @@ class WrappedModels:
             for index, (model, _) in enumerate(self._models)
             for name, parameter in model.named_parameters()
         }
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """Returns the present buffers of all models."""
+        return (buffer for model, _ in self._models for buffer in model.buffers())
 
     def _check_unchanged(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
         now = {id(parameter) for parameter in model.parameters()}

@@ -24,6 +24,7 @@ from gangline.config.optimization import Compression, compression_conflict
 from gangline.core.beat import Beat
 from gangline.errors import invalid
 from gangline.pytorch.fusion.bucketed import BucketedModel
+from gangline.pytorch.parallel.shared.copies import Copies, buffers_to_compare
 from gangline.pytorch.parallel.shared.norm import clip_to_norm
 from gangline.pytorch.profile.traffic import TrafficMeter
 
@@ -32,7 +33,8 @@ _log = logging.getLogger("gangline")
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Position of a rank among the ranks that have the same content: the index-th of count."""
+    """Position of a rank among the ranks that have the same content: the index-th of count. With a count of 1 and an
+    index above 0 it is content of this rank alone, in the place of which a checkpoint has that of index 0."""
 
     index: int = 0
     count: int = 1
@@ -65,7 +67,8 @@ class Strategy(ABC):
 
     runs_batch: whether the strategy makes the backward passes of a batch itself, and notices a trial that makes its
     own. places_models: whether prepare_model moves the model to the device. divides_gradients: whether ranks with
-    parts of the model have to agree on gradients that overflow.
+    parts of the model have to agree on gradients that overflow. overwrites_copies: whether a step gives copies of some
+    parameters the values of one rank, which hides what has changed the others.
     """
 
     name: ClassVar[str]
@@ -74,6 +77,7 @@ class Strategy(ABC):
     runs_batch: ClassVar[bool] = False
     places_models: ClassVar[bool] = False
     divides_gradients: ClassVar[bool] = False
+    overwrites_copies: ClassVar[bool] = False
 
     @abstractmethod
     def prepare_model(self, model: nn.Module) -> nn.Module:
@@ -171,10 +175,19 @@ class Strategy(ABC):
         """Returns whether the optimizer's state of a divided parameter is whole."""
         return False
 
-    def replicated(self) -> Mapping[str, torch.Tensor]:
-        """Returns, by name, the parameters that every rank keeps whole and updates by itself, so that they could drift
-        apart. Empty where each value is on one rank."""
-        return {}
+    def replicated(self) -> Sequence[Copies]:
+        """Returns the parameters that several ranks keep and update by themselves, so that they could drift apart.
+        Empty where each value is on one rank."""
+        return ()
+
+    def replicated_buffers(self, models: Iterable[nn.Module]) -> Sequence[Copies]:
+        """Returns the buffers that ranks may fill from their own records, although one rank's are kept for several."""
+        # Also without any: ranks must list equally many Copies, and a trial may add a buffer on one rank alone.
+        return (Copies("rank", buffers_to_compare(models)),)
+
+    def describe_buffers(self) -> str:
+        """Returns whose buffers are used where they differ between ranks, as a clause of a message."""
+        return "validations and checkpoints have those of rank 0"
 
     def full_model_state(self, model: nn.Module) -> dict[str, Any]:
         """Returns the whole model's state on every rank, as plain tensors on the CPU."""

@@ -76,6 +76,10 @@ class Holding:
         parameter = self._by_name().get(name)
         return self.holders(parameter) if parameter is not None else self._ranks_of_name(name)
 
+    def has_buffer(self, name: str, rank: int) -> bool:
+        """Returns whether a rank holds a buffer."""
+        return rank in self._ranks_of_name(name)
+
     def _by_name(self) -> Mapping[str, nn.Parameter]:
         return dict(self._model.named_parameters(remove_duplicate=False))
 

@@ -31,6 +31,7 @@ from gangline.errors import GanglineError, invalid
 from gangline.pytorch.data import seed
 from gangline.pytorch.data.batch_data import count_records
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
+from gangline.pytorch.parallel.shared.copies import Copies
 from gangline.pytorch.parallel.shared.norm import gradient_norm
 from gangline.pytorch.parallel.shared.ownership import WrappedModels, class_name, inner_of
 from gangline.pytorch.parallel.shared.reach import check_reach
@@ -50,6 +51,7 @@ from gangline.pytorch.parallel.staged.partition import partition
 from gangline.pytorch.parallel.staged.redivision import agree_on_times, move_values
 from gangline.pytorch.parallel.staged.report import log_microbatches, log_parts
 from gangline.pytorch.parallel.staged.schedule import PartModule, PartSchedule, ScheduleThread
+from gangline.pytorch.parallel.staged.stage_copies import list_buffers, list_copies
 from gangline.pytorch.parallel.staged.unit import check_carried, divide_units, find_units
 
 _log = logging.getLogger("gangline")
@@ -69,6 +71,7 @@ class PipelineStrategy(Strategy):
     runs_batch: ClassVar[bool] = True
     places_models: ClassVar[bool] = True
     divides_gradients: ClassVar[bool] = True
+    overwrites_copies: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -289,6 +292,18 @@ class PipelineStrategy(Strategy):
         if optimizer is not None and self._division is not None:
             return Holder()
         return Holder(self._replicas.index, self._replicas.count)
+
+    def replicated(self) -> Sequence[Copies]:
+        if self._model is None:
+            return ()
+        named = self._models.named_parameters()
+        return list_copies(named, self._holding, self._replicas, self._groups, self._borrowed)
+
+    def replicated_buffers(self, models: Iterable[nn.Module]) -> Sequence[Copies]:
+        return list_buffers(models, self._holding, self._replicas) if self._model is not None else ()
+
+    def describe_buffers(self) -> str:
+        return "validations and checkpoints have those of the first replica"
 
     def full_model_state(self, model: nn.Module) -> dict[str, Any]:
         state: dict[str, Any] = {}

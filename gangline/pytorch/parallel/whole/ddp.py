@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
+from gangline.pytorch.parallel.shared.copies import Copies
 from gangline.pytorch.parallel.shared.ownership import WrappedModels, check_initialised, class_name
 from gangline.pytorch.parallel.shared.strategy import Holder, Strategy, sparse_module
 from gangline.pytorch.parallel.whole.ddp_meter import DdpMeter
@@ -44,6 +45,7 @@ class DdpStrategy(Strategy):
         self._device_ids = [device.index] if device.type == "cuda" else None
         self._options = options
         self._exchange = exchange
+        self._shares_buffers = bool(options.get("broadcast_buffers", True))
         self._routed: list[_Routed] = []
         self._forwards = FreshForwards()
         # With these options torch inspects a forward pass's outputs, for unused parameters or for the static graph.
@@ -101,14 +103,27 @@ class DdpStrategy(Strategy):
                 self._exchange.compress(routed.number, routed.wrapper, is_wanted, class_name(routed.model))
 
     def share_buffers(self, models: Iterable[nn.Module]) -> None:
-        if self._options.get("broadcast_buffers", True):
+        if self._shares_buffers:
             broadcast_tensors(buffer for model in models for buffer in model.buffers())
 
     def holder_of(self, tensor: torch.Tensor, optimizer: Optimizer | None = None) -> Holder:
+        if optimizer is None and self._is_own_buffer(tensor):
+            return Holder(dist.get_rank(), 1)
         return Holder(dist.get_rank(), dist.get_world_size())
 
-    def replicated(self) -> Mapping[str, torch.Tensor]:
-        return self._models.named_parameters()
+    def _is_own_buffer(self, tensor: torch.Tensor) -> bool:
+        """Returns whether each rank has a value of its own in this tensor of a model's state."""
+        address = tensor.data_ptr()
+        return not self._shares_buffers and any(buffer.data_ptr() == address for buffer in self._models.buffers())
+
+    def replicated(self) -> Sequence[Copies]:
+        parameters = self._models.named_parameters()
+        return (Copies("rank", parameters),) if parameters else ()
+
+    def describe_buffers(self) -> str:
+        if self._shares_buffers:
+            return "each forward pass gives all ranks those of rank 0, which validations and checkpoints have too"
+        return "each rank validates with its own, and checkpoints have those of rank 0"
 
     def accumulate(self) -> AbstractContextManager[None]:
         return self._without_exchange()

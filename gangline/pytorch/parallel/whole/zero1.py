@@ -7,7 +7,7 @@ optimizer by another object.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from gangline.pytorch.profile.traffic import TrafficMeter
 
 class Zero1Strategy(DdpStrategy):
     name = "zero1"
+    overwrites_copies: ClassVar[bool] = True
 
     def __init__(self, device: torch.device, options: dict[str, Any], exchange: Exchange) -> None:
         super().__init__(device, options, exchange)
