@@ -149,9 +149,10 @@ def _layers(world: World, place: int) -> list[nn.Linear]:
     return [module for module in modules if isinstance(module, nn.Linear) and "weight" in module._parameters]
 
 
-def _initialise(function: Callable[..., Any], world: World, place: int) -> None:
+def _initialise(name: str, world: World, place: int, **options: float) -> None:
     for layer in _layers(world, place):
-        function(layer.weight)
+        # Looked up at each call, as users write it. Strategies replace some of these functions.
+        getattr(nn.init, name)(layer.weight, **options)
 
 
 def _apply(world: World, place: int) -> None:
@@ -294,13 +295,13 @@ def _rate(world: World, place: int) -> None:
 
 STEPS: dict[str, Callable[[World, int], None]] = {
     "seed": lambda world, seed: torch.manual_seed(seed) and None,
-    "xavier": partial(_initialise, nn.init.xavier_normal_),
-    "uniform": partial(_initialise, nn.init.uniform_),
-    "normal": partial(_initialise, nn.init.normal_),
-    "trunc_normal": partial(_initialise, partial(nn.init.trunc_normal_, std=0.2)),
-    "orthogonal": partial(_initialise, nn.init.orthogonal_),
-    "sparse": partial(_initialise, partial(nn.init.sparse_, sparsity=0.3)),
-    "eye": partial(_initialise, nn.init.eye_),
+    "xavier": partial(_initialise, "xavier_normal_"),
+    "uniform": partial(_initialise, "uniform_"),
+    "normal": partial(_initialise, "normal_"),
+    "trunc_normal": partial(_initialise, "trunc_normal_", std=0.2),
+    "orthogonal": partial(_initialise, "orthogonal_"),
+    "sparse": partial(_initialise, "sparse_", sparsity=0.3),
+    "eye": partial(_initialise, "eye_"),
     "apply": _apply,
     "reset": _reset,
     "draw_whole": _draw_whole,

@@ -10,12 +10,25 @@ import pytest
 
 from benchmarks.random_program.alone import train_alone
 from benchmarks.random_program.draw import draw_program
-from benchmarks.random_program.judgment import Kind, judge
-from benchmarks.random_program.program import Program
+from benchmarks.random_program.judgment import Kind, Verdict, judge
+from benchmarks.random_program.program import Program, from_json
 from benchmarks.random_programs import Bench
 from benchmarks.warm_gang import Answer
 
 _SEEDS = range(40)
+# Programs that have shown a fault, in the words of --program.
+_MENDED = {
+    "zero1 resumes the sums that Adagrad makes in its constructor": (
+        '{"seed": 1, "parallelism": {"strategy": "zero1"}, "optimizer": "adagrad", "saved": 2}'
+    ),
+    "a pipeline saves the sums of its own parameters": (
+        '{"seed": 1, "parallelism": {"strategy": "pipeline", "stages": 2, "microbatches": 2}, "optimizer": "adagrad", '
+        '"saved": 2}'
+    ),
+    "a whole tensor is copied into divided parameters": (
+        '{"seed": 1, "parallelism": {"strategy": "zero3"}, "after": [["draw_whole", -1]], "batches": 2}'
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +42,11 @@ def test_random_programs_train_as_in_one_process_or_are_refused(bench: Bench) ->
     verdicts = {seed: bench.run(draw_program(seed)) for seed in _SEEDS}
     assert {seed: verdict for seed, verdict in verdicts.items() if verdict.is_fault} == {}
     assert Counter(verdict.kind for verdict in verdicts.values())[Kind.EQUAL] >= len(verdicts) // 2
+
+
+@pytest.mark.parametrize("text", _MENDED.values(), ids=_MENDED.keys())
+def test_mended_programs_stay_right(text: str, bench: Bench) -> None:
+    assert bench.run(from_json(text)) == Verdict(Kind.EQUAL)
 
 
 def test_another_program_differs() -> None:
