@@ -174,14 +174,14 @@ def _first_words(text: str) -> str:
     return " ".join(text.split()[:9])
 
 
-def _print_summary(
-    counts: Counter[tuple[str, str]], refusals: Counter[str], seeds: dict[str, list[int]]
-) -> None:
+def _print_summary(counts: Counter[tuple[str, str]], refusals: Counter[str], seeds: dict[str, list[int]]) -> None:
     rows = sorted({row for row, _ in counts})
     width = max(map(len, rows), default=0)
     print(f"{'':{width}} " + " ".join(f"{kind:>17}" for kind in Kind))
     for row in [*rows, "all"]:
-        numbers = [sum(count for (name, of), count in counts.items() if of == kind and row in (name, "all")) for kind in Kind]
+        numbers = [
+            sum(count for (name, of), count in counts.items() if of == kind and row in (name, "all")) for kind in Kind
+        ]
         print(f"{row:{width}} " + " ".join(f"{number:17}" for number in numbers))
     for text, count in refusals.most_common(40):
         print(f"{count:5} refused: {text} ...")

@@ -138,7 +138,7 @@ def _be_rank(rank: int, size: int, folder: str, work: Work, pipe: Connection) ->
     log = os.open(f"{folder}/rank{rank}.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: PTH123, SIM115  a descriptor has no path
+    sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115  a descriptor has no path
     torch.set_num_threads(1)
     multiprocessing.set_start_method(None, force=True)
     if size > 1:

@@ -79,8 +79,16 @@ _LANGUAGE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "GPT-Neo": (
         "GPTNeoForCausalLM",
         "GPTNeoConfig",
-        {**_IDS, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]],
-         "resid_dropout": 0.0, "embed_dropout": 0.0, "attention_dropout": 0.0},
+        {
+            **_IDS,
+            "hidden_size": 32,
+            "num_layers": 4,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 2]],
+            "resid_dropout": 0.0,
+            "embed_dropout": 0.0,
+            "attention_dropout": 0.0,
+        },
     ),
     "GPT-NeoX": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _TEXT),
     "GPT-J": ("GPTJForCausalLM", "GPTJConfig", {**_GPT, "rotary_dim": 4}),
@@ -188,7 +196,11 @@ def _conditioned(records: int) -> dict[str, torch.Tensor]:
 
 
 def _labelled(records: int) -> dict[str, torch.Tensor]:
-    return {**_images(records, "hidden_states", 8, 4), "timestep": torch.arange(records), "class_labels": torch.arange(records) % 4}
+    return {
+        **_images(records, "hidden_states", 8, 4),
+        "timestep": torch.arange(records),
+        "class_labels": torch.arange(records) % 4,
+    }
 
 
 _UNET = {"sample_size": 16, "block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4}
@@ -197,7 +209,7 @@ _CLIP = {"text_config": {**_TEXT, "projection_dim": 16}, "vision_config": {**_VI
 
 def list_architectures() -> list[Architecture]:
     """Returns all, those of missing libraries too."""
-    rows = [
+    return [
         *(Architecture(name, "transformers", partial(_of_transformers, model, config, **options), _tokens)
           for name, (model, config, options) in _LANGUAGE.items()),
         *(Architecture(name, "transformers", partial(_of_transformers, model, config, **options), _two_sides)
@@ -205,7 +217,8 @@ def list_architectures() -> list[Architecture]:
         *(Architecture(name, "transformers", partial(_of_transformers, model, config, **options), _images)
           for name, (model, config, options) in _SIGHT.items()),
         Architecture(
-            "CLIP", "transformers", partial(_of_transformers, "CLIPModel", "CLIPConfig", projection_dim=16, **_CLIP), _both
+            "CLIP", "transformers",
+            partial(_of_transformers, "CLIPModel", "CLIPConfig", projection_dim=16, **_CLIP), _both,
         ),
         Architecture(
             "Wav2Vec2",
@@ -220,8 +233,8 @@ def list_architectures() -> list[Architecture]:
         ),
         *(Architecture(name, "timm", partial(_of_timm, model, options), partial(_images, name="x"))
           for name, (model, options) in _TIMM.items()),
-        *(Architecture(f"{name} (torchvision)", "torchvision", partial(_of_torchvision, name), partial(_images, name="x"))
-          for name in _TORCHVISION),
+        *(Architecture(f"{name} (torchvision)", "torchvision", partial(_of_torchvision, name),
+                       partial(_images, name="x")) for name in _TORCHVISION),
         Architecture(
             "UNet", "diffusers",
             partial(_of_diffusers, "UNet2DModel", down_block_types=("DownBlock2D", "AttnDownBlock2D"),
@@ -253,4 +266,3 @@ def list_architectures() -> list[Architecture]:
             partial(_lora, "BertForMaskedLM", "BertConfig", {**_TEXT, **_DRY}, ["query", "value"]), _tokens,
         ),
     ]  # fmt: skip
-    return rows

@@ -29,7 +29,10 @@ def to_markdown(rows: Sequence[Row], strategies: Sequence[str], versions: str) -
     head = ["architecture", "library", *strategies]
     table = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
-        cells = [WORKS if row.cells[name] == WORKS else f"refused ({lines.index(row.cells[name]) + 1})" for name in strategies]
+        cells = [
+            WORKS if row.cells[name] == WORKS else f"refused ({lines.index(row.cells[name]) + 1})"
+            for name in strategies
+        ]
         table.append("| " + " | ".join([row.name, row.library, *cells]) + " |")
     notes = [f"{number}. `{line}`" for number, line in enumerate(lines, 1)]
     return "\n".join([_BEGIN, versions, "", *table, "", *notes, _END])
@@ -39,7 +42,9 @@ def parse(page: str) -> dict[str, dict[str, str]]:
     """Returns the cells that a page has, by architecture and strategy, with the whole lines."""
     text = page.partition(_BEGIN)[2].partition(_END)[0]
     notes = dict(line.split(". ", 1) for line in text.splitlines() if line[:1].isdigit())
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
     head, *rows = table
     return {row[0]: {name: _whole(cell, notes) for name, cell in zip(head[2:], row[2:], strict=True)} for row in rows}
 

@@ -113,7 +113,9 @@ class _Alone:
         self._share_buffers()
         for model in self._copies:
             model.eval()
-        batches = zip(*(tensor.split(build.VALIDATION_BATCH) for tensor in build.validation_data(self._program)), strict=True)
+        batches = zip(
+            *(tensor.split(build.VALIDATION_BATCH) for tensor in build.validation_data(self._program)), strict=True
+        )
         losses = []
         for number, (inputs, targets) in enumerate(batches):
             losses.append(float(build.loss_of(self._copies[number % len(self._copies)], inputs, targets)))

@@ -38,20 +38,31 @@ _STRATEGIES: tuple[tuple[int, int, dict[str, Any]], ...] = (
 )
 _INITIALISING = ("xavier", "uniform", "normal", "trunc_normal", "orthogonal", "sparse", "eye", "apply", "reset")
 _DRAWS = ("draw", "draw_order", "draw_python", "draw_numpy")
-_BEFORE = (*_INITIALISING, *_DRAWS, "seed", "draw_whole", "freeze", "load", "hook_parameter", "hook_block", "gain", "tie")
+_BEFORE = (
+    *_INITIALISING,
+    *_DRAWS,
+    "seed",
+    "draw_whole",
+    "freeze",
+    "load",
+    "hook_parameter",
+    "hook_block",
+    "gain",
+    "tie",
+)
 _AFTER = (
     *_INITIALISING, *_DRAWS, "seed", "draw_whole", "jitter", "halve", "clamp", "normalise", "copy_block", "freeze",
     "thaw", "load", "load_block", "fill_buffers", "gain", "hook_parameter", "hook_block", "look", "look_training",
 )  # fmt: skip
 _EVENTS = (
-    "freeze", "thaw", "halve", "clamp", "jitter", "own_jitter", "own_scale", "load", "load_block", "fill_buffers", "gain", "rate",
-    "normalise", "copy_block",
+    "freeze", "thaw", "halve", "clamp", "jitter", "own_jitter", "own_scale", "load", "load_block", "fill_buffers",
+    "gain", "rate", "normalise", "copy_block",
 )  # fmt: skip
 # Steps for the whole model; other steps choose a block or, with -1, the whole model.
 _OF_BLOCKS = frozenset({"gain", "load_block", "copy_block", "tie", "draw", "draw_order", "draw_python", "draw_numpy"})
 _SEEDED = frozenset({"seed", "load", "look", "look_training"})
-# Events that draw from the streams of training. Ranks of several replicas have streams of their own, so such a trial must
-# end with a line where they would drift apart. A pipeline draws other numbers than one process in its batches.
+# Events that draw from the streams of training. Ranks of several replicas have streams of their own, so such a trial
+# must end with a line where they would drift apart. A pipeline draws other numbers than one process in its batches.
 _OWN_DRAWS = frozenset({"own_jitter", "own_scale"})
 _FORMS = ("sequential", "list", "list", "skip", "lists", "nested", "mapping", "inline")
 _OWN = ("counter", "attribute", "late", "memory", "generator", "noise", "table")
@@ -92,6 +103,9 @@ def draw_program(seed: int) -> Program:
     period = rng.choice((1, 2, 3, 9) if aggregation == 1 else (2, 9))
     is_one_replica = is_pipeline and replicas == 1
     events = () if draws else _events(rng, len(blocks), is_one_pipeline=is_one_replica)
+    if parallelism["strategy"] in ("zero2", "zero3", "hsdp"):
+        # Not noticed: each part is multiplied by a number of its rank.
+        events = tuple(event for event in events if event[1][0] != "own_scale")
     before, after = _steps(rng, _BEFORE, 0.4, len(blocks)), _steps(rng, _AFTER, 0.6, len(blocks))
     last = _steps(rng, (*_AFTER, "rate"), 0.25, len(blocks))
     has_hooks = any(name == "hook_block" for name, _ in (*before, *after, *last))

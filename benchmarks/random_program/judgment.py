@@ -84,7 +84,9 @@ def describe_difference(outcome: Outcome, reference: Outcome, tolerance: float) 
     wrong = {name: amount for name, amount in amounts.items() if not amount <= tolerance}
     if wrong:
         worst = sorted(wrong, key=lambda name: -wrong[name])[:6]
-        found.append(f"{len(wrong)} of {len(amounts)} tensors: " + ", ".join(f"{name} {wrong[name]:.1e}" for name in worst))
+        found.append(
+            f"{len(wrong)} of {len(amounts)} tensors: " + ", ".join(f"{name} {wrong[name]:.1e}" for name in worst)
+        )
     return "; ".join(found)
 
 

@@ -74,7 +74,9 @@ class Program:
     @property
     def replicas(self) -> int:
         """Ranks, or groups of ranks, that train on records of their own."""
-        return self.ranks // int(self.parallelism.get("stages", self.ranks)) if self.strategy == "pipeline" else self.ranks
+        return (
+            self.ranks // int(self.parallelism.get("stages", self.ranks)) if self.strategy == "pipeline" else self.ranks
+        )
 
     @property
     def microbatches(self) -> int:
@@ -100,7 +102,9 @@ def to_json(program: Program) -> str:
     """Returns the program without what is as in the simplest one."""
     plain = Program(program.seed)
     values = {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
-    return json.dumps({name: value for name, value in values.items() if value != getattr(plain, name)} | {"seed": program.seed})
+    return json.dumps(
+        {name: value for name, value in values.items() if value != getattr(plain, name)} | {"seed": program.seed}
+    )
 
 
 def from_json(text: str) -> Program:
@@ -112,7 +116,8 @@ def describe(program: Program) -> str:
     """Returns the program as lines of text, in the order in which it runs."""
     lines = [
         f"parallelism: {json.dumps(program.section)} on {program.ranks} rank(s)",
-        f"model ({program.form}): {', '.join(program.blocks)}" + "".join(f", {name} of its own" for name in program.own),
+        f"model ({program.form}): {', '.join(program.blocks)}"
+        + "".join(f", {name} of its own" for name in program.own),
         f"before wrap_model: {_text(program.before)}",
         f"behind wrap_model: {_text(program.after)}",
         f"optimizer {program.optimizer}{' in groups' * program.is_grouped}{' and a second one' * program.has_two}, "

@@ -34,7 +34,9 @@ class ProgramTrial(pytorch.PyTorchTrial):
         return pytorch.DataLoader(data, batch_size=self.context.get_per_slot_batch_size())
 
     def build_validation_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(TensorDataset(*build.validation_data(self.program)), batch_size=build.VALIDATION_BATCH)
+        return pytorch.DataLoader(
+            TensorDataset(*build.validation_data(self.program)), batch_size=build.VALIDATION_BATCH
+        )
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         loss = build.loss_of(self.world.model, *batch)

@@ -20,7 +20,7 @@ def test_every_name_that_is_drawn_has_a_meaning() -> None:
     steps = {name for each in programs for name, _ in (*each.before, *each.after, *each.last)}
     events = {name for each in programs for _, (name, _) in each.events}
     assert steps | events <= set(build.STEPS)
-    assert build.OF_EACH_COPY <= set(build.STEPS)
+    assert set(build.STEPS) >= build.OF_EACH_COPY
     assert {kind for each in programs for kind in each.blocks} == set(BLOCKS) == program.ALL_BLOCKS
     assert {each.form for each in programs} == set(model.FORMS)
     assert {name for each in programs for name in each.own} == set(model.OWN)
