@@ -31,7 +31,7 @@ from benchmarks.random_program.program import Program, describe, from_json, smal
 from benchmarks.random_program.trial import train_in_rank
 from benchmarks.warm_gang import Answer, Gangs
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 100.0
 # Programs that are tried to make a fault smaller.
 _MOST_SMALLER = 60
 

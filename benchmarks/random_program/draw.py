@@ -171,11 +171,6 @@ def _events(rng: random.Random, num_blocks: int, *, is_one_pipeline: bool) -> tu
     return tuple((0 if is_one_pipeline and step[0] in _OWN_DRAWS else epoch, step) for epoch, step in events)
 
 
-def _events(rng: random.Random, num_blocks: int, *, is_one_pipeline: bool) -> tuple[tuple[int, Step], ...]:
-    events = ((rng.randint(0, 2), step) for step in _steps(rng, _EVENTS, 0.35, num_blocks))
-    return tuple((0 if is_one_pipeline and step[0] in _OWN_DRAWS else epoch, step) for epoch, step in events)
-
-
 def _steps(rng: random.Random, names: Sequence[str], share: float, num_blocks: int) -> tuple[Step, ...]:
     if rng.random() > share:
         return ()
