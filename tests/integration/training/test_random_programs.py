@@ -17,8 +17,8 @@ from benchmarks.warm_gang import Answer
 # Seeds of the programs, with every strategy. `python -m benchmarks.random_programs --only SEED` prints one of them.
 _RIGHT = (3, 7, 8, 34, 39, 41, 44, 51, 55, 65, 66, 73, 115, 158)
 _REFUSED = {
-    77: "parallelism.model: pipeline cannot cut Net, whose forward changes its buffer calls, which each of the parts on "
-    "a rank would do; change it inside of a unit, or use a schedule with one part on each rank, as 1F1B"
+    77: "parallelism.model: pipeline cannot cut Net, whose forward changes its buffer calls, which each of the parts "
+    "on a rank would do; change it inside of a unit, or use a schedule with one part on each rank, as 1F1B"
 }
 # Programs that have shown a fault, in the words of --program.
 _MENDED = {
