@@ -442,9 +442,9 @@ _SHARING = (SharedCounter, SharedBuffer, SharedGenerator, SharedLayer)
 def share(blocks: Any) -> None:
     """Gives all blocks of one sharing kind what the first of them has."""
     for kind in _SHARING:
-        first, *others = [block for block in blocks if type(block) is kind] or [None]
-        for block in others:
-            block.shared = first.shared  # type: ignore[union-attr]  # there are others only behind a first one
+        alike = [block for block in blocks if type(block) is kind]
+        for block in alike[1:]:
+            block.shared = alike[0].shared
 
 
 _KINDS: tuple[type[Plain], ...] = (

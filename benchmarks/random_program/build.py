@@ -149,6 +149,10 @@ def _layers(world: World, place: int) -> list[nn.Linear]:
     return [module for module in modules if isinstance(module, nn.Linear) and "weight" in module._parameters]
 
 
+def _seed(world: World, seed: int) -> None:
+    torch.manual_seed(seed)
+
+
 def _initialise(name: str, world: World, place: int, **options: float) -> None:
     for layer in _layers(world, place):
         # Looked up at each call, as users write it. Strategies replace some of these functions.
@@ -294,7 +298,7 @@ def _rate(world: World, place: int) -> None:
 
 
 STEPS: dict[str, Callable[[World, int], None]] = {
-    "seed": lambda world, seed: torch.manual_seed(seed) and None,
+    "seed": _seed,
     "xavier": partial(_initialise, "xavier_normal_"),
     "uniform": partial(_initialise, "uniform_"),
     "normal": partial(_initialise, "normal_"),
