@@ -114,7 +114,8 @@ class _Alone:
         for model in self._copies:
             model.eval()
         batches = zip(
-            *(tensor.split(build.VALIDATION_BATCH) for tensor in build.validation_data(self._program)), strict=True
+            *(tensor.split(build.VALIDATION_BATCH) for tensor in build.validation_data(self._program)),
+            strict=True,  # type: ignore[no-untyped-call]  # torch leaves it untyped
         )
         losses = []
         for number, (inputs, targets) in enumerate(batches):

@@ -268,7 +268,7 @@ def _gain(world: World, place: int) -> None:
 def _hook_parameter(world: World, place: int) -> None:
     for parameter in _parameters(world, max(place, 0)):
         if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: gradient * 0.5)
+            parameter.register_hook(lambda gradient: gradient * 0.5)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _hook_block(world: World, place: int) -> None:

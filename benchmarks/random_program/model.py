@@ -51,12 +51,14 @@ class Net(nn.Module):
         elif self.form == "nested":
             self.body = Body(blocks)
         elif self.form == "inline":
-            self.blocks = nn.Sequential(*blocks)
+            self.blocks: Any = nn.Sequential(*blocks)
         else:
             self.blocks = nn.ModuleList(blocks)
         self.head = head
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("late", torch.zeros(()))
+        self.calls: torch.Tensor
+        self.late: torch.Tensor
         self.number = 0
         self.memory: torch.Tensor | None = None
         self.generator = Generator(3)
