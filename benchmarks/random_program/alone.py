@@ -113,10 +113,12 @@ class _Alone:
         self._share_buffers()
         for model in self._copies:
             model.eval()
-        batches = zip(
-            *(tensor.split(build.VALIDATION_BATCH) for tensor in build.validation_data(self._program)),
-            strict=True,  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        size = build.VALIDATION_BATCH
+        inputs_of, targets_of = (
+            tensor.split(size)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            for tensor in build.validation_data(self._program)
         )
+        batches = zip(inputs_of, targets_of, strict=True)
         losses = []
         for number, (inputs, targets) in enumerate(batches):
             losses.append(float(build.loss_of(self._copies[number % len(self._copies)], inputs, targets)))
