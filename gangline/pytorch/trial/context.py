@@ -213,6 +213,7 @@ class PyTorchTrialContext(Lacking):
         if average_aggregated_gradients is not None:
             self._average_gradients(average_aggregated_gradients)
         wrapped = self.strategy.prepare_optimizer(optimizer)
+        self.strategy.keep_own_state(wrapped)
         self._compress_gradients(wrapped, fp16_compression)
         self.optimizers.append(wrapped)
         return wrapped

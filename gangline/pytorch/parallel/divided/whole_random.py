@@ -3,8 +3,9 @@
 On the CPU torch's DTensor draws each part from the rank's own generator. Ranks of one seed then draw the same numbers,
 so that the rows of a parameter repeat. Owns the replacements of DTensor's operators; `install` puts them there.
 
-Also owns two other needs of torch.nn.init. One is an operator that DTensor lacks. The other is the initialisers that
-set single numbers by their place, which DTensor would apply to one part.
+Also owns the other needs of initialisation: an operator of torch.nn.init that DTensor lacks, its initialisers that set
+single numbers by their place, which DTensor would apply to one part, and a whole tensor that the trial has drawn itself
+and copies into a parameter.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
-from gangline.pytorch.parallel.divided.operator_table import add_mesh, is_own, replace
+from gangline.pytorch.parallel.divided.operator_table import add_mesh, as_torch, is_own, replace
 
 _ATEN = torch.ops.aten
 _IN_PLACE = (
@@ -63,6 +64,7 @@ def install(mesh: DeviceMesh) -> None:
     replace(_ALIKE, _draw_alike)
     replace(_ON_VALUES, _draw_on_values)
     replace([_ATEN.t_.default], _transpose_in_place)
+    replace([_ATEN.copy_.default], _copy_whole)
 
 
 def _on_whole(initialise: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -93,6 +95,17 @@ def _draw_in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     tensor: DTensor = args[0]
     whole_tensor = operator(_whole_like(tensor), *args[1:], **kwargs)
     # Autograd has passed the in-place operator by now, so the copy must not be recorded again.
+    with torch.no_grad():
+        tensor.to_local().copy_(_divide(whole_tensor, tensor))
+    return tensor
+
+
+def _copy_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, source = args[:2]
+    if isinstance(source, DTensor):
+        return as_torch(operator, args, kwargs)
+    whole_tensor = _whole_like(tensor)
+    operator(whole_tensor, source, *args[2:], **kwargs)
     with torch.no_grad():
         tensor.to_local().copy_(_divide(whole_tensor, tensor))
     return tensor

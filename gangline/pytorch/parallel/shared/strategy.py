@@ -166,6 +166,15 @@ class Strategy(ABC):
         """Returns the parameters that this rank's step updates, and whose optimizer state it keeps."""
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
+    def keep_own_state(self, optimizer: Optimizer) -> None:
+        """Drops the state of parameters that other ranks step, which an optimizer may have made in its constructor, as
+        Adagrad does. It would take memory, go stale, and replace the right one in a checkpoint."""
+        own = {id(parameter) for parameter in self.stepped_parameters(optimizer)}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in own:
+                    optimizer.state.pop(parameter, None)
+
     def holder_of(self, tensor: torch.Tensor, optimizer: Optimizer | None = None) -> Holder:
         """Returns this rank's position among the ranks with the same content of this tensor. The tensor is one of
         model_state, or of this optimizer's state."""

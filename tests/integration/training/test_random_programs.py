@@ -1,0 +1,74 @@
+"""A fixed part of benchmarks.random_programs: random modules with state, and random orders of wrapping, initialising,
+loading and freezing, train as in one process of plain PyTorch, or are refused in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.random_program.alone import train_alone
+from benchmarks.random_program.draw import draw_program
+from benchmarks.random_program.judgment import Kind, Verdict, judge
+from benchmarks.random_program.program import Program, from_json
+from benchmarks.random_programs import Bench
+from benchmarks.warm_gang import Answer
+
+# Seeds of the programs, with every strategy. `python -m benchmarks.random_programs --only SEED` prints one of them.
+_RIGHT = (3, 7, 8, 34, 39, 41, 44, 51, 55, 65, 66, 73, 115, 158)
+_REFUSED = {
+    77: "parallelism.model: pipeline cannot cut Net, whose forward changes its buffer calls, which each of the parts "
+    "on a rank would do; change it inside of a unit, or use a schedule with one part on each rank, as 1F1B"
+}
+# Programs that have shown a fault, in the words of --program.
+_MENDED = {
+    "zero1 resumes the sums that Adagrad makes in its constructor": (
+        '{"seed": 1, "parallelism": {"strategy": "zero1"}, "optimizer": "adagrad", "saved": 2}'
+    ),
+    "a pipeline saves the sums of its own parameters": (
+        '{"seed": 1, "parallelism": {"strategy": "pipeline", "stages": 2, "microbatches": 2}, "optimizer": "adagrad", '
+        '"saved": 2}'
+    ),
+    "a whole tensor is copied into divided parameters": (
+        '{"seed": 1, "parallelism": {"strategy": "zero3"}, "after": [["draw_whole", -1]], "batches": 2}'
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("seed", _RIGHT)
+def test_a_random_program_trains_as_in_one_process(seed: int, bench: Bench) -> None:
+    assert bench.run(draw_program(seed)) == Verdict(Kind.EQUAL)
+
+
+@pytest.mark.parametrize("seed", _REFUSED)
+def test_a_random_program_is_refused_in_one_line(seed: int, bench: Bench) -> None:
+    assert bench.run(draw_program(seed)) == Verdict(Kind.REFUSED, _REFUSED[seed])
+
+
+@pytest.mark.parametrize("text", _MENDED.values(), ids=_MENDED.keys())
+def test_mended_programs_stay_right(text: str, bench: Bench) -> None:
+    assert bench.run(from_json(text)) == Verdict(Kind.EQUAL)
+
+
+def test_another_program_differs() -> None:
+    """The comparison sees one change in any part of a program."""
+    program = Program(1)
+    reference = train_alone(program)
+    assert judge([Answer("done", value=train_alone(program))], reference).kind is Kind.EQUAL
+    for change in (
+        Program(1, blocks=("Plain", "CounterBuffer", "Plain", "Plain")),
+        Program(1, after=(("halve", 1),)),
+        Program(1, optimizer="momentum"),
+        Program(1, events=((1, ("freeze", 0)),)),
+        Program(1, scheduler="step"),
+        Program(1, clip="norm"),
+        Program(1, is_ragged=True),
+    ):
+        assert judge([Answer("done", value=train_alone(change))], reference).kind is Kind.SILENT, change
