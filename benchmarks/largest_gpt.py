@@ -37,6 +37,7 @@ from benchmarks.process import run_benchmark
 from gangline import pytorch
 from gangline.config.strategy_choice import CandidateRow, table_lines
 from gangline.errors import GanglineError
+from gangline.launch.failure import lacked_memory
 
 STEPS = 4
 SIDES = ("plain", "by hand", "auto")
@@ -160,7 +161,9 @@ def try_side(side: str, size: Size) -> Outcome:
     """Trains a few steps in this process."""
     try:
         return _train_ours(size) if side == "auto" else _train_plain(size, by_hand=side == "by hand")
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not lacked_memory(error):
+            raise
         return Outcome("out of memory")
     except GanglineError as error:
         if error.code != "parallelism.auto":

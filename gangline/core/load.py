@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from gangline.domain.visible_device import ORDER_KEY, PCI_ORDER, device_name
+
 # Default interval between two samples.
 SECONDS = 1.0
 
@@ -94,19 +96,9 @@ class _Reading:
         return seconds, memory
 
 
-def device_name(environment: Mapping[str, str]) -> str:
-    """Returns this local rank's entry in CUDA_VISIBLE_DEVICES, an index or a UUID; without that variable its own
-    number."""
-    local_rank = int(environment.get("LOCAL_RANK", "0"))
-    if "CUDA_VISIBLE_DEVICES" not in environment:
-        return str(local_rank)
-    entries = [entry.strip() for entry in environment["CUDA_VISIBLE_DEVICES"].split(",") if entry.strip()]
-    return entries[local_rank % len(entries)] if entries else ""
-
-
 def open_gpu(environment: Mapping[str, str]) -> Callable[[], dict[str, float]]:
-    """Returns a function that reads this rank's GPU: its utilization in percent and its used memory. Without a GPU the
-    function returns nothing."""
+    """Returns a function that reads this rank's GPU: its utilization in percent and its used memory, each where the
+    device reports it. Without a GPU the function returns nothing."""
     name = device_name(environment)
     if not name:
         return dict
@@ -116,17 +108,32 @@ def open_gpu(environment: Mapping[str, str]) -> Callable[[], dict[str, float]]:
         return dict
     try:
         pynvml.nvmlInit()
+        if name.isdigit() and not _has_nvmls_order(environment, pynvml):
+            return dict
         by_name = pynvml.nvmlDeviceGetHandleByIndex if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
         handle: Any = by_name(int(name) if name.isdigit() else name)
     except pynvml.NVMLError:
         return dict
+    queries: dict[str, Callable[[], float]] = {
+        "gpu_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "gpu_memory_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used,
+    }
 
     def read() -> dict[str, float]:
-        with suppress(pynvml.NVMLError):
-            return {
-                "gpu_percent": float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-                "gpu_memory_bytes": float(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
-            }
-        return {}
+        sample = {}
+        for key, query in queries.items():
+            # A MIG device reports its memory and no utilization.
+            with suppress(pynvml.NVMLError):
+                sample[key] = float(query())
+        return sample
 
     return read
+
+
+def _has_nvmls_order(environment: Mapping[str, str], pynvml: Any) -> bool:
+    """Whether CUDA's numbers of GPUs are those of NVML. Without a setting CUDA begins with the fastest one, which makes
+    a difference on machines with several models only. Raises NVMLError."""
+    if environment.get(ORDER_KEY) == PCI_ORDER:
+        return True
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    return len({pynvml.nvmlDeviceGetName(handle) for handle in handles}) == 1

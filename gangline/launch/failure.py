@@ -16,6 +16,7 @@ from types import TracebackType
 import gangline
 from gangline.cluster_info import get_cluster_info
 from gangline.domain.failure import LATEST_CORRUPT, NOT_SAVED, STAGE_NOTE
+from gangline.domain.memory_fault import is_lack_of_memory, may_be_lack_of_memory
 from gangline.domain.state import ExitKind
 from gangline.domain.storage_fault import waits
 from gangline.errors import ErrorKind, GanglineError, InvalidHP
@@ -25,8 +26,8 @@ _OWN_FOLDER = str(Path(gangline.__file__).parent)
 _PASSED_OVER = ("<frozen runpy>", "<frozen importlib", "<string>")
 # Kinds of errors about conditions outside of the trial.
 _OUTSIDE = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT)
-# Texts by which torch reports a lack of memory in a plain RuntimeError.
-_MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+# A GPU with less than this part of its memory free is full.
+_FULL = 1 / 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +101,31 @@ def _kind_of_own(error: GanglineError) -> ExitKind:
 
 
 def _kind_of(error: BaseException) -> ExitKind:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return ExitKind.OUT_OF_MEMORY
-    if isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_WORDS):
+    if lacked_memory(error):
         return ExitKind.OUT_OF_MEMORY
     if isinstance(error, ConnectionError | TimeoutError) or _is_of_storage(error):
         return ExitKind.UNAVAILABLE
     return ExitKind.IMPORT_ERROR if isinstance(error, ImportError) else ExitKind.USER_ERROR
+
+
+def lacked_memory(error: BaseException) -> bool:
+    """Returns whether an exception is a lack of memory. Called while its frames still keep their tensors: some errors
+    of cuBLAS and cuDNN are one only if the GPU is full."""
+    if is_lack_of_memory((each.__name__ for each in type(error).__mro__), str(error)):
+        return True
+    return isinstance(error, RuntimeError) and may_be_lack_of_memory(str(error)) and _is_gpu_full()
+
+
+def _is_gpu_full() -> bool:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return False
+    try:
+        free, total = cuda.mem_get_info()
+        return bool(free + cuda.memory_reserved() - cuda.memory_allocated() < _FULL * total)
+    except RuntimeError:
+        # After some errors the driver answers no call.
+        return False
 
 
 def _is_of_storage(error: BaseException) -> bool:

@@ -78,7 +78,7 @@ class Saver:
         self._distributed = distributed
         self._is_asynchronous = is_asynchronous
         self._on_saved = on_saved
-        self._staging = Staging()
+        self._staging = Staging(distributed.local_size)
         self._known_group: dist.ProcessGroup | None = None
         self._running: Save | None = None
         self._is_given_up = False

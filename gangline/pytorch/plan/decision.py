@@ -134,6 +134,8 @@ def record_of(decision: Decision, place: Place, notes: Sequence[str]) -> Strateg
     kept = _kept_in_record(decision)
     if len(kept) < len(decision.candidates):
         notes = [*notes, f"the table has {len(decision.candidates) - len(kept)} further rows, see gangline plan"]
+    if place.taken_bytes:
+        notes = [*notes, f"other processes use {size_text(place.taken_bytes)} of a slot's GPU, which is left to them"]
     return StrategyChoice(
         decision.chosen.name if decision.chosen else "",
         place.slots,

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,9 +23,11 @@ from torch.nn import functional
 from gangline.core import DistributedContext
 from gangline.pytorch.fusion.agreement import agree_on_longest
 from gangline.pytorch.fusion.probe import measure_link_steadily
+from gangline.pytorch.group import device_identity
+from gangline.pytorch.host_memory import cgroup_limits
 from gangline.pytorch.plan.decision import groups_by_machine, rate_of, round_rate, slot_share
 from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
-from gangline.pytorch.plan.step_time import Place
+from gangline.pytorch.plan.step_time import SPARE_BYTES, Place
 
 # Beyond the sizes for which an allocator keeps memory that is free.
 _COPIED_BYTES = 40 << 20
@@ -45,11 +46,12 @@ _CONVOLVED = {"cpu": (8, 64, 16), "cuda": (32, 256, 32)}
 # Repetitions of a measured computation, and the seconds that they last at least: other work on the machine interrupts
 # some of them.
 _REPETITIONS, _LEAST_SECONDS = 3, 0.05
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def measure_place(distributed: DistributedContext, device: torch.device, dtype: torch.dtype) -> Place:
     """Returns the slots, the same on all ranks. dtype: in which the trial multiplies matrices."""
+    # Read before the measurements, whose tensors torch keeps.
+    taken = taken_bytes(device)
     own = [
         distributed.cross_rank,
         distributed.local_size,
@@ -58,6 +60,7 @@ def measure_place(distributed: DistributedContext, device: torch.device, dtype: 
         _measure_kernel(device),
         *_measure_copies(device),
         _measure_convolution(device, dtype),
+        taken,
     ]
     facts = distributed.allgather(own)
     machines = [fact[0] for fact in facts]
@@ -71,6 +74,7 @@ def measure_place(distributed: DistributedContext, device: torch.device, dtype: 
         memory_rate=round_rate(min(fact[5] for fact in facts)),
         copy_rate=round_rate(min(fact[6] for fact in facts)),
         convolution_flops=round_rate(min(fact[7] for fact in facts)),
+        taken_bytes=max(fact[8] for fact in facts),
     )
     if distributed.size == 1:
         return place
@@ -85,39 +89,26 @@ def measure_place(distributed: DistributedContext, device: torch.device, dtype: 
 
 
 def memory_limits(device: torch.device) -> dict[str, int]:
-    """Returns the limits of this rank's memory in bytes, by the name of what is limited: its GPU, or on a CPU the
-    machine, the process, and the control groups (version 2) in which it runs."""
+    """Returns the limits of this rank's memory in bytes, by the name of what is limited: its GPU, without what others
+    use of it, or on a CPU the machine, the process, and the control groups (version 2) in which it runs."""
     if device.type == "cuda":
-        return {f"cuda:{device.index}": torch.cuda.get_device_properties(device).total_memory}
+        # Each process may number its own device 0, as with MIG devices.
+        name = device_identity(os.environ, str(torch.cuda.get_device_properties(device).uuid))
+        return {name: torch.cuda.mem_get_info(device)[1] - taken_bytes(device)}
     limits = {"machine": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
     data, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if data != resource.RLIM_INFINITY:
         limits[f"process {os.getpid()}"] = data
-    return limits | cgroup_limits(Path("/proc/self/cgroup"), _CGROUP_ROOT)
+    return limits | cgroup_limits()
 
 
-def cgroup_limits(membership: Path, root: Path) -> dict[str, int]:
-    """Returns the limits of a process's control group and the groups above it. membership: the process's file
-    /proc/PID/cgroup. root: where the groups are mounted."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return {}
-    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-    if own is None:
-        return {}
-    limits = {}
-    for group in (root / own, *(root / own).parents):
-        if not group.is_relative_to(root):
-            break
-        try:
-            text = (group / "memory.max").read_text().strip()
-        except OSError:
-            # The root has no limit, and a group without the memory controller has none.
-            continue
-        if text.isdecimal():
-            limits[str(group)] = int(text)
-    return limits
+def taken_bytes(device: torch.device) -> int:
+    """Returns the bytes of this rank's GPU that other processes use; 0 for a CPU. The bytes that a plan leaves free are
+    for the context of this process, which the driver counts as used."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, total - free - torch.cuda.memory_reserved(device) - int(SPARE_BYTES))
 
 
 def _measure_flops(device: torch.device, dtype: torch.dtype) -> float:

@@ -111,9 +111,10 @@ def nothing_fits(model: ModelSize, work: Work, place: Place, candidates: list[Ca
         if more is not None
         else "more slots do not help; use a smaller batch, or slots with more memory"
     )
+    taken = f" (without {size_text(place.taken_bytes)} that other processes use)" if place.taken_bytes else ""
     return invalid(
         "parallelism.auto",
-        f"parallelism: no strategy fits on {place.slots} slots of {size_text(place.memory_bytes)}, of which "
+        f"parallelism: no strategy fits on {place.slots} slots of {size_text(place.memory_bytes)}{taken}, of which "
         f"{size_text(place.usable_bytes)} are usable: {name} needs {size_text(least)}; {way_out}",
     )
 

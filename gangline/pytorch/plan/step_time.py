@@ -35,7 +35,7 @@ class Place:
     before. kernel_seconds: the time that a slot needs to issue an operation, however small its tensors.
     memory_rate: bytes a second that a slot moves between its memory and its processor. copy_rate: bytes a second
     that it copies into new memory. broadcast_rate: bytes a second of a tensor that one slot sends to all others; None
-    where it is not known."""
+    where it is not known. taken_bytes: of a GPU, which other processes use; memory_bytes is without them."""
 
     slots: int
     slots_per_machine: int
@@ -50,6 +50,7 @@ class Place:
     copy_rate: float = 1e12
     broadcast_rate: float | None = None
     convolution_flops: float | None = None
+    taken_bytes: float = 0.0
 
     @property
     def machines(self) -> int:

@@ -177,10 +177,13 @@ def _read(device: Device, look: nvml.Look | None) -> Reading:
 
 def _report(samples: tuple[nvml.Sample, ...]) -> None:
     for sample in samples:
-        if sample.utilization_ratio is not None:
-            metrics.gpu_utilization.labels(uuid=sample.uuid).set(sample.utilization_ratio)
-        metrics.gpu_memory_used.labels(uuid=sample.uuid).set(sample.memory_used_bytes)
-        metrics.gpu_memory_total.labels(uuid=sample.uuid).set(sample.memory_total_bytes)
+        for gauge, value in (
+            (metrics.gpu_utilization, sample.utilization_ratio),
+            (metrics.gpu_memory_used, sample.memory_used_bytes),
+            (metrics.gpu_memory_total, sample.memory_total_bytes),
+        ):
+            if value is not None:
+                gauge.labels(uuid=sample.uuid).set(value)
 
 
 def _log_changes(before: Slots, now: Slots) -> None:

@@ -8,7 +8,7 @@ calls may block for seconds on a broken GPU, or for ever, so callers on the even
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -33,12 +33,13 @@ class NvmlUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The load of one device. utilization_ratio: 0 to 1; None if the GPU does not report it (MIG)."""
+    """The load of one device, each number None if the device does not report it. utilization_ratio: 0 to 1; MIG devices
+    have none."""
 
     uuid: str
     utilization_ratio: float | None
-    memory_used_bytes: int
-    memory_total_bytes: int
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +190,23 @@ def _is_mig_enabled(handle: Any) -> bool:
 
 
 def _sample(handle: Any) -> Sample | None:
+    """Returns the load of a device; None for one without a name."""
     try:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        return Sample(pynvml.nvmlDeviceGetUUID(handle), _utilization(handle), int(memory.used), int(memory.total))
+        uuid = pynvml.nvmlDeviceGetUUID(handle)
     except pynvml.NVMLError:
         return None
+    memory = _number(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    percent = _number(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    return Sample(
+        uuid,
+        None if percent is None else float(percent) / 100,
+        None if memory is None else int(memory.used),
+        None if memory is None else int(memory.total),
+    )
 
 
-def _utilization(handle: Any) -> float | None:
-    try:
-        return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
-    except pynvml.NVMLError:
-        return None
+def _number(query: Callable[[], Any]) -> Any:
+    """Returns None for a number that the device does not report. Its health is read elsewhere."""
+    with suppress(pynvml.NVMLError):
+        return query()
+    return None

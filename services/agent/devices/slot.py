@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from gangline.domain.resource import Slot
 from gangline.domain.state import SlotKind
+from gangline.domain.visible_device import VISIBLE_KEY
 from gangline.errors import GanglineError, unavailable
 from services.agent.devices import nvml
 from services.agent.devices.visible import Device, select_visible
 
-VISIBLE_KEY = "CUDA_VISIBLE_DEVICES"
 REMEDY = "start the agent with --slots N for N artificial CPU slots"
 
 

@@ -19,6 +19,7 @@ from gangline.domain.container import has_image
 from gangline.domain.entrypoint import program_of, runs_in_every_slot
 from gangline.domain.id import number_of
 from gangline.domain.storage_fault import DEFAULT_WAIT_SECONDS
+from gangline.domain.visible_device import ORDER_KEY, PCI_ORDER, VISIBLE_KEY, is_mig
 from gangline.launch.beat_file import BEAT_KEY
 from gangline.v1 import runner_pb2, types_pb2
 
@@ -137,7 +138,7 @@ def rank_environment(
     environment["PATH"] = _with_directory(environment.get("PATH", os.defpath), programs_directory)
     environment["OMP_NUM_THREADS"] = str(num_threads)
     environment |= _determined_variables(spec, place, network)
-    environment |= _device_variables(spec)
+    environment |= _device_variables(spec, place, rank)
     environment |= experiment_variables(spec)
     environment |= _torch_variables(spec, place, network, rank)
     environment["GANGLINE_RUNNER_SOCKET"] = socket_path
@@ -299,10 +300,21 @@ def _first_slot_number(spec: runner_pb2.RunnerSpec) -> int:
     return min((number for number in numbers if number < _MOST_SLOTS), default=0)
 
 
-def _device_variables(spec: runner_pb2.RunnerSpec) -> dict[str, str]:
-    """Returns CUDA_VISIBLE_DEVICES. Every process of a machine sees all devices that its allocation has there. A rank
-    uses the one of its local rank."""
-    return {"CUDA_VISIBLE_DEVICES": ",".join(_device_name(slot) for slot in spec.slots if _is_device(slot))}
+def _device_variables(spec: runner_pb2.RunnerSpec, place: Place, rank: int) -> dict[str, str]:
+    """Returns the variables that CUDA reads. Every process of a machine sees all GPUs that its allocation has there,
+    and a rank uses the one of its local rank. CUDA shows only the first of several MIG devices, so each rank gets its
+    own."""
+    names = [_device_name(slot) for slot in spec.slots if _is_device(slot)]
+    variables = {VISIBLE_KEY: ",".join(names)}
+    if not names:
+        return variables
+    variables[ORDER_KEY] = PCI_ORDER
+    if any(map(is_mig, names)) and len(names) > 1:
+        # NCCL takes MIG devices of one GPU for the GPU itself, which it refuses to give to several ranks without this.
+        variables["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        if not place.runs_once:
+            variables[VISIBLE_KEY] = names[rank - place.first_rank]
+    return variables
 
 
 def _device_name(slot: types_pb2.Slot) -> str:

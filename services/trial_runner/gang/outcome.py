@@ -17,6 +17,7 @@ from typing import Any
 
 from gangline.domain.allocation import ExitReport
 from gangline.domain.failure import CHILD, describe_signal, signal_passed_on
+from gangline.domain.memory_fault import is_lack_of_memory
 from gangline.domain.state import ExitKind
 from services.trial_runner.gang.limit import Limits, name_limit
 from services.trial_runner.gang.printed_error import PrintedError, find_final_error, find_last_error, quote_last_line
@@ -42,8 +43,6 @@ _PEER_HAS_GONE = re.compile(
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']+)'")
 _WHAT = re.compile(r"\s*what\(\):\s*(\S.*)")
 _KIND_BY_EXCEPTION = {
-    "MemoryError": ExitKind.OUT_OF_MEMORY,
-    "OutOfMemoryError": ExitKind.OUT_OF_MEMORY,
     "ImportError": ExitKind.IMPORT_ERROR,
     "ModuleNotFoundError": ExitKind.IMPORT_ERROR,
     "BrokenPipeError": ExitKind.UNAVAILABLE,
@@ -284,8 +283,12 @@ def _signal_failure(end: RankEnd, number: int) -> FailureRecord:
     if not text:
         return failure
     # gloo aborts if the data of another rank does not fit: the ranks of the user's code called different collectives.
-    kind = ExitKind.USER_ERROR if text.startswith("gloo::EnforceNotMet") else ExitKind.SIGNAL
-    return replace(failure, kind=kind, message=text if kind is ExitKind.USER_ERROR else f"{failure.message}: {text}")
+    if text.startswith("gloo::EnforceNotMet"):
+        return replace(failure, kind=ExitKind.USER_ERROR, message=text)
+    is_memory = is_lack_of_memory((text.partition(": ")[0],), text)
+    return replace(
+        failure, kind=ExitKind.OUT_OF_MEMORY if is_memory else ExitKind.SIGNAL, message=f"{failure.message}: {text}"
+    )
 
 
 def find_uncaught(lines: Sequence[str]) -> str:
@@ -305,8 +308,7 @@ def _killed(number: int, was_out_of_memory: bool, whom: str = "") -> dict[str, A
 
 
 def _kind_of(error: PrintedError) -> ExitKind:
-    # Torch reports lack of memory in the text of a plain RuntimeError too.
-    if "CUDA out of memory" in error.text or "DefaultCPUAllocator: can't allocate memory" in error.text:
+    if is_lack_of_memory((error.name,), error.text):
         return ExitKind.OUT_OF_MEMORY
     return _KIND_BY_EXCEPTION.get(error.name, ExitKind.USER_ERROR)
 

@@ -12,7 +12,7 @@ import pytest
 
 from gangline.core import DistributedContext, ProfilerContext
 from gangline.core.link import LocalLink
-from gangline.core.load import LoadSampler, device_name, open_gpu
+from gangline.core.load import LoadSampler, open_gpu
 from gangline.errors import GanglineError
 
 
@@ -47,58 +47,67 @@ def test_a_real_look_finds_this_process() -> None:
     assert 0 <= sample["machine_cpu_percent"] <= 100
 
 
-@pytest.mark.parametrize(
-    ("environment", "name"),
-    [
-        ({}, "0"),
-        ({"LOCAL_RANK": "2"}, "2"),
-        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "3, GPU-ab"}, "GPU-ab"),
-        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "5"}, "5"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, ""),
-    ],
-)
-def test_device_of_a_local_rank(environment: dict[str, str], name: str) -> None:
-    assert device_name(environment) == name
-
-
 class _Nvml(ModuleType):
-    """A GPU at work, as nvidia-ml-py shows it."""
+    """GPUs at work, as nvidia-ml-py shows them. models: of the GPUs by their number."""
 
     NVMLError = RuntimeError
 
-    def __init__(self) -> None:
+    def __init__(self, *models: str) -> None:
         super().__init__("pynvml")
-        self.asked: list[object] = []
+        self.models = models
 
     def nvmlInit(self) -> None: ...  # noqa: N802  the library's own names
 
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.models)
+
+    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
+        return self.models[int(handle)]
+
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
-        raise self.NVMLError(f"no device {index}")
+        if index >= len(self.models):
+            raise self.NVMLError(f"no device {index}")
+        return str(index)
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
         return uuid
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(gpu=80 if handle == "GPU-ab" else 0)
+        if handle.startswith("MIG-"):
+            raise self.NVMLError("not supported")
+        return SimpleNamespace(gpu=80)
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:  # noqa: N802
+        if handle.startswith("GPU-shared"):
+            raise self.NVMLError("not supported")
         return SimpleNamespace(used=len(handle))
 
 
+_NUMBERED = {"gpu_percent": 80.0, "gpu_memory_bytes": 1.0}
+
+
 @pytest.mark.parametrize(
-    ("name", "module", "expected"),
+    ("environment", "module", "expected"),
     [
-        ("GPU-ab", _Nvml(), {"gpu_percent": 80.0, "gpu_memory_bytes": 6.0}),
-        ("0", _Nvml(), {}),
-        ("", _Nvml(), {}),
-        ("GPU-ab", None, {}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-ab"}, _Nvml(), {"gpu_percent": 80.0, "gpu_memory_bytes": 6.0}),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-ab"}, _Nvml(), {"gpu_memory_bytes": 6.0}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-shared"}, _Nvml(), {"gpu_percent": 80.0}),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, _Nvml(), {}),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, _Nvml("H100", "H100"), _NUMBERED),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, _Nvml("T4", "H100"), {}),
+        ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, _Nvml("T4", "H100"), _NUMBERED),
+        ({"CUDA_VISIBLE_DEVICES": ""}, _Nvml("H100"), {}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-ab"}, None, {}),
     ],
 )
 def test_gpu_of_this_rank_is_read_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, name: str, module: ModuleType | None, expected: dict[str, float]
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    module: ModuleType | None,
+    expected: dict[str, float],
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert open_gpu({"CUDA_VISIBLE_DEVICES": name})() == expected
+    assert open_gpu(environment)() == expected
 
 
 class _Link(LocalLink):

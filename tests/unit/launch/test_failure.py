@@ -32,6 +32,16 @@ from gangline.launch.failure import describe, import_failure
         (ValueError("first\nsecond"), ExitKind.USER_ERROR, "ValueError: first"),
         (torch.OutOfMemoryError("CUDA out of memory"), ExitKind.OUT_OF_MEMORY, "OutOfMemoryError: CUDA out of memory"),
         (RuntimeError("CUDA error: out of memory"), ExitKind.OUT_OF_MEMORY, "RuntimeError: CUDA error: out of memory"),
+        (
+            RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+            ExitKind.OUT_OF_MEMORY,
+            "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        ),
+        (
+            torch.AcceleratorError("CUDA error: out of memory"),
+            ExitKind.OUT_OF_MEMORY,
+            "AcceleratorError: CUDA error: out of memory",
+        ),
         (ImportError("no"), ExitKind.IMPORT_ERROR, "ImportError: no"),
         (KeyboardInterrupt(), ExitKind.USER_ERROR, "KeyboardInterrupt"),
     ],
@@ -39,6 +49,25 @@ from gangline.launch.failure import describe, import_failure
 def test_kind_and_message(error: BaseException, kind: ExitKind, message: str) -> None:
     failure = describe(error)
     assert (failure.kind, failure.message) == (kind, message)
+
+
+@pytest.mark.parametrize(
+    ("is_initialized", "free", "kind"),
+    [
+        (True, 30, ExitKind.OUT_OF_MEMORY),
+        (True, 900, ExitKind.USER_ERROR),
+        (False, 0, ExitKind.USER_ERROR),
+    ],
+)
+def test_an_error_that_may_be_a_lack_of_memory_is_one_on_a_full_gpu(
+    monkeypatch: pytest.MonkeyPatch, is_initialized: bool, free: int, kind: ExitKind
+) -> None:
+    """Of 6400 bytes 60 are kept by torch and not in use."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 6400))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1060)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
+    assert describe(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED")).kind is kind
 
 
 def test_error_of_ours_without_a_frame_of_the_user_is_one_line() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from gangline.pytorch.plan.decision import (
 )
 from gangline.pytorch.plan.memory import Memory
 from gangline.pytorch.plan.model_size import ModelSize, UnitSize
-from gangline.pytorch.plan.place import cgroup_limits
 from gangline.pytorch.plan.rule import Candidate, Work
 from gangline.pytorch.plan.step_time import GIB, Place
 
@@ -223,21 +221,6 @@ def test_a_slot_has_its_share_of_each_limit(limits: list[tuple[int, dict[str, in
 
 def test_ranks_by_machine() -> None:
     assert groups_by_machine([0, 0, 1, 1]) == [[0, 1], [2, 3]]
-
-
-def test_limits_of_a_control_group_and_of_those_above(tmp_path: Path) -> None:
-    root, own = tmp_path / "cgroup", tmp_path / "cgroup" / "all" / "own"
-    own.mkdir(parents=True)
-    (own / "memory.max").write_text("1000\n")
-    (own.parent / "memory.max").write_text("max\n")
-    (root / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.max").write_text("7\n")
-    membership = tmp_path / "membership"
-    membership.write_text("1:cpu:/old\n0::/all/own\n")
-    assert cgroup_limits(membership, root) == {str(own): 1000, str(root): 5000}
-    membership.write_text("1:memory:/old\n")
-    assert cgroup_limits(membership, root) == {}
-    assert cgroup_limits(tmp_path / "absent", root) == {}
 
 
 def test_recomputation_is_chosen_where_activations_do_not_fit() -> None:

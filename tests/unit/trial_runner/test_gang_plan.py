@@ -180,16 +180,17 @@ def test_a_scripts_python_is_the_ranks_own() -> None:
     assert environment(0, 0, {"PATH": "/bin:/usr/bin"})["PATH"] == "/bin:/usr/bin"
 
 
-def test_a_rank_sees_all_devices_of_its_member() -> None:
-    spec = make_spec([("a1", 2)], 0, "x")
+def devices_of(rank: int, *uuids: str, entrypoint: str = "x:Y") -> dict[str, str]:
+    """The variables about devices of a rank on a machine that has these slots; without a name one is gpu-3."""
+    spec = make_spec([("a0", 1), ("a1", len(uuids))], 1, entrypoint)
     del spec.slots[:]
-    spec.slots.append(types_pb2.Slot(id="a1/GPU-1", kind=types_pb2.SLOT_KIND_GPU, uuid="GPU-1"))
-    spec.slots.append(types_pb2.Slot(id="a1/gpu-3", kind=types_pb2.SLOT_KIND_GPU))
+    for uuid in uuids:
+        spec.slots.append(types_pb2.Slot(id=f"a1/{uuid or 'gpu-3'}", kind=types_pb2.SLOT_KIND_GPU, uuid=uuid))
     variables = rank_environment(
         spec,
         find_place(spec),
         NETWORK,
-        0,
+        rank,
         base={},
         code_directory="/c",
         programs_directory="/bin",
@@ -197,7 +198,21 @@ def test_a_rank_sees_all_devices_of_its_member() -> None:
         beat_path="/b",
         num_threads=1,
     )
-    assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-1,3"
+    return {name: value for name, value in variables.items() if name.startswith(("CUDA_", "NCCL_MULTI"))}
+
+
+def test_a_rank_sees_all_gpus_of_its_member_and_numbers_mean_what_they_mean_to_nvml() -> None:
+    assert devices_of(2, "GPU-1", "") == {"CUDA_VISIBLE_DEVICES": "GPU-1,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_a_rank_sees_its_own_mig_device_because_cuda_shows_only_the_first_of_several() -> None:
+    both = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    assert devices_of(1, "MIG-a", "MIG-b") == {"CUDA_VISIBLE_DEVICES": "MIG-a", **both}
+    assert devices_of(2, "MIG-a", "MIG-b") == {"CUDA_VISIBLE_DEVICES": "MIG-b", **both}
+    assert devices_of(2, "GPU-a", "MIG-b") == {"CUDA_VISIBLE_DEVICES": "MIG-b", **both}
+    once = devices_of(1, "MIG-a", "MIG-b", entrypoint="bash run.sh")
+    assert once == {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b", **both}, "the script gives each worker its own"
+    assert devices_of(1, "MIG-a") == {"CUDA_VISIBLE_DEVICES": "MIG-a", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def test_the_cluster_info_says_where_and_what() -> None:
