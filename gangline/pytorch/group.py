@@ -23,7 +23,7 @@ def choose_device() -> torch.device:
     """Returns the GPU of this local rank, else the CPU. Raises GanglineError `pytorch.devices` where there are fewer
     GPUs than local ranks."""
     own = own_mig_device(os.environ)
-    if own and not torch.cuda.is_initialized():
+    if own and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         os.environ[VISIBLE_KEY] = own
     if not torch.cuda.is_available():
         return torch.device("cpu")

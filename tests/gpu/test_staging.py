@@ -3,6 +3,8 @@ nothing."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -41,18 +43,19 @@ def test_copies_are_exact_and_page_locked(tensors: dict[Path, torch.Tensor]) -> 
 def test_a_copy_to_locked_memory_lets_the_cpu_continue(tensors: dict[Path, torch.Tensor]) -> None:
     """The time of a copy of 1 GiB is that of the link; one to other memory takes longer."""
     large: dict[Path, torch.Tensor] = {("models", 0, "weight"): torch.randn(1 << 28, device="cuda")}
+    event: Any = torch.cuda.Event
     seconds = {}
     for is_locked in (True, False):
         staging = Staging(is_locked=lambda _, is_locked=is_locked: is_locked)  # type: ignore[misc]  # bound by default
         staging.copy(large)
         times = []
         for _ in range(5):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            begin, end = (event(enable_timing=True) for _ in range(2))
+            begin.record()
             staging.copy(large)
-            end.record()  # type: ignore[no-untyped-call]  # as above
+            end.record()
             torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end))  # type: ignore[no-untyped-call]  # as above
+            times.append(begin.elapsed_time(end))
         seconds[is_locked] = min(times)
     assert seconds[True] < seconds[False]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -68,7 +68,7 @@ def padded_bytes(tensor: torch.Tensor) -> int:
 
 def lock_for_cuda(whole: torch.Tensor) -> Unlock:
     """Registers a tensor's memory with CUDA."""
-    cudart = torch.cuda.cudart()
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     code = int(cudart.cudaHostRegister(whole.data_ptr(), whole.numel(), 0))
     if code:
         _forget_error()
