@@ -7,6 +7,7 @@ exactly the bytes that are asked for, and its tensors have storages of their own
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
@@ -45,7 +46,9 @@ class PageLockedBuffer(Generic[_Key]):
             memory = mmap.mmap(-1, end + 1)
         except OSError as error:
             raise PageLockError(f"{end} bytes: {error.strerror}") from error
-        self._unlock: Unlock | None = lock(torch.frombuffer(memory, dtype=torch.uint8))
+        # Memory that is freed while it is locked stays so for CUDA, and a later copy to the same address fails.
+        self._unlock = weakref.finalize(self, lock(torch.frombuffer(memory, dtype=torch.uint8)))
+        self._unlock.atexit = False
         self.tensors = {
             key: torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=offsets[key]).view(like.shape)
             if like.numel()
@@ -55,9 +58,7 @@ class PageLockedBuffer(Generic[_Key]):
 
     def release(self) -> None:
         """Unlocks the memory. It is freed with the last of its tensors. May be called again."""
-        if self._unlock is not None:
-            self._unlock()
-            self._unlock = None
+        self._unlock()
         self.tensors = {}
 
 

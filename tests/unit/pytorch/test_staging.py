@@ -63,7 +63,8 @@ def _staging(locks: Locks, free: int = 16 * _GIB, local_size: int = 1) -> Stagin
 def test_copies_are_exact_and_take_one_buffer_of_their_size() -> None:
     locks = Locks()
     tensors = _tensors(1000, 3000, 500)
-    copies = _staging(locks).copy(tensors)
+    staging = _staging(locks)
+    copies = staging.copy(tensors)
     assert all(torch.equal(copies[path], tensor) for path, tensor in tensors.items())
     assert all(copies[path].dtype == tensor.dtype for path, tensor in tensors.items())
     assert all(locks.holds(copied) for copied in copies.values() if copied.numel())
@@ -72,6 +73,17 @@ def test_copies_are_exact_and_take_one_buffer_of_their_size() -> None:
     assert own <= locked <= own + 64 * len(tensors) + 1, "nothing is rounded up to a power of two"
     # A file has the bytes of a tensor's storage, and so it must not be that of all.
     assert all(copied.untyped_storage().nbytes() == copied.nbytes for copied in copies.values())
+
+
+def test_memory_is_unlocked_before_it_is_freed() -> None:
+    locks = Locks()
+    staging = _staging(locks)
+    copied = staging.copy(_tensors(1000))["models", 0, "weight0"]
+    before = copied.clone()
+    assert locks.holds(copied)
+    del staging
+    assert locks.bytes_by_address == {}
+    assert torch.equal(copied, before)
 
 
 def test_the_next_save_uses_the_same_memory_and_another_set_gives_it_back() -> None:
