@@ -119,7 +119,7 @@ class GatewayPeer(_Server, ingest_pb2_grpc.IngestServiceServicer):
             and (rank is None or (record.log.HasField("rank") and record.log.rank == rank))
         ]
 
-    async def wait_line(self, text: str, seconds: float = 30.0) -> None:
+    async def wait_line(self, text: str, seconds: float = 60.0) -> None:
         await self.wait_for(lambda: any(text in line for line in self.lines()), seconds, f"line {text!r}")
 
     async def wait_for(self, condition: Callable[[], bool], seconds: float, what: str) -> None:

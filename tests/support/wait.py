@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     """Returns when the condition holds; fails, naming what did not happen, when it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -18,7 +18,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0)
         await asyncio.sleep(0.01)
 
 
-async def until_async(condition: Callable[[], Awaitable[T | None]], what: str, seconds: float = 10.0) -> T:
+async def until_async(condition: Callable[[], Awaitable[T | None]], what: str, seconds: float = 60.0) -> T:
     """As `until` for a condition that must be awaited; returns the first true value."""
     deadline = time.monotonic() + seconds
     while True:

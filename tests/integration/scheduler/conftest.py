@@ -62,7 +62,7 @@ class Bench:
         return await self._find(Agent, keys.agent(agent_id))
 
     async def eventually(
-        self, find: Callable[[], Awaitable[R | None]], holds: Callable[[R], bool], seconds: float = 20
+        self, find: Callable[[], Awaitable[R | None]], holds: Callable[[R], bool], seconds: float = 60
     ) -> R:
         """The record, once it is as wanted."""
 
