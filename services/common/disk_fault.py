@@ -15,6 +15,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from gangline.folder_handle import FILE
+
 _ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT)
 # As Python and torch's C++ print the errors. Only errors of opening a file carry a path.
 _ERROR = re.compile(
@@ -99,7 +101,7 @@ def read_spare(path: Path) -> str | None:
         return None
     # Between the check and the opening another user cannot replace it: the folder is sticky. A pipe would block without
     # O_NONBLOCK.
-    fd = os.open(spare_path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(spare_path(path), FILE)
     with os.fdopen(fd) as file:
         return file.read() if _is_own(os.fstat(fd)) else None
 

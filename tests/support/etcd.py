@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from gangline.local.etcd import (
     wait_for_address,
 )
 from gangline.local.etcd_program import find_etcd_binary, read_etcd_version
+from gangline.local.port import find_free_ports
 from services.common.etcd import EtcdSettings
 
 
@@ -93,7 +93,8 @@ class EtcdCluster:
     members: list[Member] = field(default_factory=list)
 
     def start(self) -> EtcdCluster:
-        ports = _free_ports(3)
+        # Of a range from which the kernel gives none to other processes meanwhile.
+        ports = find_free_ports(3)
         peers = [f"http://127.0.0.1:{port}" for port in ports]
         initial = ",".join(f"m{number}={peer}" for number, peer in enumerate(peers))
         for number, peer in enumerate(peers):
@@ -129,12 +130,3 @@ class EtcdCluster:
 def _state(task: Path) -> str:
     """Returns a thread's state as the kernel's letter: T is stopped."""
     return (task / "stat").read_text().rpartition(")")[2].split()[0]
-
-
-def _free_ports(count: int) -> list[int]:
-    """Held all at once, so that they differ; etcd takes them a moment later."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(holder.getsockname()[1]) for holder in sockets]
-    for holder in sockets:
-        holder.close()
-    return ports

@@ -129,7 +129,7 @@ class GatedRun:
     def _check_idle(self) -> None:
         """Slots free, nothing waiting, and as many processes as before."""
         wait_for(lambda: not self.client.list_tasks(), "the end of all tasks")
-        wait_for(lambda: is_whole(self.client), lambda: f"all agents alive, not {describe(self.client, self.cluster)}")
+        wait_alive(self.client, self.cluster)
         assert all(not view.allocation_id_by_slot_id for view in self.client.list_agents())
         wait_for(lambda: not find_runners(self.cluster.layout), "the end of all runners")
         pids = [desk.pid for folder in self.gate.folder.glob("*.*.*") for desk in self.gate.desks(folder.name).values()]
@@ -154,6 +154,11 @@ def describe(client: Client, cluster: Site) -> str:
     return "\n".join([f"leader {client.get_cluster().leader}, agents {states}", *logs])
 
 
+def wait_alive(client: Client, cluster: Site) -> None:
+    """Returns once is_whole holds."""
+    wait_for(lambda: is_whole(client), lambda: f"a whole cluster, not {describe(client, cluster)}")
+
+
 def wait_whole(cluster: Site, num_agents: int) -> None:
     """Returns once so many agents have joined and all is well."""
     with cluster.connect() as client:
@@ -168,7 +173,7 @@ def gated_run(cluster: Site, folder: Path, **config: object) -> Iterator[GatedRu
     """Submits it. folder: where its gate lies. It is killed at the end if a failed test has left it running."""
     gate = Gate(folder / "gate")
     with cluster.connect() as client:
-        wait_for(lambda: is_whole(client), lambda: f"a whole cluster, not {describe(client, cluster)}")
+        wait_alive(client, cluster)
         history = StateHistory(cluster.etcd_address)
         num_processes = len(find_cluster_processes(cluster.layout))
         created = client.create_experiment(gate.config(**config), gate.code)  # type: ignore[arg-type]  # slots is first

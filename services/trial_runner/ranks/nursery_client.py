@@ -188,11 +188,10 @@ class Nursery:
                 os.waitpid(self.pid, 0)
 
     def _bury_orphans(self) -> None:
-        """Ends what a nursery that died left to the runner.
+        """Ends what a nursery that died left to the runner, which inherits the processes of one that it forked itself.
 
-        The ranks that it forked died with it. Programs that replaced ranks did not, nor what hooks have started, and it
-        may not have reported all of their pids. A container has ended with its nursery; the program that runs it is
-        still to remove it.
+        Ranks died with the nursery. Programs that replaced ranks did not, nor what hooks have started, and it may not
+        have reported all of their pids.
         """
         if self._process.is_child and not self._is_closing:
             child.bury_descendants(BURIAL_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -81,12 +81,12 @@ async def test_login_whose_client_has_gone_makes_room(
     async with gateway(etcd_settings, tmp_path) as http:
         waiting = [asyncio.create_task(log_in(http, f"gone{number}")) for number in range(4)]
         try:
-            await until(lambda: len(admitted) == 4 and len(hashed) == 2, "two that are hashed and two that wait", 60)
+            await until(lambda: len(admitted) == 4 and len(hashed) == 2, "two that are hashed and two that wait")
             assert await log_in(http, "late") == "auth.too_many_logins"
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-            last = await until_admitted(lambda: log_in(http, "last"), admitted)
+            last = await until_admitted(http, admitted)
         finally:
             goes_on.set()
         assert await last == "auth.wrong_password"
@@ -101,7 +101,7 @@ async def test_body_of_a_login_is_small(etcd: EtcdClient, etcd_settings: EtcdSet
         assert "at most 16384 are read here" in answer.json()["message"]
 
 
-async def until_admitted(ask: Callable[[], Coroutine[Any, Any, str]], admitted: list[object]) -> asyncio.Task[str]:
+async def until_admitted(http: httpx.AsyncClient, admitted: list[object]) -> asyncio.Task[str]:
     """Asks until a login is no more refused. Returns it, while it waits."""
     num_before = len(admitted)
 
@@ -110,8 +110,8 @@ async def until_admitted(ask: Callable[[], Coroutine[Any, Any, str]], admitted: 
 
     async with asyncio.timeout(60):
         while True:
-            asking = asyncio.create_task(ask())
-            await until(partial(is_known, asking), "an answer", 60)
+            asking = asyncio.create_task(log_in(http, "last"))
+            await until(partial(is_known, asking), "an answer")
             if not asking.done():
                 return asking
             assert asking.result() == "auth.too_many_logins"

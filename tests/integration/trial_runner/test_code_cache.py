@@ -154,11 +154,10 @@ async def test_a_start_without_any_gateway_waits_for_one_and_says_so(world: Worl
     del world.specs[0].gateway_addresses[:]
     runner = world.launch(0)
     state = StateFolder(world.folder / "a1")
-    # Runners that wait for one another's download wait for the same gateway.
+    # Runners that wait for one another's download wait for the same gateway. The one that is first says so.
     second = _launch(world, 2)
-    spool = state.spools / "7.1.1-0"
     told = b"waits for a gateway, to fetch the code: none is registered"
-    await until(lambda: any(told in path.read_bytes() for path in spool.glob("*.seg")), "the wait in its log")
+    await until(lambda: any(told in path.read_bytes() for path in state.spools.glob("*/*.seg")), "the wait in a log")
     state.write_gateways(["127.0.0.1:1", world.gateway.address])
     assert _kinds([await runner.wait(), await second.wait()]) == [ExitKind.COMPLETED] * 2
     await world.gateway.wait_for(lambda: "original" in world.gateway.lines("stdout"), 20, "the output")
