@@ -79,7 +79,9 @@ def test_samples(devices: tuple[Device, ...]) -> None:
     samples = {sample.uuid: sample for look in looks for sample in look.samples}
     for device in devices:
         assert samples[device.uuid].memory_total_bytes == device.memory_bytes
-        assert 0 <= (samples[device.uuid].memory_used_bytes or -1) <= device.memory_bytes
+        used = samples[device.uuid].memory_used_bytes
+        assert used is not None
+        assert 0 <= used <= device.memory_bytes
 
 
 def test_torch_sees_the_same_gpus(devices: tuple[Device, ...]) -> None:
