@@ -109,6 +109,12 @@ class ModelSize:
     streamed_bytes: float = 0.0
 
     @property
+    def sent(self) -> float:
+        """Bytes for a parameter in a message of a gathering. A parameter of which a pass makes a copy in half precision
+        is sent so: its copy has half of its bytes. Only the first step's messages have all bytes."""
+        return max(self.computed / 2, self.computed - self.copied_bytes / max(1, self.parameters))
+
+    @property
     def kept(self) -> float:
         """Bytes for a parameter that is whole on a slot."""
         return self.stored + self.gradient + self.optimizer

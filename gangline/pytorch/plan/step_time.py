@@ -171,7 +171,7 @@ def copied_bytes(name: str, model: ModelSize, slots: int) -> float:
     message, receives all parts in one tensor, and copies them out of it. A sum of gradients copies them into a message
     and receives the slot's part. With zero1 parameters are received in new memory, owner by owner, while all wait."""
     part = 1 / slots
-    gathering, summing = model.computed * (2 + part), model.gradient * (1 + part)
+    gathering, summing = model.sent * (2 + part), model.gradient * (1 + part)
     per_parameter = {
         "zero1": model.gradient,
         "zero2": gathering + summing,
@@ -187,7 +187,7 @@ def sent_bytes(name: str, model: ModelSize, slots: int, *, reduces_whole: bool) 
 
     An all-reduce sends each byte 2 (n - 1) / n times; the sum of parts and a gathering half as often. zero3 gathers
     once more for the backward pass; modules outside of blocks stay gathered, so it sends that much less."""
-    gathered, gradient = model.computed, model.gradient
+    gathered, gradient = model.sent, model.gradient
     per_parameter = {
         "none": 0.0,
         "ddp": 2 * gradient,

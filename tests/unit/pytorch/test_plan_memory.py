@@ -9,6 +9,7 @@ import pytest
 from gangline.pytorch.plan.memory import slot_memory
 from gangline.pytorch.plan.model_size import Connection, ModelSize, Moment, UnitSize
 from gangline.pytorch.plan.stages import Pipeline, border_bytes, carried_bytes, stage_memory, stage_units
+from gangline.pytorch.plan.step_time import copied_bytes, sent_bytes
 
 _E9 = 1e9
 
@@ -196,3 +197,18 @@ def test_an_output_that_the_next_part_of_the_slot_keeps_counts_once() -> None:
 def test_without_a_measured_backward_pass_the_batch_counts_as_well() -> None:
     model = ModelSize(0, 0, activation_bytes=5, batch_bytes=2)
     assert slot_memory(model, "ddp", 2, 10).activations == 70
+
+
+def test_messages_have_half_of_what_is_used_in_half_precision_and_the_memory_all_of_the_first_step() -> None:
+    """600 of 1000 parameters of 4 bytes are copied by autocast."""
+    full = ModelSize(1000, 100)
+    half = replace(full, copied_bytes=1200.0)
+    assert (full.sent, half.sent) == (4.0, 2.8)
+    # A part of a parameter for each copy at most, however often a pass makes one.
+    assert replace(full, copied_bytes=9000.0).sent == 2.0
+    for name, gathered in (("zero2", 1), ("zero3", 2)):
+        saved = sent_bytes(name, full, 2, reduces_whole=False) - sent_bytes(name, half, 2, reduces_whole=False)
+        assert saved == pytest.approx(gathered * 1200 / 2)
+        assert copied_bytes(name, full, 2) - copied_bytes(name, half, 2) == pytest.approx(gathered * 1200 * 2.5)
+        assert slot_memory(half, name, 2, 1).transient == slot_memory(full, name, 2, 1).transient
+    assert sent_bytes("ddp", half, 2, reduces_whole=False) == sent_bytes("ddp", full, 2, reduces_whole=False)

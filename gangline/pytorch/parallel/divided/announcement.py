@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -46,7 +47,7 @@ class Announcements:
             return
         number = len(self._names)
         self._names.append(name)
-        group._all_gather_comm = _Announced(group._all_gather_comm, lambda _: self._announce(_GATHER, number))
+        group._all_gather_comm = _Announced(group._all_gather_comm, partial(self._announce, _GATHER, number))
         end, checksum = group.post_backward, 0
 
         def post_backward(*arguments: Any) -> None:
@@ -60,6 +61,13 @@ class Announcements:
 
         group.post_backward = post_backward
         group._reduce_scatter_comm = _Announced(group._reduce_scatter_comm, reduce)
+
+    def gather_alone(self, group: Any, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """Gathers a parameter of a block by itself, after all ranks have announced it. group: torch's record."""
+        gather: _Announced = group._all_gather_comm
+        gather.announce(part.numel())
+        self._settle(0)
+        gather.collective(output_tensor=whole, input_tensor=part, group=group._all_gather_process_group, async_op=False)
 
     def end_pass(self) -> None:
         """Announces the end of a backward pass on this rank. Like all announcements it raises GanglineError
@@ -117,14 +125,14 @@ class _Announced:
     """Replaces a collective of torch's fully_shard: an object that also allocates the collective's output."""
 
     def __init__(self, collective: Any, announce: Callable[[int], None]) -> None:
-        self._collective = collective
-        self._announce = announce
+        self.collective = collective
+        self.announce = announce
 
     def allocate(self, *arguments: Any, **options: Any) -> torch.Tensor:
-        output: torch.Tensor = self._collective.allocate(*arguments, **options)
+        output: torch.Tensor = self.collective.allocate(*arguments, **options)
         return output
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         sent = arguments[1] if len(arguments) > 1 else options["input_tensor"]
-        self._announce(sent.numel())
-        return self._collective(*arguments, **options)
+        self.announce(sent.numel())
+        return self.collective(*arguments, **options)

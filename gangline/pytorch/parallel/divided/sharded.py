@@ -33,6 +33,7 @@ from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.divided.divided_copy import OwnHook, allow_copies
 from gangline.pytorch.parallel.divided.gradient_clearing import clear_with_modules, clear_with_optimizer
 from gangline.pytorch.parallel.divided.gradient_pass import GradientPasses
+from gangline.pytorch.parallel.divided.half_gathering import HalfGathering
 from gangline.pytorch.parallel.divided.loading import Loads
 from gangline.pytorch.parallel.divided.number_type import single_type_parts
 from gangline.pytorch.parallel.divided.origin import GradientOrigins
@@ -81,6 +82,7 @@ class ShardedStrategy(Strategy):
         self._known_mesh: DeviceMesh | None = None
         self._announcements: Announcements | None = None
         self._wholes = WholeParameters(lambda parameter: self._origins.note([parameter]))
+        self._half_gathering: HalfGathering | None = None
         self._origins = GradientOrigins(self.name, self._all_groups, self._models, self._wholes)
         self._hooked: weakref.WeakSet[FSDPModule] = weakref.WeakSet()
         self._keeps_whole = False
@@ -250,6 +252,8 @@ class ShardedStrategy(Strategy):
         _begin_with_root(root)
         for group in _groups_of(root):
             self._passes.watch(group)
+            if self._half_gathering is not None:
+                self._half_gathering.watch(group)
             self._whole_use.watch(group)
 
     def _place_whole(self, model: nn.Module, root: FSDPModule) -> None:
@@ -312,6 +316,7 @@ class ShardedStrategy(Strategy):
             return
         if self._announcements is None:
             self._announcements = Announcements(self._device, self._timeout)
+            self._half_gathering = HalfGathering(self._device, self._announcements.gather_alone)
         path_by_id = {id(module): path for path, module in model.named_modules()}
         for module in modules:
             path = path_by_id[id(module)]
@@ -330,6 +335,8 @@ class ShardedStrategy(Strategy):
         for module in self._all_modules():
             if any(group.is_unsharded for group in parameter_groups(module)):
                 module.reshard()
+        if self._half_gathering is not None:
+            self._half_gathering.agree()
 
     def _set_exchange(self, is_on: bool) -> None:
         for root in self._all_roots():

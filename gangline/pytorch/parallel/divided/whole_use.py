@@ -14,6 +14,7 @@ import torch
 from torch._C._functorch import TransformType
 
 from gangline.errors import GanglineError, invalid
+from gangline.pytorch.parallel.divided.half_parameter import gathered_of, was_changed
 
 # Internal names of torch's parameter groups. A release without one of them is left as it is.
 _NEEDED = ("_to_unsharded", "_to_sharded")
@@ -102,7 +103,8 @@ def _share_hooks(fsdp_parameter: Any) -> None:
 def _find_changed(group: Any, versions: list[int], compares: bool) -> Any:
     """Returns torch's record of the first changed parameter; None where there is none."""
     for fsdp_parameter, version in zip(group.fsdp_params, versions, strict=True):
-        if fsdp_parameter._unsharded_param._version != version or (compares and _differs(fsdp_parameter)):
+        whole = fsdp_parameter._unsharded_param
+        if whole._version != version or was_changed(whole) or (compares and _differs(fsdp_parameter)):
             return fsdp_parameter
     return None
 
@@ -110,9 +112,9 @@ def _find_changed(group: Any, versions: list[int], compares: bool) -> Any:
 def _differs(fsdp_parameter: Any) -> bool:
     """Returns whether this rank's part of the whole parameter is another than the part itself."""
     (gathered,) = fsdp_parameter.all_gather_outputs
-    if fsdp_parameter._unsharded_param.data_ptr() != gathered.data_ptr():
+    if gathered_of(fsdp_parameter._unsharded_param).data_ptr() != gathered.data_ptr():
         return True
-    part = fsdp_parameter._sharded_param_data
+    part = fsdp_parameter._sharded_param_data.to(gathered.dtype)
     own = gathered.view(-1, part.numel())[fsdp_parameter.mesh_info.shard_mesh_rank] if part.numel() else part
     # Compares bits: a number that is none differs from itself.
     return not torch.equal(own.view(torch.uint8), part.view(torch.uint8))
