@@ -52,11 +52,14 @@ class Announcements:
 
         def post_backward(*arguments: Any) -> None:
             nonlocal checksum
-            checksum = _checksum_of_reduced(group)
+            flags = _flags_of_reduced(group)
+            checksum = crc32(bytes(flags)) % _CHECKSUMS
+            if group.reduce_grads and any(flags):
+                on_reduction()
             end(*arguments)
 
         def reduce(numel: int) -> None:
-            on_reduction()
+            # torch calls no collective in a group of one.
             self._announce(_REDUCE, number, numel, checksum)
 
         group.post_backward = post_backward
@@ -110,15 +113,14 @@ class Announcements:
         return f"{verb} {self._names[number]}"
 
 
-def _checksum_of_reduced(group: Any) -> int:
-    """Returns a number for the set of parameters that have a gradient to reduce. Sets of as many numbers seldom have
-    the same one."""
-    flags = (
+def _flags_of_reduced(group: Any) -> list[bool]:
+    """Returns for each parameter whether it has a gradient to reduce. Checksums of two such lists of one length seldom
+    are the same."""
+    return [
         fsdp_parameter.unsharded_accumulated_grad is not None
         or getattr(getattr(fsdp_parameter, "_unsharded_param", None), "grad", None) is not None
         for fsdp_parameter in group.fsdp_params
-    )
-    return crc32(bytes(flags)) % _CHECKSUMS
+    ]
 
 
 class _Announced:
