@@ -211,6 +211,7 @@ class AttemptLease:
             # The priority changes for this thread and the pool's alone, which are started from here. A runner without
             # the right to change it continues without.
             os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+        tries_again = False
         while not (self._is_over or self._is_closing.is_set()):
             began_at = boot_seconds()
             # A runner that did not get to run for long tries once more before it gives its training up.
@@ -218,9 +219,15 @@ class AttemptLease:
             if self._loop_probe.is_stalled():
                 log.error("no renewal: the event loop makes no progress", stalled_seconds=STALLED_SECONDS)
             else:
-                self._run_round(pool, began_at, max(self._ends_at - began_at, least_seconds))
+                limit_seconds = max(self._ends_at - began_at, least_seconds)
+                self._run_round(pool, began_at, limit_seconds)
+                # It did not get to run within the round, whose limit has passed without a question.
+                stood_still = boot_seconds() - began_at > limit_seconds + least_seconds
+                tries_again = stood_still and not tries_again
             now = boot_seconds()
             if now >= self._ends_at and self._has_ranks:
+                if tries_again:
+                    continue
                 self._is_cut = True
                 self._give_up()
                 break

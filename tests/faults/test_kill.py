@@ -181,11 +181,14 @@ def test_a_command_that_its_agent_never_began_begins_on_another_one_and_once(clu
     ran = tmp_path / "ran"
     agent = cluster.service("agent-1")
     with cluster.connect() as client:
+        client.disable_agent("agent-1")
         client.disable_agent("agent-2")
+        told = cluster.run("cmd", "run", "--detach", "--", f"echo $GANGLINE_AGENT_ID >> {ran}", seconds=40)
+        experiment_id = int(told.stdout.split()[-1])
         os.kill(agent.pid, signal.SIGSTOP)
         try:
-            told = cluster.run("cmd", "run", "--detach", "--", f"echo $GANGLINE_AGENT_ID >> {ran}", seconds=20)
-            experiment_id = int(told.stdout.split()[-1])
+            # It is ordered to start the command while the leader does not know yet that it is lost.
+            client.enable_agent("agent-1")
 
             def member() -> str:
                 allocation = client.get_experiment(experiment_id).trials[0].allocation
@@ -195,6 +198,7 @@ def test_a_command_that_its_agent_never_began_begins_on_another_one_and_once(clu
             client.enable_agent("agent-2")
             ended = client.wait_experiment(experiment_id, 60)
         finally:
+            client.enable_agent("agent-1")
             client.enable_agent("agent-2")
             os.kill(agent.pid, signal.SIGCONT)
         # Awake again, it reads the order from its socket.

@@ -186,9 +186,13 @@ class LeaderStream:
             self._route = route
 
     def _on_leader(self, epoch: int, address: str) -> None:
-        """Changes to a new leader. A current attempt at its address continues, because the scheduler there has begun to
-        lead."""
-        if address and address != self._attempted:
+        """Changes to a new leader. An attempt to greet the scheduler at its address continues, because this scheduler
+        has begun to lead. A stream to it is of an earlier term of its own, so it is greeted again."""
+        if address and address == self._attempted:
+            if self._is_connected:
+                log.info("the scheduler leads anew", address=address, epoch=epoch)
+                self._stale.set()
+        elif address:
             log.info("another scheduler leads", address=address, epoch=epoch)
             self._route = after_new_leader(self._route, address)
             self._has_new_leader.set()

@@ -142,6 +142,7 @@ class Sessions:
         self.gateways: list[str] = []
         self._by_agent: dict[str, Session] = {}
         self.unbegun = Unbegun()
+        self._end: GanglineError | None = None
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_agent.values())
@@ -150,6 +151,11 @@ class Sessions:
         return self._by_agent.get(agent_id)
 
     def add(self, session: Session) -> None:
+        """Adds a session, and ends an older one of the same agent. After `close_all` the new session is ended itself: a
+        stream that was accepted before, and whose hello comes to be known only now, belongs to no leader."""
+        if self._end is not None:
+            session.close(self._end)
+            return
         older = self._by_agent.get(session.agent_id)
         self._by_agent[session.agent_id] = session
         session.tell_gateways(self.gateways)
@@ -175,6 +181,8 @@ class Sessions:
             session.close(error)
 
     def close_all(self, error: GanglineError) -> None:
+        """Ends all sessions, also those that are added later."""
+        self._end = error
         for session in list(self._by_agent.values()):
             session.close(error)
         self._by_agent.clear()

@@ -54,9 +54,13 @@ class RendezvousCoordinator:
         self._rendezvous_seconds = rendezvous_seconds
         self._interface = interface
         self._meetings: dict[str, _Meeting] = {}
+        self._end: GanglineError | None = None
 
     def attend(self, allocation_id: str, agents: Sequence[Agent], node_rank: int, port: int) -> Attendance:
-        """Registers a member, for the first time or again. agents: of all members, in the order of node ranks."""
+        """Registers a member, for the first time or again. agents: of all members, in the order of node ranks. Raises
+        the error of `close_all` after that."""
+        if self._end is not None:
+            raise self._end
         meeting = self._meetings.get(allocation_id)
         if meeting is None:
             meeting = self._meetings[allocation_id] = self._open(allocation_id, agents)
@@ -89,7 +93,9 @@ class RendezvousCoordinator:
                 attendance.outgoing.put_nowait(None)
 
     def close_all(self, error: GanglineError) -> None:
-        """Ends all of them. error: sent to the members that still listen."""
+        """Ends all of them for good. error: sent to the members that still listen, and raised for those that come
+        later."""
+        self._end = error
         for meeting in self._meetings.values():
             meeting.timer.cancel()
             for attendance in meeting.attendances:

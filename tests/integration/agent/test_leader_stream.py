@@ -261,6 +261,19 @@ async def test_silent_leader_is_left_as_soon_as_a_standby_names_another(linked: 
     await old.wait_for(lambda: not old.streams)
 
 
+async def test_scheduler_that_leads_anew_is_greeted_again(linked: Linked) -> None:
+    """It was paused, and has lost and won the leadership since. Its stream of before may be known to no one there."""
+    scheduler = await linked.serve(10)
+    linked.start(scheduler.address)
+    await scheduler.wait_connected()
+    await scheduler.wait_for(lambda: scheduler.num_questions)
+    scheduler.epoch = 11
+    scheduler.tell(11, scheduler.address)
+    await scheduler.wait_for(lambda: len(scheduler.hellos) == 2)
+    assert scheduler.hellos[1].highest_epoch == 10
+    await scheduler.wait_for(lambda: any(beat.epoch == 11 for _, beat in scheduler.pulses))
+
+
 async def test_leader_that_is_not_newer_is_not_followed(linked: Linked) -> None:
     old, standby, leader = await linked.serve(9), await linked.serve(10), await linked.serve(10)
     standby.leader = leader.address

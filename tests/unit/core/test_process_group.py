@@ -10,13 +10,19 @@ import pytest
 
 # What is registered first runs last.
 SCRIPT = """
-import atexit, sys
+import atexit, sys, time
 from pathlib import Path
 import torch.distributed as dist
 
 def end():
-    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    threads = sum("gloo_runloop" in name for name in names)
+    give_up_at = time.monotonic() + 30
+    while True:
+        names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+        threads = sum("gloo_runloop" in name for name in names)
+        # A thread names itself, once it gets to run.
+        if threads or not dist.is_initialized() or time.monotonic() > give_up_at:
+            break
+        time.sleep(0.01)
     print("open" if dist.is_initialized() else "left", "with threads" if threads else "without threads", flush=True)
 
 atexit.register(end)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gangline.launch.lease_record import boot_seconds
 from gangline.v1 import runner_pb2, runner_pb2_grpc, types_pb2
 from services.trial_runner import attempt_lease
 from services.trial_runner.attempt_lease import AttemptLease
@@ -102,6 +103,26 @@ async def test_a_late_answer_renews_from_the_time_of_its_request() -> None:
             await lease.close()
 
 
+@pytest.mark.parametrize("num_pauses", [1, 3])
+async def test_a_pause_in_the_middle_of_a_renewal_ends_no_training(
+    num_pauses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a machine that was suspended. The questions after a first pause may wait through another one."""
+    clock = _Clock()
+    monkeypatch.setattr(attempt_lease, "boot_seconds", clock.now)
+    with _leader(LONG_LEASE_SECONDS) as leader:
+        cuts: list[str] = []
+        lease = _lease(cuts, scheduler_addresses=(leader.address,), lease_seconds=LONG_LEASE_SECONDS)
+        leader.on_renewal = lambda: clock.jump(3 * LONG_LEASE_SECONDS if leader.num_renewals <= num_pauses else 0.0)
+        try:
+            lease.start(list)
+            await until(lambda: leader.num_renewals > num_pauses + 1 or bool(cuts), "a renewal behind the pauses")
+            # The leader does not wait for ever.
+            assert len(cuts) == (num_pauses > 1)
+        finally:
+            await lease.close()
+
+
 async def test_an_event_loop_that_is_dead_renews_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt_lease, "STALLED_SECONDS", LEASE_SECONDS)
     rank = _sleeper()
@@ -143,6 +164,19 @@ def _compute(seconds: float) -> None:
         sum(range(1000))
 
 
+class _Clock:
+    """The clock of a machine that may be suspended."""
+
+    def __init__(self) -> None:
+        self._jumped_seconds = 0.0
+
+    def now(self) -> float:
+        return boot_seconds() + self._jumped_seconds
+
+    def jump(self, seconds: float) -> None:
+        self._jumped_seconds += seconds
+
+
 class _Leader(runner_pb2_grpc.RunnerServiceServicer):
     """A leader that is not on the event loop of the test."""
 
@@ -150,11 +184,13 @@ class _Leader(runner_pb2_grpc.RunnerServiceServicer):
         self.address = ""
         self.num_renewals = 0
         self.committee: tuple[runner_pb2.Witness, ...] = ()
+        self.on_renewal: Callable[[], None] = lambda: None
         self._lease_seconds = lease_seconds
         self._answer_seconds = answer_seconds
 
     def RenewAttempt(self, _request: Any, _context: Any) -> runner_pb2.RenewAttemptResponse:  # noqa: N802 - grpc's name
         self.num_renewals += 1
+        self.on_renewal()
         time.sleep(self._answer_seconds)
         return runner_pb2.RenewAttemptResponse(lease_seconds=self._lease_seconds, committee=self.committee)
 
