@@ -32,6 +32,14 @@ _MENDED = {
     "a whole tensor is copied into divided parameters": (
         '{"seed": 1, "parallelism": {"strategy": "zero3"}, "after": [["draw_whole", -1]], "batches": 2}'
     ),
+    "a pipeline draws nothing from the trial's generators": (
+        '{"seed": 1, "parallelism": {"strategy": "pipeline", "stages": 2, "microbatches": 2}, "after": [["look", 3], '
+        '["xavier", -1]], "events": [[1, ["own_jitter", -1]]]}'
+    ),
+    "a slot without gradients of an optimizer clips none by their value": (
+        '{"seed": 1, "parallelism": {"strategy": "pipeline", "stages": 2, "microbatches": 2}, "has_two": true, '
+        '"clip": "value", "batches": 2}'
+    ),
 }
 
 
