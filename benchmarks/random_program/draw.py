@@ -102,7 +102,9 @@ def draw_program(seed: int) -> Program:
     batches = rng.choice((3, 4, 5, 6) if aggregation == 1 else (4, 6))
     period = rng.choice((1, 2, 3, 9) if aggregation == 1 else (2, 9))
     events = () if draws else _events(rng, len(blocks))
-    events = tuple(event for event in events if event[1][0] not in _unnoticed(parallelism))
+    if parallelism["strategy"] in ("zero2", "zero3", "hsdp"):
+        # Not noticed: each part is multiplied by a number of its rank.
+        events = tuple(event for event in events if event[1][0] != "own_scale")
     before, after = _steps(rng, _BEFORE, 0.4, len(blocks)), _steps(rng, _AFTER, 0.6, len(blocks))
     last = _steps(rng, (*_AFTER, "rate"), 0.25, len(blocks))
     has_hooks = any(name == "hook_block" for name, _ in (*before, *after, *last))
@@ -165,15 +167,6 @@ def _blocks(rng: random.Random, kinds: Sequence[str]) -> tuple[str, ...]:
 
 def _events(rng: random.Random, num_blocks: int) -> tuple[tuple[int, Step], ...]:
     return tuple((rng.randint(0, 2), step) for step in _steps(rng, _EVENTS, 0.35, num_blocks))
-
-
-def _unnoticed(parallelism: dict[str, Any]) -> frozenset[str]:
-    """Returns the events whose difference from rank to rank is not noticed."""
-    if parallelism["strategy"] in ("zero2", "zero3", "hsdp"):
-        # Each part is multiplied by a number of its rank.
-        return frozenset({"own_scale"})
-    # The next step replaces all copies of a parameter but its owner's.
-    return _OWN_DRAWS if parallelism["strategy"] == "zero1" or "replicas" in parallelism else frozenset()
 
 
 def _steps(rng: random.Random, names: Sequence[str], share: float, num_blocks: int) -> tuple[Step, ...]:

@@ -90,8 +90,8 @@ _MEANINGS_OF_STAGES = (
         "Trying to backward through the graph a second time",
         "pytorch.graph_used",
         "a stage's backward pass went through a graph that another one has freed; detach what a module keeps from call "
-        "to call, and use another schedule than ZBVZeroBubble, whose backward pass has two parts, for modules that call "
-        "torch.autograd.grad with create_graph",
+        "to call, and use another schedule than ZBVZeroBubble, whose backward pass has two parts, for modules that "
+        "call torch.autograd.grad with create_graph",
     ),
     (
         "appears to not have been used in the graph",

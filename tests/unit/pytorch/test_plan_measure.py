@@ -320,7 +320,7 @@ def test_a_backward_pass_that_fails_is_noted() -> None:
 
 def test_recomputation_whose_backward_pass_alone_fails_is_left_out() -> None:
     class Counts(_Block):
-        """Keeps another number of tensors when it runs again. Counts in its class, whose attributes are not put back."""
+        """Keeps another number of tensors when it runs again. Counts in its class, which is not put back."""
 
         runs = 0
 

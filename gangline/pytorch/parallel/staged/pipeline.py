@@ -142,7 +142,7 @@ class PipelineStrategy(Strategy):
         self._wrapped = wrapped
         self._holding = self._hold()
         if self._divides and self._replicas.across is not None:
-            self._division = ReplicaDivision(self._holding, self._replicas)
+            self._division = ReplicaDivision(self._holding, self._replicas, self._models.describe)
         self._holding.give_up(self._replicas.place)
         move_to(model, self._device)
         self._make_groups()
@@ -160,6 +160,8 @@ class PipelineStrategy(Strategy):
         self._models.watch(optimizer)
         check_reach(self.name, optimizer)
         self._optimizers.append(optimizer)
+        if self._division is not None:
+            self._division.begin(self._trained_of(optimizer))
         optimizer.register_step_pre_hook(lambda stepped, *_: self._before_any_step(stepped))
         OwnStep(optimizer, self.stepped_parameters)
         optimizer.register_step_post_hook(lambda stepped, *_: self._after_any_step(stepped))
