@@ -1,4 +1,4 @@
-"""PURE: chooses a random program by its seed. Leaves out what docs/parallelism.md says is not noticed, or depends on
+"""Chooses a random program by its seed. Leaves out what docs/parallelism.md says is not noticed, or depends on
 the number of slots: such programs have no right numbers to compare with."""
 
 from __future__ import annotations
