@@ -1,4 +1,4 @@
-"""PURE: chooses a random program by its seed. Leaves out what docs/parallelism.md says is not noticed, or depends on
+"""Chooses a random program by its seed. Leaves out what docs/parallelism.md says is not noticed, or depends on
 the number of slots: such programs have no right numbers to compare with."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _EVENTS = (
 _OF_BLOCKS = frozenset({"gain", "load_block", "copy_block", "tie", "draw", "draw_order", "draw_python", "draw_numpy"})
 _SEEDED = frozenset({"seed", "load", "look", "look_training"})
 # Events that draw from the streams of training. Ranks of several replicas have streams of their own, so such a trial
-# must end with a line where they would drift apart. A pipeline draws other numbers than one process in its batches.
+# must end with a line where they would drift apart.
 _OWN_DRAWS = frozenset({"own_jitter", "own_scale"})
 _FORMS = ("sequential", "list", "list", "skip", "lists", "nested", "mapping", "inline")
 _OWN = ("counter", "attribute", "late", "memory", "generator", "noise", "table")
@@ -101,8 +101,7 @@ def draw_program(seed: int) -> Program:
     aggregation = 2 if rng.random() < 0.15 else 1
     batches = rng.choice((3, 4, 5, 6) if aggregation == 1 else (4, 6))
     period = rng.choice((1, 2, 3, 9) if aggregation == 1 else (2, 9))
-    is_one_replica = is_pipeline and replicas == 1
-    events = () if draws else _events(rng, len(blocks), is_one_pipeline=is_one_replica)
+    events = () if draws else _events(rng, len(blocks))
     if parallelism["strategy"] in ("zero2", "zero3", "hsdp"):
         # Not noticed: each part is multiplied by a number of its rank.
         events = tuple(event for event in events if event[1][0] != "own_scale")
@@ -166,9 +165,8 @@ def _blocks(rng: random.Random, kinds: Sequence[str]) -> tuple[str, ...]:
     return tuple(rng.choice(chosen) for _ in range(count))
 
 
-def _events(rng: random.Random, num_blocks: int, *, is_one_pipeline: bool) -> tuple[tuple[int, Step], ...]:
-    events = ((rng.randint(0, 2), step) for step in _steps(rng, _EVENTS, 0.35, num_blocks))
-    return tuple((0 if is_one_pipeline and step[0] in _OWN_DRAWS else epoch, step) for epoch, step in events)
+def _events(rng: random.Random, num_blocks: int) -> tuple[tuple[int, Step], ...]:
+    return tuple((rng.randint(0, 2), step) for step in _steps(rng, _EVENTS, 0.35, num_blocks))
 
 
 def _steps(rng: random.Random, names: Sequence[str], share: float, num_blocks: int) -> tuple[Step, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gangline.pytorch.parallel.staged.batch import to_send
+from gangline.pytorch.parallel.staged.cutting.drawing import DrawNumbers
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.part import Parts
 from gangline.pytorch.parallel.staged.unit import find_units
@@ -39,7 +40,9 @@ def cut(model: nn.Module, borders: Iterable[int], device: torch.device = _CPU) -
     units = find_units(model)
     counts = [end - begin for begin, end in pairwise([0, *sorted(borders), len(units)])]
     replicas: Any = _Alone(device)
-    return Parts(model, units, counts, replicas=replicas, schedule="GPipe", borrow=lambda name: None)
+    return Parts(
+        model, units, counts, replicas=replicas, schedule="GPipe", borrow=lambda name: None, numbers=DrawNumbers(0)
+    )
 
 
 def train_whole(model: nn.Module, *args: Any) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gangline.pytorch.parallel.staged.batch import to_send
+from gangline.pytorch.parallel.staged.cutting.drawing import DrawNumbers
 from gangline.pytorch.parallel.staged.layout import TensorShape, tensors_of
 from gangline.pytorch.parallel.staged.part import Parts
 from gangline.pytorch.parallel.staged.unit import find_units
@@ -77,9 +78,12 @@ def train_apart(
 
     def _train(place: int) -> None:
         own = models[place]
-        units, rank = find_units(own), _Rank(meeting, place)
+        units = find_units(own)
+        rank: Any = _Rank(meeting, place)
         counts = [border, len(units) - border]
-        parts = Parts(own, units, counts, replicas=rank, schedule="GPipe", borrow=lambda name: None)  # type: ignore[arg-type]  # a stand-in
+        parts = Parts(
+            own, units, counts, replicas=rank, schedule="GPipe", borrow=lambda name: None, numbers=DrawNumbers(0)
+        )
         for batch in batches:
             inputs = batch.clone()
             layout = parts.layout_for((inputs,), {})

@@ -83,8 +83,16 @@ _MEANINGS_OF_SHARDS = (
     ("is not supported for tensor subclasses", *_PART_OPERATION),
 )
 
-# As for the strategies that divide tensors: a stage has the graph of its own units alone.
+# As for the strategies that divide tensors: a stage has the graph of its own units alone. These come first, because a
+# pipeline refuses a second context.backward by itself.
 _MEANINGS_OF_STAGES = (
+    (
+        "Trying to backward through the graph a second time",
+        "pytorch.graph_used",
+        "a stage's backward pass went through a graph that another one has freed; detach what a module keeps from call "
+        "to call, and use another schedule than ZBVZeroBubble, whose backward pass has two parts, for modules that "
+        "call torch.autograd.grad with create_graph",
+    ),
     (
         "appears to not have been used in the graph",
         "parallelism.own_gradients",
@@ -111,8 +119,9 @@ def explain(error: BaseException, strategy: str) -> GanglineError | None:
     """Returns a GanglineError that explains an error of torch; None where torch's own message is as good. strategy: the
     trial's."""
     text = str(error)
-    own = _MEANINGS_OF_SHARDS if strategy in _DIVIDES_TENSORS else _MEANINGS_OF_STAGES if strategy == "pipeline" else ()
-    for words, code, meaning in (*_MEANINGS, *own):
+    of_stages = _MEANINGS_OF_STAGES if strategy == "pipeline" else ()
+    of_shards = _MEANINGS_OF_SHARDS if strategy in _DIVIDES_TENSORS else ()
+    for words, code, meaning in (*of_stages, *_MEANINGS, *of_shards):
         if words in text:
             return invalid(code, meaning.format(strategy=strategy))
     return None

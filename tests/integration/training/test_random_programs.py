@@ -32,6 +32,23 @@ _MENDED = {
     "a whole tensor is copied into divided parameters": (
         '{"seed": 1, "parallelism": {"strategy": "zero3"}, "after": [["draw_whole", -1]], "batches": 2}'
     ),
+    "a pipeline draws nothing from the trial's generators": (
+        '{"seed": 1, "parallelism": {"strategy": "pipeline", "stages": 2, "microbatches": 2}, "after": [["look", 3], '
+        '["xavier", -1]], "events": [[1, ["own_jitter", -1]]]}'
+    ),
+    "a slot without gradients of an optimizer clips none by their value": (
+        '{"seed": 1, "parallelism": {"strategy": "pipeline", "stages": 2, "microbatches": 2}, "has_two": true, '
+        '"clip": "value", "batches": 2}'
+    ),
+}
+
+# Each rank multiplies the parameters by a number of its own, behind the first epoch's last report.
+_HIDDEN = {
+    "zero1": '{"seed": 1, "parallelism": {"strategy": "zero1"}, "epoch": 1, "events": [[1, ["own_scale", -1]]]}',
+    "replicas of a pipeline": (
+        '{"seed": 1, "ranks": 4, "parallelism": {"strategy": "pipeline", "stages": 2, "replicas": "zero2", '
+        '"microbatches": 2}, "epoch": 1, "events": [[1, ["own_scale", -1]]]}'
+    ),
 }
 
 
@@ -55,6 +72,14 @@ def test_a_random_program_is_refused_in_one_line(seed: int, bench: Bench) -> Non
 @pytest.mark.parametrize("text", _MENDED.values(), ids=_MENDED.keys())
 def test_mended_programs_stay_right(text: str, bench: Bench) -> None:
     assert bench.run(from_json(text)) == Verdict(Kind.EQUAL)
+
+
+@pytest.mark.parametrize("text", _HIDDEN.values(), ids=_HIDDEN.keys())
+def test_changes_that_differ_from_rank_to_rank_end_before_a_step_hides_them(text: str, bench: Bench) -> None:
+    verdict = bench.run(from_json(text))
+    assert verdict.kind is Kind.REFUSED
+    assert verdict.text.startswith("training.drift: Net.")
+    assert ", whose value all ranks get in a step; change parameters in the same way on all ranks" in verdict.text
 
 
 def test_another_program_differs() -> None:

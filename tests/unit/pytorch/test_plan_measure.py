@@ -320,13 +320,13 @@ def test_a_backward_pass_that_fails_is_noted() -> None:
 
 def test_recomputation_whose_backward_pass_alone_fails_is_left_out() -> None:
     class Counts(_Block):
-        """Keeps another number of tensors when it runs again."""
+        """Keeps another number of tensors when it runs again. Counts in its class, which is not put back."""
 
         runs = 0
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            self.runs += 1
-            return super().forward(inputs if self.runs % 2 else torch.tanh(inputs))
+            Counts.runs += 1
+            return super().forward(inputs if Counts.runs % 2 else torch.tanh(inputs))
 
     class Uneven(_Trial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:

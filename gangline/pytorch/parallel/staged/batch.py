@@ -22,7 +22,6 @@ from gangline.core.beat import EXCHANGE, FORWARD, Beat
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared import reentrant
 from gangline.pytorch.parallel.shared.strategy import Train
-from gangline.pytorch.parallel.staged.cutting.drawing import draw_number
 from gangline.pytorch.parallel.staged.layout import tensors_of
 from gangline.pytorch.parallel.staged.microbatch import join_results
 from gangline.pytorch.parallel.staged.part import Layout, Parts
@@ -122,7 +121,7 @@ class BatchRun:
             kwargs,
             torch.is_autocast_enabled(kind),
             torch.get_autocast_dtype(kind),
-            draw_number(),
+            self._parts.numbers.draw(),
             current_stream(self._device),
         )
         if call.number > 0:

@@ -7,13 +7,14 @@ whole while the microbatches of a batch run, because the replicas exchange them 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
 
-from gangline.pytorch.parallel.shared.broadcast import average_tensors_on, broadcast_tensors
+from gangline.pytorch.parallel.shared.broadcast import average_tensors_on
 from gangline.pytorch.parallel.shared.even_division import divide
+from gangline.pytorch.parallel.shared.owner_values import OwnerValues
 from gangline.pytorch.parallel.staged.gradient import make_gradients_alike
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.holding import Holding
@@ -21,10 +22,12 @@ from gangline.pytorch.parallel.staged.holding import Holding
 
 class ReplicaDivision:
     """Owners of one model's parameters among its replicas, the same on all ranks. They stay when the model is divided
-    anew over the stages. Its methods are called in step by the ranks with the same place in all replicas."""
+    anew over the stages. Its methods are called in step by the ranks with the same place in all replicas. name_of:
+    returns a parameter's name, for errors."""
 
-    def __init__(self, holding: Holding, replicas: Replicas) -> None:
+    def __init__(self, holding: Holding, replicas: Replicas, name_of: Callable[[torch.Tensor], str]) -> None:
         self._replicas = replicas
+        self._values = OwnerValues(name_of, group=replicas.across)
         self._owner_by_id: dict[int, int] = {}
         by_places: dict[tuple[int, ...], list[nn.Parameter]] = {}
         for parameter in holding.parameters():
@@ -38,9 +41,14 @@ class ReplicaDivision:
         """Returns whether this replica steps a parameter."""
         return self._owner_by_id[id(parameter)] == self._replicas.index
 
+    def begin(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Notes the parameters of an optimizer as they are before the first step."""
+        self._values.note(parameters)
+
     def join_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Averages gradients over the replicas. Afterwards the owners alone have them."""
         assert self._replicas.across is not None
+        self._values.before_step(parameters)
         chosen = make_gradients_alike(parameters, self._replicas.across)
         for owner, members in self._by_owner(chosen):
             gradients = [parameter.grad for parameter in members if parameter.grad is not None]
@@ -51,8 +59,7 @@ class ReplicaDivision:
 
     def spread(self, parameters: Sequence[nn.Parameter]) -> None:
         """Gives all replicas the values of the owners."""
-        for owner, members in self._by_owner(parameters):
-            broadcast_tensors(members, source=self._rank_of(owner), group=self._replicas.across)
+        self._values.send((self._rank_of(owner), members) for owner, members in self._by_owner(parameters))
 
     def _by_owner(self, parameters: Iterable[nn.Parameter]) -> list[tuple[int, list[torch.Tensor]]]:
         found: dict[int, list[torch.Tensor]] = {owner: [] for owner in range(self._replicas.count)}

@@ -53,20 +53,25 @@ def norm_over(
 
 
 @contextmanager
-def torch_norm_over(
+def torch_clipping_over(
     group: dist.ProcessGroup | None, device: torch.device, is_counted: Callable[[torch.Tensor], bool]
 ) -> Iterator[None]:
     """Lets torch's clip_grad_norm_ measure the norm over all parts for the time of the block. Otherwise each rank would
-    clip by the norm of its own part. is_counted: whether a gradient counts here; shared ones count on one rank."""
-    original = clip_grad._get_total_norm
+    clip by the norm of its own part. is_counted: whether a gradient counts here; shared ones count on one rank. torch's
+    clip_grad_value_ changes nothing on a rank without gradients, where torch itself would fail."""
+    torch_clips: Any = clip_grad
+    original, group_tensors = torch_clips._get_total_norm, torch_clips._group_tensors_by_device_and_dtype
 
     def total_norm(tensors: Any, norm_type: float = 2.0, *arguments: Any, **options: Any) -> torch.Tensor:
         counted = [tensor for tensor in tensors if is_counted(tensor)]
         own: torch.Tensor = original(counted, norm_type, *arguments, **options)
         return norm_over(own, float(norm_type), group, device)
 
-    clip_grad._get_total_norm = total_norm
+    def group_any(lists: Any, *arguments: Any, **options: Any) -> Any:
+        return group_tensors(lists, *arguments, **options) if lists[0] else {}
+
+    torch_clips._get_total_norm, torch_clips._group_tensors_by_device_and_dtype = total_norm, group_any
     try:
         yield
     finally:
-        clip_grad._get_total_norm = original
+        torch_clips._get_total_norm, torch_clips._group_tensors_by_device_and_dtype = original, group_tensors

@@ -51,6 +51,12 @@ class Replicas:
         for tensor in tensors:
             dist.broadcast(tensor, src=self.global_rank(place), group=self.inside)
 
+    def share_number(self, number: int) -> int:
+        """Returns the first rank's number on all ranks of the replica."""
+        shared = torch.tensor(number)
+        self.share([shared], 0)
+        return int(shared)
+
     def share_bytes(self, content: bytes | None, place: int) -> bytes:
         """Returns the bytes of the rank at a place on all ranks of the replica."""
         length = torch.tensor([len(content or b"")])

@@ -26,6 +26,7 @@ from gangline.core.beat import EXCHANGE, FORWARD, Beat, NoBeat
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.staged.absent import Absent, origin_of
 from gangline.pytorch.parallel.staged.cutting.cut import CutModel
+from gangline.pytorch.parallel.staged.cutting.drawing import DrawNumbers
 from gangline.pytorch.parallel.staged.cutting.lost import Lost
 from gangline.pytorch.parallel.staged.cutting.model_state import leaving_no_trace
 from gangline.pytorch.parallel.staged.cutting.part_run import PartRun
@@ -67,8 +68,9 @@ class Layout:
 
 class Parts:
     """The parts of one model. counts: number of units of each part. schedule: its name decides which rank has which
-    parts. borrow: gives all ranks of the replica the value of a parameter, by name; these ranks call it in step. carry:
-    paths of modules whose outputs go along to all later parts, whether these need them or not."""
+    parts. borrow: gives all ranks of the replica the value of a parameter, by name; these ranks call it in step.
+    numbers: of the random numbers, one for each call of the model. carry: paths of modules whose outputs go along to
+    all later parts, whether these need them or not."""
 
     def __init__(
         self,
@@ -79,8 +81,10 @@ class Parts:
         replicas: Replicas,
         schedule: str,
         borrow: Callable[[str], None],
+        numbers: DrawNumbers,
         carry: Sequence[str] = (),
     ) -> None:
+        self.numbers = numbers
         self._borrow = borrow
         self._carry = carry
         self._model = model

@@ -28,7 +28,6 @@ from gangline.config.pipeline import (
 )
 from gangline.core.beat import VALIDATION, Beat, NoBeat
 from gangline.errors import GanglineError, invalid
-from gangline.pytorch.data import seed
 from gangline.pytorch.data.batch_data import count_records
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.copies import Copies
@@ -38,10 +37,9 @@ from gangline.pytorch.parallel.shared.reach import check_reach
 from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy, Train
 from gangline.pytorch.parallel.staged.batch import BatchRun
 from gangline.pytorch.parallel.staged.compiled import UnitCompiler
-from gangline.pytorch.parallel.staged.cutting.drawing import draw_number
 from gangline.pytorch.parallel.staged.division import ReplicaDivision
 from gangline.pytorch.parallel.staged.fitness import check_model
-from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over, torch_norm_over
+from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over, torch_clipping_over
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.holding import Holding, move_to
 from gangline.pytorch.parallel.staged.microbatch import cut_batch
@@ -52,14 +50,13 @@ from gangline.pytorch.parallel.staged.redivision import agree_on_times, move_val
 from gangline.pytorch.parallel.staged.report import log_microbatches, log_parts
 from gangline.pytorch.parallel.staged.schedule import PartModule, PartSchedule, ScheduleThread
 from gangline.pytorch.parallel.staged.stage_copies import list_buffers, list_copies
+from gangline.pytorch.parallel.staged.stage_random import StageRandom
 from gangline.pytorch.parallel.staged.unit import check_carried, divide_units, find_units
 
 _log = logging.getLogger("gangline")
 
 # Schedules that are kept, each with room for the activations of one shape of inputs.
 _MOST_SCHEDULES = 4
-# Name of the state of the random numbers in a checkpoint.
-_RANDOM = "stage_random"
 
 
 class PipelineStrategy(Strategy):
@@ -130,6 +127,7 @@ class PipelineStrategy(Strategy):
         counts = divide_units(model, units, self._stages, self._split, self._schedule)
         check_carried(units, self._carry)
         self._replicas = Replicas(self._stages, self._device, self._timeout)
+        self._random = StageRandom(self._replicas)
         self._parts = Parts(
             model,
             units,
@@ -137,18 +135,18 @@ class PipelineStrategy(Strategy):
             replicas=self._replicas,
             schedule=self._schedule,
             borrow=self._borrow,
+            numbers=self._random.numbers,
             carry=self._carry,
         )
         self._compiler = UnitCompiler(wrapped, units, self._parts.cut, self._schedule)
         self._wrapped = wrapped
         self._holding = self._hold()
         if self._divides and self._replicas.across is not None:
-            self._division = ReplicaDivision(self._holding, self._replicas)
+            self._division = ReplicaDivision(self._holding, self._replicas, self._models.describe)
         self._holding.give_up(self._replicas.place)
         move_to(model, self._device)
         self._make_groups()
         self._modules = {part: self._module_of(part) for part in self._parts.own}
-        self._stream = seed.SharedStreams(seed.number_of(torch.initial_seed(), 1 + dist.get_rank()))
         log_parts(class_name(model), units, counts, self._schedule, [unit.numel for unit in units])
         model.forward = torch.compiler.disable(self._forward)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         for each in {model, wrapped}:
@@ -162,6 +160,8 @@ class PipelineStrategy(Strategy):
         self._models.watch(optimizer)
         check_reach(self.name, optimizer)
         self._optimizers.append(optimizer)
+        if self._division is not None:
+            self._division.begin(self._trained_of(optimizer))
         optimizer.register_step_pre_hook(lambda stepped, *_: self._before_any_step(stepped))
         OwnStep(optimizer, self.stepped_parameters)
         optimizer.register_step_post_hook(lambda stepped, *_: self._after_any_step(stepped))
@@ -196,7 +196,7 @@ class PipelineStrategy(Strategy):
         finally:
             self._batch = None
             if self._is_in_stream:
-                self._stream.__exit__(None, None, None)
+                self._random.units.__exit__(None, None, None)
 
     def run_backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
         if gradient is not None or retain_graph:
@@ -262,7 +262,7 @@ class PipelineStrategy(Strategy):
             for parameter in self._holding.held_by(self._replicas.place)
             if parameter.grad is not None and self._holding.holders(parameter)[0] != self._replicas.place
         }
-        return torch_norm_over(self._norm_group, self._device, lambda gradient: id(gradient) not in shared)
+        return torch_clipping_over(self._norm_group, self._device, lambda gradient: id(gradient) not in shared)
 
     def agree_on_overflow(self, found: dict[torch.device, torch.Tensor]) -> None:
         if not found:
@@ -317,15 +317,11 @@ class PipelineStrategy(Strategy):
         return state
 
     def rank_state(self) -> dict[str, Any]:
-        if self._model is None:
-            return {}
-        with self._stream:
-            return {_RANDOM: seed.capture()}
+        return {} if self._model is None else self._random.capture()
 
     def load_rank_state(self, state: dict[str, Any] | None) -> None:
-        if state and _RANDOM in state and self._model is not None:
-            with self._stream:
-                seed.restore(state[_RANDOM])
+        if state and self._model is not None:
+            self._random.restore(state)
 
     def _count_for(self, records: int) -> int:
         """Returns the number of microbatches for a batch. The last batch of an epoch may be smaller, and gets fewer."""
@@ -360,7 +356,7 @@ class PipelineStrategy(Strategy):
         self._schedules[key, count] = schedule
         while len(self._schedules) > _MOST_SCHEDULES:
             self._schedules.popitem(last=False)
-        self._stream.__enter__()
+        self._random.units.__enter__()
         self._is_in_stream = True
         return schedule.run
 
@@ -419,9 +415,8 @@ class PipelineStrategy(Strategy):
             return self._batch.on_forward(args, kwargs)
         if torch.is_grad_enabled():
             raise self._outside("the model was called with gradients")
-        number = draw_number()
-        with self._stream:
-            return self._parts.forward(args, kwargs, VALIDATION, number=number)
+        with self._random.units:
+            return self._parts.forward(args, kwargs, VALIDATION, number=self._random.numbers.draw())
 
     def _outside(self, what: str) -> GanglineError:
         return invalid(

@@ -6,15 +6,15 @@ optimizer by another object.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.divided_step import DividedStep
+from gangline.pytorch.parallel.shared.owner_values import OwnerValues
 from gangline.pytorch.parallel.shared.reach import check_reach
 from gangline.pytorch.parallel.shared.strategy import Holder
 from gangline.pytorch.parallel.whole.ddp import DdpStrategy
@@ -34,7 +34,7 @@ class Zero1Strategy(DdpStrategy):
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         super().prepare_optimizer(optimizer)
-        self._divided[id(optimizer)] = WholeParameterStep(optimizer, self._timer)
+        self._divided[id(optimizer)] = WholeParameterStep(optimizer, self._timer, self._models.describe)
         return optimizer
 
     def traffic_meters(self) -> Sequence[TrafficMeter]:
@@ -51,19 +51,26 @@ class Zero1Strategy(DdpStrategy):
 class WholeParameterStep(DividedStep):
     """Makes an optimizer's step update this rank's parameters only, and receives the others' afterwards.
 
-    timer: measures the broadcasts of parameters.
+    timer: measures the broadcasts of parameters. name_of: returns a parameter's name, for errors.
     """
 
-    def __init__(self, optimizer: Optimizer, timer: CollectiveTimer) -> None:
+    def __init__(self, optimizer: Optimizer, timer: CollectiveTimer, name_of: Callable[[torch.Tensor], str]) -> None:
         check_reach("zero1", optimizer)
-        self._timer = timer
+        self._values = OwnerValues(name_of, timer.under_way)
         super().__init__(optimizer, "zero1")
+        self._values.note(self._all())
 
     def lend(self, optimizer: Optimizer) -> None:
+        self._values.before_step(self._all())
         for group in self.groups:
             group["params"] = [parameter for parameter in group["params"] if self.owner(parameter) == self.rank]
 
     def spread(self, optimizer: Optimizer) -> None:
-        for owner, parameters in enumerate(self.parameters_by_owner):
-            trained = (parameter for parameter in parameters if parameter.requires_grad)
-            broadcast_tensors(trained, source=owner, around=self._timer.under_way)
+        self._values.send(
+            (owner, [parameter for parameter in parameters if parameter.requires_grad])
+            for owner, parameters in enumerate(self.parameters_by_owner)
+        )
+
+    def _all(self) -> list[nn.Parameter]:
+        """Returns the trained parameters of all ranks."""
+        return [each for parameters in self.parameters_by_owner for each in parameters if each.requires_grad]

@@ -39,10 +39,21 @@ class SharedDraws:
             _restore(own)
 
 
-def draw_number() -> int:
-    """Returns a number for SharedDraws from the rank's own generators, which are alike on all ranks of a replica
-    outside of parts."""
-    return int(torch.randint(2**62, (), device="cpu"))
+class DrawNumbers:
+    """Numbers for SharedDraws, alike on all ranks of a replica, which take them in step. They come from a generator of
+    their own, so that the trial's code draws what it draws in one process. seed: alike on all ranks of the replica."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self) -> int:
+        return int(torch.randint(2**62, (), device="cpu", generator=self._generator))
+
+    def capture(self) -> torch.Tensor:
+        return self._generator.get_state()
+
+    def restore(self, state: torch.Tensor) -> None:
+        self._generator.set_state(state)
 
 
 @cache
