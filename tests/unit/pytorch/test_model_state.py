@@ -289,8 +289,8 @@ def test_a_state_that_units_of_several_parts_share_is_refused(name: str) -> None
     with pytest.raises(
         GanglineError,
         match=rf"whose forward changes {re.escape(_SHARED[name])}, which blocks\.0 and blocks\.1 have in common, and "
-        r"each stage has a copy of its own; give each of them its own, put them into one stage with parallelism\.split, "
-        r"or use ddp$",
+        r"each stage has a copy of its own; give each of them its own, put them into one stage with "
+        r"parallelism\.split, or use ddp$",
     ):
         train_parts(cut(model, _BORDERS), model, torch.ones(2, WIDTH))
 

@@ -82,9 +82,9 @@ _SHARED: dict[str, tuple[Callable[[], Any], Any]] = {
 def test_what_units_of_several_parts_change_is_refused(name: str) -> None:
     with pytest.raises(
         GanglineError,
-        match=r"whose forward changes blocks\.0\.shared\S*, which blocks\.0 and blocks\.1 have in common, and each stage "
-        r"has a copy of its own; give each of them its own, put them into one stage with parallelism\.split, or use "
-        r"ddp$",
+        match=r"whose forward changes blocks\.0\.shared\S*, which blocks\.0 and blocks\.1 have in common, and each "
+        r"stage has a copy of its own; give each of them its own, put them into one stage with parallelism\.split, or "
+        r"use ddp$",
     ):
         train_apart(_chain(*_SHARED[name]), 2, _BATCHES)
     # The way out.
@@ -165,6 +165,31 @@ def test_the_models_own_counter_is_refused_with_several_parts_on_a_rank(place: s
         train_parts(cut(_counter(place), {2}), _counter(place), _BATCHES[0])
 
 
+def _averaging(model: Any, x: torch.Tensor) -> Any:
+    x = model.stem(x)
+    model.mean = 0.9 * model.mean + x.detach().mean()
+    return model.head(model.blocks[2](model.blocks[1](model.blocks[0](x + model.mean))))
+
+
+def _remembering(model: Any, x: torch.Tensor) -> Any:
+    x = run_plain(model, x)
+    x, model.mean = x + model.mean, x.detach().mean()
+    return x
+
+
+def test_a_tensor_of_the_model_that_each_part_on_a_rank_would_replace_is_refused() -> None:
+    model: Any = RunChain(_averaging)
+    model.mean = torch.zeros(())
+    with pytest.raises(GanglineError, match=r"changes mean between its units, which each of the parts on a rank would"):
+        train_parts(cut(model, {2}), model, _BATCHES[0])
+    # One part alone remembers.
+    model = RunChain(_remembering)
+    model.mean = torch.zeros(())
+    whole, parts = copy.deepcopy(model), cut(model, {2})
+    for batch in _BATCHES:
+        torch.testing.assert_close(train_parts(parts, model, batch), train_whole(whole, batch))
+
+
 class _Scaling:
     """A hook that counts."""
 
@@ -240,9 +265,9 @@ def _collecting(values: Any, *, is_inside: bool, is_detached: bool = False) -> R
 def test_what_hooks_collect_inside_of_units_is_refused(make: Any) -> None:
     with pytest.raises(
         GanglineError,
-        match=r"whose forward keeps a value from inside of blocks\.0 in \S+, which the stage of the loss does not have; "
-        r"let blocks\.0 return it beside its output, add such values up in the model's forward and let the model return "
-        r"the sum, detach it where it is only looked at, or use ddp$",
+        match=r"whose forward keeps a value from inside of blocks\.0 in \S+, which the stage of the loss does not "
+        r"have; let blocks\.0 return it beside its output, add such values up in the model's forward and let the model "
+        r"return the sum, detach it where it is only looked at, or use ddp$",
     ):
         train_apart(_collecting(make(), is_inside=True), 2, _BATCHES)
     _check_apart(_collecting(make(), is_inside=True, is_detached=True))

@@ -60,15 +60,16 @@ def _ranges_of(counts: Sequence[int]) -> list[tuple[int, int]]:
 class Layout:
     """Descriptions of the outputs of all units' modules, and of all parts. carried: paths of the modules whose outputs
     go along from each part to the next, in the order of the parts. lost: attributes of units of other ranks with what
-    stands there after each run, see Lost. changes: what the model's own code changes in each part, see StateChanges.
-    collected: names of what units of other ranks and their hooks put into lists, dictionaries and objects. growing: lists
-    to which the last part adds, on its rank."""
+    stands there after each run, see Lost. changes, replaced: what the model's own code changes in each part, see
+    StateChanges. collected: names of what units of other ranks and their hooks put into lists, dictionaries and
+    objects. growing: lists to which the last part adds, on its rank."""
 
     modules: dict[str, Described] = field(default_factory=dict)
     crossing: list[Described] = field(default_factory=list)
     carried: list[list[str]] = field(default_factory=list)
     lost: list[tuple[nn.Module, str, Lost]] = field(default_factory=list)
     changes: list[dict[str, str]] = field(default_factory=list)
+    replaced: dict[str, bool] = field(default_factory=dict)
     collected: set[str] = field(default_factory=set)
     growing: list[Growing] = field(default_factory=list)
 
@@ -242,8 +243,8 @@ class Parts:
         left = next((each for each in growing if each.is_left), None)
         if left is not None:
             raise self.cut.refuse(
-                f"adds values of several microbatches to {left.place}; take them out in train_batch behind the loss and "
-                "not before the model, or let the model return them"
+                f"adds values of several microbatches to {left.place}; take them out in train_batch behind the loss "
+                "and not before the model, or let the model return them"
             )
         output = self._run_part(part, run, layout, args, kwargs)
         for each in growing:
@@ -402,7 +403,7 @@ class Parts:
                 if changes.is_any:
                     seed.restore(numbers)
                     self._run_again(part, crossing, layout, inputs, state)
-                conflict, own_changes = changes.compare()
+                conflict, own_changes = changes.compare(layout.replaced)
                 if conflict is not None:
                     raise self.cut.refuse(conflict)
         except ValuesNeeded as need:

@@ -21,6 +21,8 @@ from gangline.pytorch.parallel.staged.cutting.model_state import Content, ModelS
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 # Before the text of a float. Parts may have changed one to different values, as the time of a call.
 _FLOAT = "float "
+# Before the digest of a tensor that was put in the place of another value.
+_TENSOR = "tensor "
 _MISSING = "nothing"
 
 # What an object has by now where that differs from before: texts by the names of its entries.
@@ -44,22 +46,28 @@ class StateChanges:
         """Whether the first run has changed something that other parts may have."""
         return bool(self._first)
 
-    def compare(self) -> tuple[str | None, dict[str, str]]:
+    def compare(self, replaced: dict[str, bool]) -> tuple[str | None, dict[str, str]]:
         """Called after the second run. Returns why the part cannot change its state as it has done, as words after
-        "whose forward", None where it can; and what the model's own code has changed, for `conflict_between`."""
+        "whose forward", None where it can; and what the model's own code has changed, for `conflict_between`. replaced:
+        names that earlier parts of this rank have given other tensors, with whether these differ from run to run; gets
+        those of this part."""
         second = self._now()
         own: dict[str, str] = {}
         for number, (place, owners, entries) in self._first.items():
             later = second[number][2] if number in second else {}
             for name in {**entries, **later}:
                 value = entries.get(name, _MISSING)
-                if later.get(name, _MISSING) == value:
+                is_changed, key = later.get(name, _MISSING) != value, ".".join(filter(None, (place, name)))
+                is_tensor = value.startswith(_TENSOR)
+                if is_tensor:
+                    is_changed_here, is_changed = is_changed, key in replaced and (replaced[key] or is_changed)
+                    replaced[key] = is_changed_here
+                if not is_changed:
                     continue
                 text = self._conflict(f"{place}.{name}" if place and name.isidentifier() else place or name, owners)
                 if text is not None:
                     return text, {}
-                if any(owner.part is None for owner in owners):
-                    key = ".".join(filter(None, (place, name)))
+                if not is_tensor and any(owner.part is None for owner in owners):
                     own[key] = _FLOAT if value.startswith(_FLOAT) else value
         return None, own
 
@@ -82,7 +90,7 @@ class StateChanges:
         found: dict[int, tuple[str, list[Owner], _Entries]] = {}
         for number, content in enumerate(self._contents):
             if self._is_relevant(content.owners):
-                entries = _changed_entries(content)
+                entries = _changed_entries(content, has_tensors=self._runs_twice(content.owners))
                 if entries:
                     found[number] = (content.place, content.owners, entries)
         for number, (place, tensor, owners) in enumerate(self._tensors, len(self._contents)):
@@ -95,16 +103,19 @@ class StateChanges:
     def _is_relevant(self, owners: list[Owner]) -> bool:
         """Returns whether others than one unit, or the hooks of one unit on a rank with one part, have an object."""
         parts = {owner.part for owner in owners}
-        if len(parts) > 1 or None in parts:
-            return True
-        return self._has_several_parts and all(owner.is_hook for owner in owners)
+        return len(parts) > 1 or None in parts or self._runs_twice(owners)
+
+    def _runs_twice(self, owners: list[Owner]) -> bool:
+        """Returns whether code that changes an object is no unit's own, and each of several parts on this rank runs
+        it."""
+        return self._has_several_parts and all(owner.part is None or owner.is_hook for owner in owners)
 
 
 def conflict_between(earlier: dict[str, str], later: dict[str, str]) -> str | None:
     """Returns why two parts cannot have changed the model's own state as they have done, as words after "whose
     forward"; None where they have done the same. earlier, later: from `StateChanges.compare`."""
-    for place, value in later.items():
-        if earlier.get(place) != value:
+    for place in {**later, **earlier}:
+        if earlier.get(place) != later.get(place):
             return (
                 f"changes {place} between its units, which not all parts would see; change it before the first unit, "
                 "or inside of a unit"
@@ -112,18 +123,26 @@ def conflict_between(earlier: dict[str, str], later: dict[str, str]) -> str | No
     return None
 
 
-def _changed_entries(content: Content) -> _Entries:
+def _changed_entries(content: Content, *, has_tensors: bool) -> _Entries:
     now = content.kind.read(content.holder)
     if content.kind.is_state:
         before, after = {"": _digest(content.content)}, {"": _digest(now)}
     else:
         count = len(content.content)
         before, after = dict(_entries(content.content, count)), dict(_entries(now, count))
-    return {
+    changed = {
         name: after.get(name, _MISSING)
         for name in {**before, **after}
         if after.get(name, _MISSING) != before.get(name, _MISSING)
     }
+    if has_tensors and isinstance(now, dict):
+        known = content.content
+        changed |= {
+            str(name): _TENSOR + _digest(value.detach().cpu())
+            for name, value in now.items()
+            if isinstance(value, torch.Tensor) and known.get(name) is not value
+        }
+    return changed
 
 
 def _entries(value: Any, count: int) -> Iterator[tuple[str, str]]:
