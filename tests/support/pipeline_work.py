@@ -249,7 +249,8 @@ class ActivationTrial(ChainTrial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         self.kept: dict[int, torch.Tensor] = {}
-        for place, block in enumerate(inner_of(self.model).blocks):  # type: ignore[union-attr, arg-type]  # torch types modules loosely
+        model: Any = inner_of(self.model)
+        for place, block in enumerate(model.blocks):
             block.register_forward_hook(partial(self._keep, place))
 
     def _keep(self, place: int, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
@@ -577,8 +578,8 @@ def _scores(trial: ChainTrial, batch: Any) -> None:
 def _first_activation(trial: ChainTrial, batch: Any) -> None:
     """Looks up what a hook keeps from inside of a block, detached."""
     kept: dict[str, torch.Tensor] = {}
-    block: Any = inner_of(trial.model).blocks[0]  # type: ignore[union-attr, index]  # torch types modules loosely
-    *_, inner = block.modules()
+    model: Any = inner_of(trial.model)
+    *_, inner = model.blocks[0].modules()
     inner.register_forward_hook(lambda _module, _inputs, output: kept.update(first=output.detach()))
     trial.context.backward(trial.loss(batch) + kept["first"].mean())
 

@@ -34,7 +34,8 @@ class _Unit(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = super().forward(input).tanh()
-        return y * self.use(self.shared, y)
+        scaled: torch.Tensor = y * self.use(self.shared, y)
+        return scaled
 
 
 def _chain(make: Callable[[], Any], use: Callable[[Any, torch.Tensor], Any], run: Any = run_plain) -> RunChain:
@@ -135,8 +136,8 @@ def _counting(place: str) -> Callable[[Any, torch.Tensor], Any]:
 
 def _counter(place: str) -> RunChain:
     torch.manual_seed(1)
-    model: Any = RunChain(_counting(place))
-    model.calls = 0
+    model = RunChain(_counting(place))
+    model.calls = 0  # type: ignore[assignment]  # an attribute of its own
     return model
 
 
@@ -253,11 +254,12 @@ class _Around(nn.Module):
 
 def _collecting(values: Any, *, is_inside: bool, is_detached: bool = False) -> RunChain:
     torch.manual_seed(1)
-    model: Any = RunChain(run_plain, _Around)
+    model = RunChain(run_plain, _Around)
     model.values = values
     for place, block in enumerate(model.blocks):
         hook = _Collecting(str(place), values, is_detached=is_detached)
-        (block.inner if is_inside else block).register_forward_hook(hook)
+        inner: Any = block.inner if is_inside else block
+        inner.register_forward_hook(hook)
     return model
 
 
@@ -276,10 +278,10 @@ def test_what_hooks_collect_inside_of_units_is_refused(make: Any) -> None:
 @pytest.mark.parametrize("border", [2, 3, 4])
 def test_what_hooks_of_units_collect_is_on_the_last_part(border: int) -> None:
     model = _collecting({}, is_inside=False)
-    whole, copies = copy.deepcopy(model), []
+    whole, copies = copy.deepcopy(model), list[Any]()
     train_apart(model, border, _BATCHES, copies)
     whole(_BATCHES[-1])
-    torch.testing.assert_close(copies[1].values, whole.values)  # type: ignore[attr-defined, index]  # added above
+    torch.testing.assert_close(copies[1].values, whole.values)
 
 
 def test_values_of_several_microbatches_in_one_list_are_refused() -> None:
