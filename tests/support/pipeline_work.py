@@ -243,6 +243,23 @@ class ReturningScoresTrial(ChainTrial):
         return functional.mse_loss(output, targets) + 0.1 * total
 
 
+class ActivationTrial(ChainTrial):
+    """Adds what hooks keep of the outputs of blocks to its loss."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.kept: dict[int, torch.Tensor] = {}
+        model: Any = inner_of(self.model)
+        for place, block in enumerate(model.blocks):
+            block.register_forward_hook(partial(self._keep, place))
+
+    def _keep(self, place: int, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        self.kept[place] = output
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return super().loss(batch) + 0.1 * sum(value.square().mean() for value in self.kept.values())
+
+
 class SumTrial(ChainTrial):
     """Whose loss sums over records. One process divides the sum by the microbatches of the pipeline, to train alike."""
 
@@ -558,6 +575,15 @@ def _scores(trial: ChainTrial, batch: Any) -> None:
     trial.context.backward(loss + sum(block.score for block in inner_of(trial.model).blocks))  # type: ignore[union-attr, misc]  # torch types modules loosely
 
 
+def _first_activation(trial: ChainTrial, batch: Any) -> None:
+    """Looks up what a hook keeps from inside of a block, detached."""
+    kept: dict[str, torch.Tensor] = {}
+    model: Any = inner_of(trial.model)
+    *_, inner = model.blocks[0].modules()
+    inner.register_forward_hook(lambda _module, _inputs, output: kept.update(first=output.detach()))
+    trial.context.backward(trial.loss(batch) + kept["first"].mean())
+
+
 def _good(trial: ChainTrial, batch: Any) -> None:
     trial.context.backward(trial.loss(batch))
 
@@ -577,6 +603,7 @@ WRONG: dict[str, type[ChainTrial]] = {
     "connects later": LateTrial,
     "drops blocks": _trains_with(_good, Dropping),
     "uses what blocks keep": _trains_with(_scores, Scoring),
+    "looks up what hooks keep": _trains_with(_first_activation),
     "one unit": _trains_with(_good, lambda: nn.Linear(6, 3)),
     "lazy": _trains_with(_good, lambda: nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 3))),
     "compiled": _trains_with(_good, lambda: torch.compile(Chain(), backend=counted)),

@@ -49,6 +49,7 @@ _OF_TWO = {
     "batch norm": Run("NormTrial", _pipeline(microbatches=4), hparams={"parts": 4, **_SGD}),
     "early exit in a part": Run("ExitingTrial", _pipeline(microbatches=4), batches=3, hparams={"parts": 4, **_SGD}),
     "losses of blocks that the model returns": Run("ReturningScoresTrial", _pipeline(), batches=2, hparams=_SGD),
+    "outputs that hooks keep": Run("ActivationTrial", _pipeline(), batches=2, hparams=_SGD),
     # The last batch of the epoch has another shape, and so has the last one of the validation.
     "state of modules": Run(
         "RememberingTrial", _pipeline(microbatches=4), batches=5, hparams={"parts": 4, "records": 52, **_SGD}
@@ -341,6 +342,11 @@ def test_evaluation_drops_nothing(of_two: list[list[Result]], alone: Any) -> Non
             "uses what blocks keep",
             "blocks.0.score was used on a stage that does not have it, because stage 0 of 2 (stem to blocks.1) "
             "computes it; let blocks.0 return it beside its output, add such values up in the model's forward",
+        ),
+        (
+            "looks up what hooks keep",
+            "its train_batch ends with KeyError: 'first' behind the model, where this slot does not have all of what "
+            "units of other slots collect in ",
         ),
         ("drops blocks", f"Dropping, whose forward has not run blocks.1 {_WAY_OUT}"),
     ],

@@ -17,8 +17,16 @@ from benchmarks.warm_gang import Answer
 # Seeds of the programs, with every strategy. `python -m benchmarks.random_programs --only SEED` prints one of them.
 _RIGHT = (3, 7, 8, 34, 39, 41, 44, 51, 55, 65, 66, 73, 115, 158)
 _REFUSED = {
+    26: "parallelism.model: pipeline cannot cut Net, whose forward changes blocks.0.shared.calls, which blocks.0 and "
+    "blocks.1 have in common, and each stage has a copy of its own; give each of them its own, put them into one stage "
+    "with parallelism.split, or use ddp",
+    283: "parallelism.model: pipeline cannot cut Net, whose forward changes blocks.0.calls in a hook of blocks.0, "
+    "which each of the parts on a rank would do; change it inside of a unit, or use a schedule with one part on each "
+    "rank, as 1F1B",
+    358: "parallelism.model: pipeline cannot cut Net, whose forward changes number between its units, which each of "
+    "the parts on a rank would do; change it inside of a unit, or use a schedule with one part on each rank, as 1F1B",
     77: "parallelism.model: pipeline cannot cut Net, whose forward changes its buffer calls, which each of the parts "
-    "on a rank would do; change it inside of a unit, or use a schedule with one part on each rank, as 1F1B"
+    "on a rank would do; change it inside of a unit, or use a schedule with one part on each rank, as 1F1B",
 }
 # Programs that have shown a fault, in the words of --program.
 _MENDED = {

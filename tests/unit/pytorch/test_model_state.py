@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import random
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -261,17 +262,37 @@ def _batches() -> Iterator[torch.Tensor]:
         yield torch.randn(rows, WIDTH, generator=generator)
 
 
+# States that all units of a model have in common.
+_SHARED = {
+    "of_class": "_Unit.all_calls",
+    "global": "blocks.0.factor._calls",
+    "global_dict": "blocks.0.factor._of_file.calls",
+}
+
+
 @pytest.mark.parametrize("name", _STATES)
 def test_units_with_a_state_train_and_evaluate_as_in_the_whole_model(name: str) -> None:
     whole = _make(_STATES[name])
     wanted = [[*train_whole(whole, batch), whole(batch).detach()] for batch in _batches()]
     model = _make(_STATES[name])
-    parts = cut(model, _BORDERS)
+    parts = cut(model, {4} if name in _SHARED else _BORDERS)
     # Measuring a unit that changes a parameter is refused.
     if name != "parameter":
         parts.measure((next(_batches()),), {})
     found = [[*train_parts(parts, model, batch), parts.forward((batch,), {})] for batch in _batches()]
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("name", _SHARED)
+def test_a_state_that_units_of_several_parts_share_is_refused(name: str) -> None:
+    model = _make(_STATES[name])
+    with pytest.raises(
+        GanglineError,
+        match=rf"whose forward changes {re.escape(_SHARED[name])}, which blocks\.0 and blocks\.1 have in common, and "
+        r"each stage has a copy of its own; give each of them its own, put them into one stage with "
+        r"parallelism\.split, or use ddp$",
+    ):
+        train_parts(cut(model, _BORDERS), model, torch.ones(2, WIDTH))
 
 
 class _Hooking:

@@ -10,7 +10,7 @@ steps everywhere. Only the last call steps optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -188,6 +188,10 @@ class BatchRun:
             if self._calls[-1] is not call or number == self.count - 1:
                 raise
             return
+        except (LookupError, AttributeError) as error:
+            if call.has_called_model and self._layout is not None and self._layout.collected:
+                raise self._without_collected(error, self._layout.collected) from error
+            raise
         finally:
             self._calls.pop()
         if not call.has_called_model:
@@ -195,6 +199,13 @@ class BatchRun:
         if not call.has_backward:
             raise _unfit("returns without context.backward(loss); call it once for each batch")
         self._results[number] = result
+
+    def _without_collected(self, error: Exception, places: Collection[str]) -> GanglineError:
+        return _unfit(
+            f"ends with {type(error).__name__}: {error} behind the model, where this slot does not have all of what "
+            f"units of other slots collect in {', '.join(sorted(places))}; let each unit return its value beside its "
+            "output, and the model what the loss needs"
+        )
 
     def _run_schedule(self) -> None:
         """Begins the schedule on the rank of the last part, elsewhere runs it to its end."""

@@ -24,12 +24,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from gangline.config.pipeline import slot_of_part
 from gangline.core.beat import EXCHANGE, FORWARD, Beat, NoBeat
 from gangline.errors import GanglineError
+from gangline.pytorch.data import seed
 from gangline.pytorch.parallel.staged.absent import Absent, origin_of
+from gangline.pytorch.parallel.staged.cutting.collected import Collected, Growing
 from gangline.pytorch.parallel.staged.cutting.cut import CutModel
 from gangline.pytorch.parallel.staged.cutting.drawing import DrawNumbers
 from gangline.pytorch.parallel.staged.cutting.lost import Lost
-from gangline.pytorch.parallel.staged.cutting.model_state import leaving_no_trace
+from gangline.pytorch.parallel.staged.cutting.model_state import ModelState, leaving_no_trace
 from gangline.pytorch.parallel.staged.cutting.part_run import PartRun
+from gangline.pytorch.parallel.staged.cutting.state_changes import StateChanges, conflict_between
 from gangline.pytorch.parallel.staged.cutting.watch import ValuesNeeded
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.layout import (
@@ -58,12 +61,18 @@ def _ranges_of(counts: Sequence[int]) -> list[tuple[int, int]]:
 class Layout:
     """Descriptions of the outputs of all units' modules, and of all parts. carried: paths of the modules whose outputs
     go along from each part to the next, in the order of the parts. lost: attributes of units of other ranks with what
-    stands there after each run, see Lost."""
+    stands there after each run, see Lost. changes, replaced: what the model's own code changes in each part, see
+    StateChanges. collected: names of what units of other ranks and their hooks put into lists, dictionaries and
+    objects. growing: lists to which the last part adds, on its rank."""
 
     modules: dict[str, Described] = field(default_factory=dict)
     crossing: list[Described] = field(default_factory=list)
     carried: list[list[str]] = field(default_factory=list)
     lost: list[tuple[nn.Module, str, Lost]] = field(default_factory=list)
+    changes: list[dict[str, str]] = field(default_factory=list)
+    replaced: dict[str, bool] = field(default_factory=dict)
+    collected: set[str] = field(default_factory=set)
+    growing: list[Growing] = field(default_factory=list)
 
 
 class Parts:
@@ -234,7 +243,16 @@ class Parts:
             # Another part on this rank begins with them as they are. The last one changes them as the model does.
             args, kwargs = _copy_of((args, kwargs))
         run = self._make_run(part, crossing, layout, number)
+        growing = layout.growing if part + 1 == self.count and torch.is_grad_enabled() else []
+        left = next((each for each in growing if each.is_left), None)
+        if left is not None:
+            raise self.cut.refuse(
+                f"adds values of several microbatches to {left.place}; take them out in train_batch behind the loss "
+                "and not before the model, or let the model return them"
+            )
         output = self._run_part(part, run, layout, args, kwargs)
+        for each in growing:
+            each.note()
         absent = next((tensor for tensor in tensors_of(output) if isinstance(tensor, Absent)), None)
         if absent is not None:
             raise self.cut.refuse_late_use([origin_of(absent).name])
@@ -357,12 +375,17 @@ class Parts:
             self.beat.stay(FORWARD if is_own else EXCHANGE)
             output, described, need = self._try_check(part, crossing, layout, inputs) if is_own else (crossing, {}, {})
             needed = json.loads(self._replicas.share_bytes(json.dumps(need).encode() if is_own else None, place))
-            if not needed:
+            if "changes" in needed:
                 break
             if needed["outputs"]:
                 return None, set(needed["outputs"])
             for name in needed["parameters"]:
                 self._borrow(name)
+        conflict = conflict_between(layout.changes[-1], needed["changes"]) if layout.changes else None
+        if conflict is not None:
+            raise self.cut.refuse(conflict)
+        layout.changes.append(needed["changes"])
+        layout.collected |= set() if is_own else set(needed["collected"])
         decoded = decode(self._replicas.share_bytes(encode(described) if is_own else None, place))
         layout.crossing.append(decoded.pop(_OUTPUT))
         layout.modules |= decoded
@@ -370,17 +393,23 @@ class Parts:
 
     def _try_check(
         self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any]
-    ) -> tuple[Any, dict[str, Described], dict[str, list[str]]]:
+    ) -> tuple[Any, dict[str, Described], dict[str, Any]]:
         """Returns what a part gives to the next one, the descriptions, and what it needs besides: names of parameters
-        and paths of modules. Everything is as before afterwards, because the part runs again."""
-        run = self._make_run(
-            part, tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), crossing), layout
-        )
-        run.is_checked = True
-        args, kwargs = _copy_of(inputs)
+        and paths of modules; where it needs nothing, what it changes. Everything is as before afterwards, because the
+        part runs again."""
+        run = self._make_checked_run(part, crossing, layout)
+        numbers = seed.capture()
         try:
-            with self._leaving_no_trace(run, inputs), torch.enable_grad(), self._named(part):
-                output = self._run_part(part, run, layout, args, kwargs)
+            with self._leaving_no_trace(run, inputs) as state, torch.enable_grad(), self._named(part):
+                output = self._run_part(part, run, layout, *_copy_of(inputs))
+                collected = self._check_collected(part, run, layout, state)
+                changes = StateChanges(self._model, state, has_several_parts=len(self.own) > 1)
+                if changes.is_any:
+                    seed.restore(numbers)
+                    self._run_again(part, crossing, layout, inputs, state)
+                conflict, own_changes = changes.compare(layout.replaced)
+                if conflict is not None:
+                    raise self.cut.refuse(conflict)
         except ValuesNeeded as need:
             return crossing, {}, {"parameters": self.cut.names_of(need.parameters), "outputs": need.outputs}
         finally:
@@ -398,11 +427,49 @@ class Parts:
                 f"gives complex numbers from {self.name_of(part)} to the next one, through which schedules send no "
                 "gradients; give them on as torch.view_as_real, or begin the part elsewhere with parallelism.split"
             )
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output), described, {}
+        return (
+            tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output),
+            described,
+            {
+                "changes": own_changes,
+                "collected": collected.places(),
+            },
+        )
 
-    def _leaving_no_trace(self, run: PartRun, inputs: tuple[Any, Any]) -> AbstractContextManager[None]:
+    def _check_collected(self, part: int, run: PartRun, layout: Layout, state: ModelState) -> Collected:
+        """Raises ValuesNeeded for outputs of earlier units that hooks keep on the last part."""
+        collected = Collected(self._model, state)
+        if part + 1 < self.count:
+            assert run.watch.inner is not None
+            conflict = collected.conflict(run.watch.inner.is_computed)
+            if conflict is not None:
+                raise self.cut.refuse(conflict)
+            return collected
+        need = ValuesNeeded(sources=run.watch.marks.sources_of(collected.tensors))
+        if need.outputs:
+            raise ValuesNeeded(sources=need.outputs)
+        layout.growing = collected.growing()
+        return collected
+
+    def _make_checked_run(self, part: int, crossing: Any, layout: Layout) -> PartRun:
+        copied = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), crossing)
+        run = self._make_run(part, copied, layout)
+        run.is_checked = True
+        return run
+
+    def _run_again(self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any], state: ModelState) -> None:
+        """Runs a part a second time, from the state that the first run has left."""
+        run = self._make_checked_run(part, crossing, layout)
+        run.watch.note_write = state.memory.note_write
+        try:
+            self._run_part(part, run, layout, *_copy_of(inputs))
+        except (Exception, ValuesNeeded):  # noqa: BLE001 - a model that behaves differently the second time has changed
+            return
+
+    def _leaving_no_trace(self, run: PartRun, inputs: tuple[Any, Any]) -> AbstractContextManager[ModelState]:
         given = [leaf for leaf in tree_leaves(inputs) if not isinstance(leaf, torch.Tensor)]
-        return leaving_no_trace(self._model, run.watch, self.cut.refuse, given)
+        units = [(path, part) for path, part in self._part_of_paths().items()]
+        return leaving_no_trace(self._model, run.watch, self.cut.refuse, given, units)
 
     def _pass_on(self, part: int, value: Any, layout: Layout) -> Any:
         """Gives what a part has made to the next part. Returns it on the rank of the next part."""

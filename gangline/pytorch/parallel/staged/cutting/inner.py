@@ -23,6 +23,7 @@ class InnerValues:
     def __init__(self) -> None:
         self._path_by_storage: weakref.WeakKeyDictionary[torch.UntypedStorage, str] = weakref.WeakKeyDictionary()
         self._inputs: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._outputs: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._path = ""
 
     def enter(self, path: str, inputs: Any) -> None:
@@ -36,6 +37,7 @@ class InnerValues:
         self._path = ""
         for storage in storages_of(output):
             self._path_by_storage.pop(storage, None)
+            self._outputs.add(storage)
 
     def note(self, func: Any, operands: Sequence[torch.Tensor], result: Any) -> None:
         """Called after each operation."""
@@ -51,3 +53,7 @@ class InnerValues:
         """Returns another module from whose inside a value comes; None for none."""
         paths = (self._path_by_storage.get(storage) for storage in storages_of(value))
         return next((path for path in paths if path not in (None, self._path)), None)
+
+    def is_computed(self, value: torch.Tensor) -> bool:
+        """Returns whether a unit has computed a value from its inputs, whether it returns it or not."""
+        return any(each in self._path_by_storage or each in self._outputs for each in storages_of(value))

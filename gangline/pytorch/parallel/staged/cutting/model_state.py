@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,20 +38,41 @@ _EXTRA_RUN = "the run that finds out shapes or times"
 _PLAIN = frozenset((int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice))
 # Attributes of modules that are no part of the names of what is in them.
 _OF_MODULES = frozenset(("_modules", "_parameters", "_buffers"))
+# Attributes of a unit's module with what runs around its forward.
+_AROUND_FORWARD = frozenset(("_forward_hooks", "_forward_pre_hooks"))
+# Parts of which an object's owners are noted.
+_MOST_PARTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Code that has an object: the forward of a unit, its hooks, or the model's own. path: of the unit. part: its part;
+    None for the model."""
+
+    part: int | None = None
+    is_hook: bool = False
+    path: str = field(default="", compare=False)
+
+
+_MODEL = Owner()
 
 
 @contextmanager
 def leaving_no_trace(
-    model: nn.Module, watch: ValueWatch, refuse: Callable[[str], GanglineError], given: Iterable[Any] = ()
-) -> Iterator[None]:
+    model: nn.Module,
+    watch: ValueWatch,
+    refuse: Callable[[str], GanglineError],
+    given: Iterable[Any] = (),
+    units: Sequence[tuple[str, int]] = (),
+) -> Iterator[ModelState]:
     """Runs the model without a trace in anything. watch: of the run. given: objects that the model is called with.
-    refuse: makes the error for what cannot be put back, from words after "whose forward"."""
-    state = ModelState(model, given)
+    units: as in ModelState. refuse: makes the error for what cannot be put back, from words after "whose forward"."""
+    state = ModelState(model, given, units)
     watch.note_write = state.memory.note_write
     numbers = seed.capture()
     is_failed = True
     try:
-        yield
+        yield state
         is_failed = False
     except ValuesNeeded:
         is_failed = False
@@ -67,13 +88,15 @@ def leaving_no_trace(
 
 
 @dataclass(slots=True)
-class _Content:
-    """What an object has consisted of. place: its name, for errors."""
+class Content:
+    """What an object has consisted of. place: its name, for errors. owners: of the object, at most one for each kind of
+    code of a part, and of at most two parts."""
 
     holder: Any
     kind: Kind
     content: Any
     place: str
+    owners: list[Owner]
 
     def restore(self) -> str | None:
         """Returns what cannot be put back, as words after "whose forward"; None for nothing."""
@@ -96,17 +119,26 @@ class _Content:
 
 
 class ModelState:
-    """The state of a model. given: objects that are not in it, and that it is called with."""
+    """The state of a model. given: objects that are not in it, and that it is called with. units: paths of the units'
+    modules, each with its part; objects that units have count as theirs, and the others as the model's own."""
 
-    def __init__(self, model: nn.Module, given: Iterable[Any] = ()) -> None:
+    def __init__(self, model: nn.Module, given: Iterable[Any] = (), units: Sequence[tuple[str, int]] = ()) -> None:
         self.memory = Memory()
-        self._contents: list[_Content] = []
-        self._tensors: list[tuple[str, TensorContent]] = []
+        self.contents: list[Content] = []
+        self.tensors: list[tuple[str, TensorContent, list[Owner]]] = []
         # Keeps all objects, so that no other one gets the id of one of them.
         self._seen: dict[int, Any] = {}
-        roots: list[tuple[str, Any]] = [("", model), *(("its input", each) for each in given)]
+        self._owners: dict[int, list[Owner]] = {}
+        modules = [(path, model.get_submodule(path), part) for path, part in units]
+        # Whatever refers to one of them does not have what is inside.
+        self._borders = {id(module) for _, module, _ in modules} | {id(model)}
+        roots: list[tuple[str, Any, Owner]] = [
+            *((path, module, Owner(part, path=path)) for path, module, part in modules),
+            ("", model, _MODEL),
+            *(("its input", each, _MODEL) for each in given),
+        ]
         for hooks in (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks):
-            roots.append(("a hook of all modules", hooks))
+            roots.append(("a hook of all modules", hooks, _MODEL))
         self._waiting = deque(roots)
         with torch.no_grad():
             while self._waiting and len(self._seen) < _MOST_OBJECTS:
@@ -122,46 +154,66 @@ class ModelState:
     def restore(self) -> str | None:
         """Puts everything back. Returns what cannot be put back, as words after "whose forward"; None for nothing."""
         with torch.no_grad():
-            lost = [content.restore() for content in self._contents]
-            for place, tensor in self._tensors:
+            lost = [content.restore() for content in self.contents]
+            for place, tensor, _ in self.tensors:
                 change = tensor.restore()
                 if change is not None:
                     lost.append(f"changes {place} {change[0]}, which {_EXTRA_RUN} cannot set back; {change[1]}")
             self.memory.restore()
         return next((each for each in lost if each is not None), None)
 
-    def _look_into(self, place: str, value: Any) -> None:
-        if type(value) in _PLAIN or id(value) in self._seen:
+    def _look_into(self, place: str, value: Any, owner: Owner) -> None:
+        """Reads an object, or notes one more owner of what it refers to."""
+        if type(value) in _PLAIN or not self._is_news(value, owner):
             return
+        is_new = id(value) not in self._seen
         self._seen[id(value)] = value
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and is_new:
             content = TensorContent(value, self.memory)
-            self._tensors.append((place, content))
-            self._waiting.extend((place, hooks) for hooks in content.hooks if hooks is not None)
+            self.tensors.append((place, content, self._owners[id(value)]))
+            self._wait(((place, hooks) for hooks in content.hooks if hooks is not None), owner)
         kinds = kinds_of(value)
         for kind in kinds:
-            self._add(place, value, kind)
-        self._waiting.extend((place, each) for each in parts_of(value) if type(each) not in _PLAIN)
+            self._read(place, value, kind, owner, is_new=is_new)
+        self._wait(((place, each) for each in parts_of(value)), owner)
         kind_of_value: Any = type(value)
-        if kinds and id(kind_of_value) not in self._seen and is_followed(kind_of_value):
-            self._waiting.extend((base.__qualname__, base) for base in kind_of_value.__mro__[:-1])
+        if kinds and is_followed(kind_of_value):
+            self._wait(((base.__qualname__, base) for base in kind_of_value.__mro__[:-1]), owner)
 
-    def _add(self, place: str, holder: Any, kind: Kind) -> None:
+    def _is_news(self, value: Any, owner: Owner) -> bool:
+        """Returns whether an object was not known to have this owner, and notes it."""
+        owners = self._owners.setdefault(id(value), [])
+        parts = {each.part for each in owners if each.part is not None}
+        if owner in owners or (owner.part not in (None, *parts) and len(parts) == _MOST_PARTS):
+            return False
+        owners.append(owner)
+        return True
+
+    def _wait(self, found: Iterable[tuple[str, Any]], owner: Owner) -> None:
+        self._waiting.extend(
+            (place, value, owner)
+            for place, value in found
+            if type(value) not in _PLAIN and id(value) not in self._borders
+        )
+
+    def _read(self, place: str, holder: Any, kind: Kind, owner: Owner, *, is_new: bool) -> None:
         content = kind.read(holder)
-        self._contents.append(_Content(holder, kind, content, place))
+        if is_new:
+            self.contents.append(Content(holder, kind, content, place, self._owners[id(holder)]))
         if kind.is_state:
             return
-        if isinstance(content, dict):
-            for name, value in content.items():
-                if type(value) not in _PLAIN:
-                    self._waiting.append((_joined(place, name), value))
-                if not isinstance(name, str) and type(name) not in _PLAIN:
-                    self._waiting.append((place, name))
-        else:
-            self._waiting.extend((place, value) for value in content if type(value) not in _PLAIN)
+        if not isinstance(content, dict):
+            self._wait(((place, value) for value in content), owner)
+            return
+        is_unit = id(holder) in self._borders and owner.part is not None
+        for name, value in content.items():
+            is_hook = is_unit and name in _AROUND_FORWARD
+            self._wait([(_joined(place, name), value)], replace(owner, is_hook=True) if is_hook else owner)
+            if not isinstance(name, str):
+                self._wait([(place, name)], owner)
 
 
 def _joined(place: str, name: Any) -> str:
-    if not isinstance(name, str) or name in _OF_MODULES:
+    if not isinstance(name, str) or name in _OF_MODULES or name in _AROUND_FORWARD:
         return place
     return f"{place}.{name}" if place else name

@@ -84,12 +84,16 @@ class TensorContent:
         if self._gradient is not None:
             memory.add(self._gradient, is_copied=False)
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the values were changed in place."""
+        return _version_of(self.tensor) != self._version and not self.tensor.is_meta
+
     def restore(self) -> tuple[str, str] | None:
         """Puts all but the values back. Returns how the tensor was changed if that cannot be put back, and the way
         out."""
         tensor: Any = self.tensor
-        is_written = _version_of(tensor) != self._version and not tensor.is_meta
-        if is_written and _share_memory(tensor, self._alias) and not self._memory.has_copy(tensor):
+        if self.is_written and _share_memory(tensor, self._alias) and not self._memory.has_copy(tensor):
             return "in place, of which there is no copy", "make it a buffer of its module"
         if tensor.grad_fn is not self._graph:
             if self._graph is not None or tensor._is_view():
