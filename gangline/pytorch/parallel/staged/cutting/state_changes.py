@@ -101,7 +101,7 @@ class StateChanges:
         return found
 
     def _is_relevant(self, owners: list[Owner]) -> bool:
-        """Returns whether others than one unit, or the hooks of one unit on a rank with one part, have an object."""
+        """Returns whether others than the units of one part have an object, or each part on this rank may change it."""
         parts = {owner.part for owner in owners}
         return len(parts) > 1 or None in parts or self._runs_twice(owners)
 
