@@ -61,8 +61,8 @@ def test_cuda_graphs_are_refused_and_other_modes_are_not(device: torch.device) -
         model: Any = torch.compile(Chain().to(device), mode=mode)
         with pytest.raises(GanglineError, match="as CUDA graphs, which write the values of a microbatch over those"):
             check_model(model, None, "1F1B", device)
-    for mode in (None, "default", "max-autotune-no-cudagraphs"):
-        check_model(torch.compile(Chain().to(device), mode=mode), None, "1F1B", device)  # type: ignore[arg-type]  # torch types it as a function
+    for other in (None, "default", "max-autotune-no-cudagraphs"):
+        check_model(torch.compile(Chain().to(device), mode=other), None, "1F1B", device)  # type: ignore[arg-type]  # torch types it as a function
 
 
 class _Drawing(nn.Linear):

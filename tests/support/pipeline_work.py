@@ -240,7 +240,8 @@ class ReturningScoresTrial(ChainTrial):
     def loss(self, batch: Any) -> torch.Tensor:
         inputs, targets = batch
         output, total = self.model(inputs)
-        return functional.mse_loss(output, targets) + 0.1 * total
+        loss: torch.Tensor = functional.mse_loss(output, targets) + 0.1 * total
+        return loss
 
 
 class ActivationTrial(ChainTrial):
@@ -482,7 +483,8 @@ class UnitGradientTrial(ChainTrial):
     def loss(self, batch: Any) -> torch.Tensor:
         inputs, targets = batch
         outputs, steepness = self.model(inputs)
-        return functional.mse_loss(outputs, targets) + 0.1 * steepness.mean()
+        loss: torch.Tensor = functional.mse_loss(outputs, targets) + 0.1 * steepness.mean()
+        return loss
 
 
 class _SteepnessHead(nn.Linear):
@@ -572,7 +574,7 @@ def _no_scalar(trial: ChainTrial, batch: Any) -> None:
 
 def _scores(trial: ChainTrial, batch: Any) -> None:
     loss = trial.loss(batch)
-    trial.context.backward(loss + sum(block.score for block in inner_of(trial.model).blocks))  # type: ignore[union-attr, misc]  # torch types modules loosely
+    trial.context.backward(loss + sum(block.score for block in inner_of(trial.model).blocks))  # type: ignore[union-attr]  # torch types modules loosely
 
 
 def _first_activation(trial: ChainTrial, batch: Any) -> None:

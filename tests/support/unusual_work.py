@@ -293,7 +293,7 @@ class EightBit(OwnOptimizer):
         moment = 0.9 * scale * bits.to(parameter.dtype) + parameter.grad
         state["scale"] = moment.abs().max() / 127
         state["bits"] = (moment / state["scale"]).round().to(torch.int8)
-        return moment
+        return torch.as_tensor(moment)
 
 
 class Unchecked(Lion):

@@ -100,21 +100,25 @@ def test_whole_values_are_loaded_without_a_warning(recwarn: pytest.WarningsRecor
     assert not recwarn.list
 
 
+def _is_absent(parameter: Any) -> bool:
+    return isinstance(parameter, Absent)
+
+
 def test_attributes_of_parameters_stay_when_values_go_and_return() -> None:
     model = make_whole()
     for parameter in model.parameters():
         parameter.kind = "plain"  # type: ignore[attr-defined]  # a user's own
     holding = Holding(model, find_units(model), [0, 0, 1, 1], 2)
     holding.give_up(0)
-    weight = model[3].weight  # type: ignore[index]  # torch types modules loosely
-    assert isinstance(weight, Absent)
+    weight: Any = model[3].weight  # type: ignore[index]  # torch types modules loosely
+    assert _is_absent(weight)
     assert all(parameter.kind == "plain" for parameter in model.parameters())  # type: ignore[attr-defined]  # as above
     holding.take(weight, torch.ones(5, 7))
     assert vars(weight) == {"kind": "plain"}
-    assert not isinstance(weight, Absent)
+    assert not _is_absent(weight)
     assert float(weight.detach().sum()) == 35.0
     holding.drop(weight)
-    assert isinstance(weight, Absent)
+    assert _is_absent(weight)
 
 
 def test_a_parameter_that_was_added_later_is_refused() -> None:

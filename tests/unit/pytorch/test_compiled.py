@@ -216,7 +216,7 @@ def _with_function() -> nn.Module:
         lambda: torch.compile(Chain(), mode="max-autotune"),
         lambda: torch.compile(Chain(), options={"triton.cudagraphs": True}),
         lambda: torch.compile(Chain(), backend="cudagraphs"),
-        lambda: nn.Sequential(nn.Linear(6, 6), torch.compile(nn.Linear(6, 6), mode="reduce-overhead")),  # type: ignore[arg-type]  # torch types it as a function
+        lambda: nn.Sequential(nn.Linear(6, 6), torch.compile(nn.Linear(6, 6), mode="reduce-overhead")),  # type: ignore[call-overload]  # torch types it as a function
         _with_function,
     ],
     ids=["reduce-overhead", "max-autotune", "option", "backend", "one unit", "function"],

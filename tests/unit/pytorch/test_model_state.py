@@ -225,7 +225,8 @@ class _Unit(nn.Linear):
         self.random = random.Random(2)
         self.numpy = np.random.default_rng(3)
         self.legacy = np.random.RandomState(4)
-        calls, numbers = 0, []
+        calls = 0
+        numbers: list[Any] = []
 
         def count() -> int:
             nonlocal calls
@@ -320,7 +321,7 @@ def test_a_hook_with_a_state_counts_no_run_that_finds_out_shapes() -> None:
     def make() -> RunChain:
         torch.manual_seed(1)
         model = RunChain(run_plain, _Around)
-        model.blocks[0].inner.register_forward_hook(_Hooking().scale)  # type: ignore[union-attr, operator]  # torch types modules loosely
+        model.blocks[0].inner.register_forward_hook(_Hooking().scale)  # type: ignore[union-attr]  # torch types modules loosely
         return model
 
     whole, model = make(), make()

@@ -150,8 +150,9 @@ def test_a_module_of_several_units_keeps_its_values() -> None:
             self.newest: Any = None
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.newest = x * self.scale
-            return self.newest.tanh()
+            newest = x * self.scale
+            self.newest = newest
+            return newest.tanh()
 
     table = Table()
     _check(RunChain(run_plain, lambda: _Sharing(table, is_checkpointed=False)), 3)

@@ -223,7 +223,7 @@ def is_followed(kind: Any) -> bool:
         return False
     top = kind.__module__.partition(".")[0]
     if top == "gangline":
-        return kind.__module__ == _AROUND_CODE
+        return bool(kind.__module__ == _AROUND_CODE)
     if top == "torch":
         return _LEFT_OUT.match(kind.__module__) is None
     return top != "numpy" and (top not in sys.stdlib_module_names or top in _PLAIN)
