@@ -1,5 +1,5 @@
 """How long hypothesis may take, and which examples it tries; how tests show what services log in their process; what
-garbage collections leave out; where a test run has its warm processes."""
+garbage collections leave out; where a test run has its warm processes; in which order workers run files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.support import examples, warm_program
+from tests.support import examples, file_order, warm_program
 
 # A shell that starts the tests in the background has SIGINT ignored, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -57,6 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     node.workerinput[_WARM_FOLDER] = warm_program.folder()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: file_order.place_of(item.nodeid, file_order.known_seconds()))
 
 
 def pytest_collection_finish() -> None:
