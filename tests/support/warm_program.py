@@ -4,7 +4,8 @@
 and what ranks need. A program that is forked reads its arguments and environment, shows both in /proc, leads its own
 session, takes signals and ends as one that was started by its command. Its parent is the process that started it, so a
 supervisor reaps its services. An agent has its two fork servers forked as well. tests/conftest.py owns the folder in
-which the pair is found, and with it the pair's end. Called by tests/support/cluster.py.
+which the pair is found, and with it the pair's end. Called by tests/support/cluster.py and
+fleet.py.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gangline.launch import child, forkserver
+
+if TYPE_CHECKING:
+    from tests.support.forked_service import ForkedService
 
 PROGRAMS = {
     "gangline.local.supervisor": "gangline.local.supervisor",
@@ -99,6 +103,22 @@ class WarmPair:
             status = int(code.read() or -signal.SIGKILL)
             return subprocess.CompletedProcess(words, status, output.read().decode(), errors.read().decode())
 
+    def start(self, words: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> ForkedService:
+        """Starts a service. words: its command. log: takes its output."""
+        from tests.support.forked_service import ForkedService
+
+        services = self.services()
+        if words[2] == "services.agent":
+            self.socket("ranks", _rank_modules())
+        code = tempfile.TemporaryFile()  # noqa: SIM115 - closed once the service has ended
+        request = {"module": PROGRAMS[words[2]], "words": list(words), "pair": str(self._folder)}
+        with log.open("ab") as output:
+            fds = [output.fileno(), output.fileno(), code.fileno()]
+            pid = forkserver.fork(
+                services, f"{__name__}:enter", request, environment=environment, directory=str(folder), fds=fds
+            )
+        return ForkedService(pid, code)
+
     def services(self) -> str:
         """Returns the socket path of the fork server of programs."""
         return self.socket("services", _service_modules())
@@ -158,7 +178,7 @@ def _await_end(pid: int, words: Sequence[str], seconds: float) -> None:
 
 
 def enter(arguments: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
-    """The fork that becomes `gangline`. fds: its standard output and error, and the file for its exit code."""
+    """Becomes `gangline` or a service. fds: standard output and error, and the file for the exit code."""
     output, errors, code = fds
     for source, number in ((output, 1), (errors, 2)):
         os.dup2(source, number)
