@@ -83,9 +83,10 @@ class WarmPair:
         self._folder = Path(folder)
 
     def run(
-        self, arguments: Sequence[str], environment: Mapping[str, str], seconds: float
+        self, arguments: Sequence[str], environment: Mapping[str, str], seconds: float, folder: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `gangline ARGUMENTS` to its end. Raises subprocess.TimeoutExpired."""
+        """Runs `gangline ARGUMENTS` to its end, in a folder or in that of this process. Raises
+        subprocess.TimeoutExpired."""
         services = self.services()
         if arguments[0] == "up":
             self.socket("ranks", _rank_modules())
@@ -93,8 +94,9 @@ class WarmPair:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as code:
             request = {"module": COMMAND_LINE, "words": words, "pair": str(self._folder)}
             fds = [output.fileno(), errors.fileno(), code.fileno()]
+            place = str(folder or Path.cwd())
             pid = forkserver.fork(
-                services, f"{__name__}:enter", request, environment=environment, directory=str(Path.cwd()), fds=fds
+                services, f"{__name__}:enter", request, environment=environment, directory=place, fds=fds
             )
             _await_end(pid, words, seconds)
             for file in (output, errors, code):
