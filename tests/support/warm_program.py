@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gangline.errors import GanglineError
 from gangline.launch import child, forkserver
 
 if TYPE_CHECKING:
@@ -126,15 +127,18 @@ class WarmPair:
         return self.socket("services", _service_modules())
 
     def socket(self, name: str, preload: str) -> str:
-        """Returns the path at which the fork server answers once it is warm. Starts it if no process has done so."""
+        """Returns the path at which the fork server answers once it is warm. Starts it if none answers."""
         path = self._folder / f"{name}.sock"
         with (self._folder / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                self._start(path, preload)
-                # It has one thread and all modules, else its forks could not do what a program of their own does.
+            try:
                 description = forkserver.describe(str(path), IMPORT_SECONDS)
-                assert (description["failed"], description["threads"]) == ({}, 1), description
+            except GanglineError:
+                path.unlink(missing_ok=True)
+                self._start(path, preload)
+                description = forkserver.describe(str(path), IMPORT_SECONDS)
+            # It has one thread and all modules, else its forks could not do what a program of their own does.
+            assert (description["failed"], description["threads"]) == ({}, 1), description
         return str(path)
 
     def _start(self, path: Path, preload: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,14 +66,19 @@ def show_and_tell(arguments: dict[str, list[str]], _fds: list[int]) -> int:
 _TELL = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
-def test_a_fork_server_ends_with_the_folder_of_its_run() -> None:
+def test_a_fork_server_is_started_once_and_ends_with_the_folder_of_its_run() -> None:
     folder = WarmFolder()
-    socket_path = WarmPair(folder.path).socket("small", "decimal")
-    pid = forkserver.describe(socket_path)["pid"]
-    assert pid in descendants(os.getpid())
-    assert WarmPair(folder.path).socket("small", "decimal") == socket_path
-    assert forkserver.describe(socket_path)["pid"] == pid
-    end = os.pidfd_open(pid)
+
+    def serving() -> int:
+        return int(forkserver.describe(WarmPair(folder.path).socket("small", "decimal"))["pid"])
+
+    first = serving()
+    assert first in descendants(os.getpid())
+    assert serving() == first
+    os.kill(first, signal.SIGKILL)
+    second = serving()
+    assert second != first
+    end = os.pidfd_open(second)
     folder.close()
     assert select.select([end], [], [], 60.0)[0]
     os.close(end)
