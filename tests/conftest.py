@@ -1,15 +1,17 @@
 """How long hypothesis may take, and which examples it tries; how tests show what services log in their process; what
-garbage collections leave out."""
+garbage collections leave out; where a test run has its warm processes; in which order workers run files."""
 
 from __future__ import annotations
 
 import gc
 import signal
+from typing import Any
 
+import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.support import examples
+from tests.support import examples, file_order, warm_program
 
 # A shell that starts the tests in the background has SIGINT ignored, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -37,6 +39,29 @@ settings.register_profile(
 # By default structlog renders the local variables of every frame of an exception, which takes a second or more.
 _plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
 structlog.configure(processors=[*structlog.get_config()["processors"][:-1], _plain])
+
+
+_WARM_FOLDER = "warm_folder"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that hands out the tests, or runs them all, owns the folder."""
+    told = getattr(config, "workerinput", {}).get(_WARM_FOLDER)
+    if told is None:
+        folder = warm_program.WarmFolder()
+        config.add_cleanup(folder.close)
+        told = folder.path
+    warm_program.use_folder(told)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput[_WARM_FOLDER] = warm_program.folder()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: file_order.place_of(item.nodeid, file_order.known_seconds()))
 
 
 def pytest_collection_finish() -> None:

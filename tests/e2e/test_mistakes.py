@@ -17,9 +17,11 @@ import pytest
 import yaml
 
 from gangline.login import HOME_VARIABLE
-from tests.support.cluster import COMMAND, Cluster, running_cluster
+from tests.support import warm_program
+from tests.support.cluster import Cluster, running_cluster
 from tests.support.failing_trial import failing_config, failing_source
 from tests.support.gated_trial import wait_for
+from tests.support.warm_program import WarmPair
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -324,10 +326,7 @@ class Place:
 
     def run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         variables = {**os.environ, HOME_VARIABLE: str(self.cluster.home), **environment}
-        command = [COMMAND, *arguments]
-        return subprocess.run(
-            command, env=variables, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
-        )
+        return WarmPair(warm_program.folder()).run(arguments, variables, 60.0, self.folder)
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,9 @@ def _running_prometheus(cluster: Cluster, folder: Path) -> Iterator[str]:
 
 @pytest.mark.timeout(300)
 async def test_prometheus_scrapes_a_running_trial(folder: Path) -> None:
-    with running_cluster(folder) as cluster, cluster.connect() as client, _running_prometheus(cluster, folder) as url:
+    # The page of a fork has the metrics of all services.
+    started = running_cluster(folder, is_forked=False)
+    with started as cluster, cluster.connect() as client, _running_prometheus(cluster, folder) as url:
         prometheus = Prometheus(url)
 
         async def scheduler_up() -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -231,7 +232,7 @@ def test_an_agent_with_a_full_disk_gets_nothing_and_comes_back_by_itself(
     waiting = submit(client, second)
 
     # An agent that starts on a full disk says so, too.
-    fleet.processes[SICK].terminate()
+    fleet.kill(SICK, signal.SIGTERM)
     assert fleet.processes[SICK].wait(20) == 0
     fleet.start(SICK, prefix=disk.enter)
     wait_for(lambda: fleet.log(SICK).count("a leader welcomed this agent") == 2, "the second welcome")
@@ -253,7 +254,7 @@ def test_a_start_on_a_full_disk_goes_elsewhere_and_says_why(
     fleet: Fleet, client: Client, disk: SmallDisk, tmp_path: Path
 ) -> None:
     """The agent's own check is too rare to find it first."""
-    fleet.processes[SICK].terminate()
+    fleet.kill(SICK, signal.SIGTERM)
     fleet.processes[SICK].wait(20)
     fleet.set_flag(SICK, "--health-seconds", "3600")
     fleet.start(SICK, prefix=disk.enter)

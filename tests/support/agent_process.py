@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 from urllib.request import urlopen
 
 from gangline.v1 import runner_pb2, types_pb2
+from tests.support.forked_service import ForkedService, fork_service
 from tests.support.source import ROOT
 from tests.support.stand_in_scheduler import TOKEN
 
 T = TypeVar("T")
+_PROGRAM = "tests.support.stand_in_agent"
 
 
 async def wait_until(find: Callable[[], T | None], seconds: float = 60.0) -> T:
@@ -54,8 +56,11 @@ def make_spec(
 
 
 class AgentProcess:
-    """One state directory and the agent that runs in it, if any; may be started again after its end. prefix: a command
-    that runs the agent's."""
+    """One state directory and the agent that runs in it, if any; may be started again after its end.
+
+    prefix: a command that runs the agent's. With one, or with an environment, which libraries may read when they are
+    loaded, the agent is started; else it is forked (forked_service.py).
+    """
 
     def __init__(self, folder: Path, addresses: Sequence[str], agent_id: str = "a1") -> None:
         self.state = folder / "state"
@@ -63,21 +68,26 @@ class AgentProcess:
         self._log = folder / "agent.log"
         token = folder / "token"
         token.write_text(TOKEN)
-        self._command = [
-            *(sys.executable, "-m", "tests.support.stand_in_agent", "--id", agent_id),
+        self._flags = [
+            *("--id", agent_id),
             *("--scheduler-addresses", ",".join(addresses), "--cluster-token-file", str(token)),
             *("--state-dir", str(self.state), "--ready-file", str(self._ready)),
             *("--metrics-listen", "127.0.0.1:0", "--health-seconds", "0.2"),
         ]
         self.prefix: list[str] = []
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedService | None = None
 
-    def spawn(self, *flags: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        flags = flags if "--slots" in flags else ("--slots", "2", *flags)
+    def spawn(
+        self, *flags: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes] | ForkedService:
+        flags = (*self._flags, *(() if "--slots" in flags else ("--slots", "2")), *flags)
         self._ready.unlink(missing_ok=True)
+        if not self.prefix and not environment:
+            self.process = fork_service(_PROGRAM, flags, self._log, ROOT)
+            return self.process
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.prefix, *self._command, *flags],
+                [*self.prefix, sys.executable, "-m", _PROGRAM, *flags],
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,

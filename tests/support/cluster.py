@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from gangline.client import Client
 from gangline.local.layout import Layout
 from gangline.local.process_table import ProcessTable, ServiceEntry, load_table
 from gangline.login import HOME_VARIABLE, Login
+from tests.support import warm_program
 
 COMMAND = str(Path(sys.executable).with_name("gangline"))
 UP_SECONDS = 110.0
@@ -27,11 +28,13 @@ UP_SECONDS = 110.0
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """folder: the data directory. home: where the CLI keeps its login."""
+    """folder: the data directory. home: where the CLI keeps its login. is_forked: its programs are forks of a process
+    that has imported them, and so are commands."""
 
     folder: Path
     home: Path
     login: Login
+    is_forked: bool = True
 
     @property
     def layout(self) -> Layout:
@@ -53,10 +56,11 @@ class Cluster:
         self, *arguments: str | Path, seconds: float = 60.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """`gangline ARGUMENTS`, logged in to this cluster."""
-        command = [COMMAND, *map(str, arguments)]
         environment = {**os.environ, HOME_VARIABLE: str(self.home), "COLUMNS": "160"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
-        assert not check or done.returncode == 0, f"{command} exited with {done.returncode}: {done.stdout}{done.stderr}"
+        done = _run(arguments, environment, seconds, is_forked=self.is_forked)
+        assert not check or done.returncode == 0, (
+            f"{done.args} ended with {done.returncode}: {done.stdout}{done.stderr}"
+        )
         return done
 
     def read(self, *arguments: str | Path) -> Any:
@@ -74,21 +78,35 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(folder: Path, agents: int = 2, slots: int = 2, scheduler_settings: str = "") -> Iterator[Cluster]:
-    """folder: a short path that the test owns. slots: artificial ones of each agent. scheduler_settings: TOML."""
+def running_cluster(
+    folder: Path, agents: int = 2, slots: int = 2, scheduler_settings: str = "", *, is_forked: bool = True
+) -> Iterator[Cluster]:
+    """folder: a short path that the test owns. slots: artificial ones of each agent. scheduler_settings: TOML.
+
+    is_forked: see Cluster. Tests of `up` and `down` themselves have False.
+    """
     data, home = folder / "data", folder / "home"
     if scheduler_settings:
         data.mkdir(parents=True, exist_ok=True)
         (data / "scheduler.toml").write_text(scheduler_settings)
     environment = {**os.environ, HOME_VARIABLE: str(home)}
-    up = [COMMAND, "up", "--data-dir", str(data), "--agents", str(agents), "--slots", str(slots)]
-    down = [COMMAND, "down", "--data-dir", str(data)]
+    up: list[str | Path] = ["up", "--data-dir", data, "--agents", str(agents), "--slots", str(slots)]
     try:
-        done = subprocess.run(up, env=environment, capture_output=True, text=True, timeout=UP_SECONDS, check=False)
+        done = _run(up, environment, UP_SECONDS, is_forked=is_forked)
         assert done.returncode == 0, f"gangline up failed: {done.stdout}{done.stderr}{_read_logs(data)}"
-        yield Cluster(data, home, _load_login(home))
+        yield Cluster(data, home, _load_login(home), is_forked)
     finally:
-        subprocess.run(down, env=environment, capture_output=True, timeout=UP_SECONDS, check=False)
+        _run(["down", "--data-dir", data], environment, UP_SECONDS, is_forked=is_forked)
+
+
+def _run(
+    arguments: Sequence[str | Path], environment: Mapping[str, str], seconds: float, *, is_forked: bool
+) -> subprocess.CompletedProcess[str]:
+    words = [str(argument) for argument in arguments]
+    if is_forked and warm_program.folder():
+        return warm_program.WarmPair(warm_program.folder()).run(words, environment, seconds)
+    command = [COMMAND, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
 
 
 def _load_login(home: Path) -> Login:

@@ -2,7 +2,8 @@
 namespaces.
 
 Owns the command lines (those of `gangline up`, with what a test changes) and every process it starts. Without a
-supervisor: what a test kills stays dead until the test starts it again.
+supervisor: what a test kills stays dead until the test starts it again. Services that need no command in front of them
+are forks (warm_program.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from gangline.local.port import HOST, find_free_ports
 from gangline.local.program import MARKER, Program, make_programs
 from gangline.local.service import read_tail
 from gangline.local.shutdown import find_cluster_processes
+from tests.support import warm_program
+from tests.support.forked_service import ForkedService
 from tests.support.gated_trial import wait_for
+from tests.support.warm_program import WarmPair
 
 READY_SECONDS = 60.0
 
@@ -38,7 +42,7 @@ class Fleet:
     slots: int = 2
     host: str = HOST
     programs: dict[str, Program] = field(default_factory=dict)
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes] | ForkedService] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout.create()
@@ -92,20 +96,25 @@ class Fleet:
         for name in names:
             self.wait_ready(name)
 
-    def spawn(self, name: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        for left in (self.layout.ready(name), *self.programs[name].sockets):
+    def spawn(self, name: str, prefix: Sequence[str] = ()) -> None:
+        program, log = self.programs[name], self.layout.log(name)
+        for left in (self.layout.ready(name), *program.sockets):
             left.unlink(missing_ok=True)
-        with self.layout.log(name).open("ab") as log:
+        environment = {**os.environ, MARKER: str(self.root)}
+        if not prefix and program.kind != "etcd":
+            pair = WarmPair(warm_program.folder())
+            self.processes[name] = pair.start(program.arguments, environment, self.root, log)
+            return
+        with log.open("ab") as output:
             self.processes[name] = subprocess.Popen(
-                [*prefix, *self.programs[name].arguments],
+                [*prefix, *program.arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 cwd=self.root,
-                env={**os.environ, MARKER: str(self.root)},
+                env=environment,
                 start_new_session=True,
             )
-        return self.processes[name]
 
     def wait_ready(self, name: str) -> None:
         process = self.processes[name]

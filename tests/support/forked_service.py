@@ -1,8 +1,8 @@
 """Services as processes forked from one that has imported them: an import takes longer than what most tests do.
 
 Each service has a fork server as agents run it, which ends with the test process. A forked service reads its flags and
-environment, logs, takes signals and ends as one that was started by its command. Called by tests/support/gateway.py and
-tests/support/scheduler.py. The whole clusters of tests/e2e start the commands.
+environment, logs, takes signals and ends as one that was started by its command. Called by tests/support/gateway.py,
+scheduler.py and agent_process.py. Those of whole clusters are forked by warm_program.py.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def run(arguments: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
     sys.argv = [arguments["module"], *arguments["arguments"]]
     status = 0
     try:
-        importlib.import_module(arguments["module"]).main()
+        status = int(importlib.import_module(arguments["module"]).main() or 0)
     except SystemExit as error:
         status = int(error.code or 0)
     except BaseException:  # noqa: BLE001 - python3 would show it and end with 1

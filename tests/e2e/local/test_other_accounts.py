@@ -45,7 +45,7 @@ def cluster() -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="gl-") as folder:
         # Others may come as far as the data directory, as they may in a home that is open; pytest's folders are closed.
         Path(folder).chmod(0o755)
-        with running_cluster(Path(folder), agents=1, slots=4) as running:
+        with running_cluster(Path(folder), agents=1, slots=4, is_forked=False) as running:
             yield running
 
 
@@ -135,7 +135,7 @@ def test_data_directory_of_the_version_before_goes_on_and_becomes_private(
     data.chmod(0o755)
     monkeypatch.chdir(data)
     for _ in range(2):
-        with running_cluster(folder, agents=1, slots=1) as running:
+        with running_cluster(folder, agents=1, slots=1, is_forked=False) as running:
             assert get(EtcdSettings(endpoints=(f"unix:{running.layout.etcd_socket.name}",)), "/elsewhere") == "kept"
             assert stat.S_IMODE(data.stat().st_mode) == 0o700
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("up"), agents=2, slots=1) as running:
+    with running_cluster(tmp_path_factory.mktemp("up"), agents=2, slots=1, is_forked=False) as running:
         yield running
 
 
@@ -283,7 +283,7 @@ def _lines_of(done: subprocess.CompletedProcess[str], part: str) -> list[str]:
 
 
 def test_cluster_without_its_supervisor_is_found_and_stopped(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, agents=1, slots=1) as cluster:
+    with running_cluster(tmp_path, agents=1, slots=1, is_forked=False) as cluster:
         supervisor = cluster.table().supervisor
         identity = cluster.read("status")["cluster"]["cluster"]["id"]
         os.kill(supervisor.pid, signal.SIGKILL)
@@ -299,7 +299,7 @@ def test_cluster_without_its_supervisor_is_found_and_stopped(tmp_path: Path) -> 
         done = cluster.run("down", "--data-dir", cluster.folder)
         assert done.stdout == f"stopped; its data stays in {cluster.folder}\n"
         assert find_cluster_processes(cluster.layout) == []
-        with running_cluster(tmp_path, agents=1, slots=1) as next_one:
+        with running_cluster(tmp_path, agents=1, slots=1, is_forked=False) as next_one:
             assert next_one.read("status")["cluster"]["cluster"]["id"] == identity
             # As after a start of the machine: the login names a cluster of which nothing runs.
             processes = [next_one.table().supervisor, *find_cluster_processes(next_one.layout)]

@@ -349,7 +349,7 @@ async def test_second_agent_in_the_same_state_directory(scheduler: StandInSchedu
     assert second.wait(20) == 2
     line = next(line for line in agent.log().splitlines() if line.startswith("agent.state_dir_in_use"))
     assert f"another agent (pid {first.pid}) uses the state directory {agent.state}" in line
-    first.kill()
+    first.send_signal(signal.SIGKILL)
     first.wait()
 
 

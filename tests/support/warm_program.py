@@ -1,0 +1,359 @@
+"""Gangline's own programs as forks of processes that have imported them, one pair for all workers of a test run.
+
+`services` has imported the command line, the supervisor, the services and what trial runners need; `ranks` has torch
+and what ranks need. A program that is forked reads its arguments and environment, shows both in /proc, leads its own
+session, takes signals and ends as one that was started by its command. Its parent is the process that started it, so a
+supervisor reaps its services. An agent has its two fork servers forked as well. tests/conftest.py owns the folder in
+which the pair is found, and with it the pair's end. Called by tests/support/cluster.py and
+fleet.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import importlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gangline.errors import GanglineError
+from gangline.launch import child, forkserver
+
+if TYPE_CHECKING:
+    from tests.support.forked_service import ForkedService
+
+PROGRAMS = {
+    "gangline.local.supervisor": "gangline.local.supervisor",
+    "services.scheduler": "services.scheduler.__main__",
+    "services.gateway": "services.gateway.__main__",
+    "services.agent": "services.agent.__main__",
+}
+COMMAND_LINE = "gangline.cli.__main__"
+# What the two processes show in /proc as arguments and environment has at least this room for that of their forks.
+SHOWN_BYTES = 1 << 14
+IMPORT_SECONDS = 200.0
+
+
+_folder = ""
+
+
+def use_folder(path: str) -> None:
+    """Tells this process the folder of its test run."""
+    global _folder  # noqa: PLW0603 - one test run a process
+    _folder = path
+
+
+def folder() -> str:
+    return _folder
+
+
+class WarmFolder:
+    """Where the pair of a test run is found. The process that makes it ends the pair by `close`, or by its own end."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="gl-")
+        fifo = Path(self._folder.name) / "parent"
+        os.mkfifo(fifo)
+        # Open for writing as well: then the fork servers can open it, and see its end when this process is gone.
+        self._held = os.open(fifo, os.O_RDWR | os.O_CLOEXEC)
+
+    @property
+    def path(self) -> str:
+        return self._folder.name
+
+    def close(self) -> None:
+        os.close(self._held)
+        self._folder.cleanup()
+
+
+class WarmPair:
+    """The two fork servers of a test run, started by the first test that needs them. folder: of a WarmFolder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def run(
+        self, arguments: Sequence[str], environment: Mapping[str, str], seconds: float, folder: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `gangline ARGUMENTS` to its end, in a folder or in that of this process. Raises
+        subprocess.TimeoutExpired."""
+        services = self.services()
+        if arguments[0] == "up":
+            self.socket("ranks", _rank_modules())
+        words = [sys.executable, "-m", "gangline.cli", *arguments]
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as code:
+            request = {"module": COMMAND_LINE, "words": words, "pair": str(self._folder)}
+            fds = [output.fileno(), errors.fileno(), code.fileno()]
+            place = str(folder or Path.cwd())
+            pid = forkserver.fork(
+                services, f"{__name__}:enter", request, environment=environment, directory=place, fds=fds
+            )
+            _await_end(pid, words, seconds)
+            for file in (output, errors, code):
+                file.seek(0)
+            # A process without a code was killed.
+            status = int(code.read() or -signal.SIGKILL)
+            return subprocess.CompletedProcess(words, status, output.read().decode(), errors.read().decode())
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> ForkedService:
+        """Starts a service. words: its command. log: takes its output."""
+        from tests.support.forked_service import ForkedService
+
+        services = self.services()
+        if words[2] == "services.agent":
+            self.socket("ranks", _rank_modules())
+        code = tempfile.TemporaryFile()  # noqa: SIM115 - closed once the service has ended
+        request = {"module": PROGRAMS[words[2]], "words": list(words), "pair": str(self._folder)}
+        with log.open("ab") as output:
+            fds = [output.fileno(), output.fileno(), code.fileno()]
+            pid = forkserver.fork(
+                services, f"{__name__}:enter", request, environment=environment, directory=str(folder), fds=fds
+            )
+        return ForkedService(pid, code)
+
+    def services(self) -> str:
+        """Returns the socket path of the fork server of programs."""
+        return self.socket("services", _service_modules())
+
+    def socket(self, name: str, preload: str) -> str:
+        """Returns the path at which the fork server answers once it is warm. Starts it if none answers."""
+        path = self._folder / f"{name}.sock"
+        with (self._folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                description = forkserver.describe(str(path), IMPORT_SECONDS)
+            except GanglineError:
+                path.unlink(missing_ok=True)
+                self._start(path, preload)
+                description = forkserver.describe(str(path), IMPORT_SECONDS)
+            # It has one thread and all modules, else its forks could not do what a program of their own does.
+            assert (description["failed"], description["threads"]) == ({}, 1), description
+        return str(path)
+
+    def _start(self, path: Path, preload: str) -> None:
+        arguments = ["--socket", str(path), "--preload", preload + "," * SHOWN_BYTES]
+        parent = os.open(self._folder / "parent", os.O_RDONLY)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gangline.launch.forkserver", *arguments],
+                stdin=parent,
+                cwd="/",
+                env={**os.environ, "GANGLINE_TEST_ROOM": "." * SHOWN_BYTES},
+                start_new_session=True,
+            )
+        finally:
+            os.close(parent)
+        while not path.exists():
+            assert process.poll() is None, "the fork server ended"
+            select.select([], [], [], 0.01)
+
+
+def _service_modules() -> str:
+    from services.agent.allocations.launcher import RunnerProgram
+
+    programs = (COMMAND_LINE, "gangline.cli.main", *PROGRAMS.values(), __name__)
+    return ",".join((*programs, *RunnerProgram().preload, "services.agent.allocations.runner_entry"))
+
+
+def _rank_modules() -> str:
+    from services.agent.allocations.launcher import RunnerProgram
+
+    return ",".join(RunnerProgram().rank_preload)
+
+
+def _await_end(pid: int, words: Sequence[str], seconds: float) -> None:
+    with suppress(ProcessLookupError):
+        end = os.pidfd_open(pid)
+        try:
+            if not select.select([end], [], [], seconds)[0]:
+                signal.pidfd_send_signal(end, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(words, seconds)
+        finally:
+            os.close(end)
+
+
+def enter(arguments: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
+    """Becomes `gangline` or a service. fds: standard output and error, and the file for the exit code."""
+    output, errors, code = fds
+    for source, number in ((output, 1), (errors, 2)):
+        os.dup2(source, number)
+        os.close(source)
+    os.set_inheritable(code, False)
+    subprocess.Popen = _WarmPopen  # type: ignore[misc, assignment]
+    _fork_templates(Path(arguments["pair"]))
+    _be_program(arguments["module"], arguments["words"], code)
+
+
+def _be_program(module: str, words: Sequence[str], code: int | None = None) -> NoReturn:
+    show(words)
+    sys.argv = [f"-m {module}", *words[3:]]
+    status = 0
+    try:
+        result = importlib.import_module(module).main()
+        status = int(result or 0)
+    except SystemExit as error:
+        status = int(error.code or 0)
+    except BaseException:  # noqa: BLE001 - python3 would show it and end with 1
+        traceback.print_exc()
+        status = 1
+    if code is not None:
+        os.write(code, str(status).encode())
+    child.leave_like_a_program(status)
+
+
+class _WarmPopen(subprocess.Popen[Any]):
+    """Forks this process for Gangline's own programs; starts all others."""
+
+    def __init__(self, args: Any, **options: Any) -> None:
+        words = list(args) if isinstance(args, (list, tuple)) else []
+        if words[:2] != [sys.executable, "-m"] or words[2:3] == [] or words[2] not in PROGRAMS:
+            super().__init__(args, **options)
+            return
+        assert forkserver.num_threads() == 1, "a thread does not survive a fork"
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.args, self.returncode = args, None
+        self.stdin = self.stdout = self.stderr = None
+        self._child_created, self._waitpid_lock = True, threading.Lock()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _leave_parent(**options)
+                _be_program(PROGRAMS[words[2]], words)
+            finally:
+                os._exit(1)
+
+
+def _leave_parent(
+    *,
+    stdout: Any,
+    stderr: Any,
+    stdin: Any = None,
+    cwd: Any = None,
+    env: Mapping[str, str] | None = None,
+    umask: int = -1,
+    pass_fds: Sequence[int] = (),
+    start_new_session: bool = False,
+) -> None:
+    """What `subprocess` does in a child before it executes a program. stdin: always /dev/null."""
+    for source, number in ((stdout, 1), (stderr, 2)):
+        os.dup2(source.fileno(), number)
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if number > 2 and number not in pass_fds:
+            with suppress(OSError):
+                os.close(number)
+    if start_new_session:
+        os.setsid()
+    if umask >= 0:
+        os.umask(umask)
+    child.reset_signals()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    child.set_environment(dict(os.environ if env is None else env), str(cwd or Path.cwd()))
+
+
+def show(words: Sequence[str]) -> None:
+    """Makes /proc show these arguments and the environment of now, as it does after an exec: clusters are found by
+    their environment."""
+    # The C library may still point to the strings that are overwritten.
+    for name, value in os.environ.items():
+        os.putenv(name, value)
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    arguments_start, arguments_end, environment_start, environment_end = map(int, fields[45:49])
+    environment = [f"{name}={value}" for name, value in os.environ.items()]
+    _overwrite(environment_start, environment_end, environment)
+    _overwrite(arguments_start, arguments_end, words)
+
+
+def _overwrite(start: int, end: int, strings: Sequence[str]) -> None:
+    content = b"".join(os.fsencode(string) + b"\0" for string in strings)
+    assert len(content) < end - start, "no room to show arguments or environment"
+    ctypes.memmove(start, content.ljust(end - start, b"\0"), end - start)
+
+
+def _fork_templates(pair: Path) -> None:
+    """Has the agents below this process fork their two fork servers from the pair."""
+    from services.agent.allocations.warm import Template
+
+    async def start(self: Template) -> Any:
+        server = pair / ("ranks.sock" if self.name == "rank-template" else "services.sock")
+        return await _start_template(self, str(server))
+
+    assert callable(Template._start)
+    Template._start = start  # type: ignore[method-assign]
+
+
+async def _start_template(template: Any, server: str) -> _ForkedTemplate:
+    template._socket.unlink(missing_ok=True)
+    output = os.open(template._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = await asyncio.to_thread(
+            forkserver.fork,
+            server,
+            f"{__name__}:serve_template",
+            {"socket": template.socket_path, "preload": template._preload},
+            environment=os.environ,
+            directory=str(Path.cwd()),
+            fds=[read_end, output],
+        )
+    except BaseException:
+        os.close(write_end)
+        raise
+    finally:
+        os.close(read_end)
+        os.close(output)
+    return _ForkedTemplate(pid, write_end)
+
+
+class _ForkedTemplate:
+    """The members of asyncio's Process that an agent uses. parent: it ends when the last process closes this."""
+
+    def __init__(self, pid: int, parent: int) -> None:
+        self.returncode: int | None = None
+        self._parent = parent
+        self._end = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        signal.pidfd_send_signal(self._end, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        watched = os.dup(self._end)
+        loop.add_reader(watched, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
+        self.returncode = -signal.SIGKILL
+        return self.returncode
+
+
+def serve_template(arguments: Mapping[str, str], fds: Sequence[int]) -> int:
+    """The fork that becomes an agent's fork server. fds: the pipe that its agent holds, and its log."""
+    parent, output = fds
+    for source, number in ((parent, 0), (output, 1), (output, 2)):
+        os.dup2(source, number)
+    os.close(parent)
+    os.close(output)
+    options = ["--socket", arguments["socket"], "--preload", arguments["preload"]]
+    show([sys.executable, "-P", "-m", "gangline.launch.forkserver", *options])
+    listener = forkserver._bind(arguments["socket"])
+    # A rank must not find modules of the tests loaded.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    forkserver.ForkServer(listener, 0, {}).serve()
+    Path(arguments["socket"]).unlink(missing_ok=True)
+    return 0
