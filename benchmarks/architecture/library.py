@@ -52,7 +52,7 @@ def versions() -> dict[str, str]:
 
 def load(name: str) -> Any:
     """Returns a module of a library. No library loads anything from its hub."""
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", DIFFUSERS_VERBOSITY="error")
     _declare_operators()
     return importlib.import_module(name)
 
