@@ -25,6 +25,9 @@ import torch
 
 _PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch"]
 Work = Callable[[Any], Any]
+# Orders before a gang is started anew. The process groups of past orders stay in a rank, and the thread of each gloo
+# group wakes up 100 times a second: after 100 orders these threads take more of a processor than the work.
+_MOST_ORDERS = 10
 # How long the other ranks may go on where one has failed.
 _GRACE_SECONDS = 1.0
 
@@ -95,10 +98,15 @@ class Gangs:
     def __init__(self, work: Work, preloads: Sequence[str] = ()) -> None:
         self._work, self._preloads = work, preloads
         self._by_size: dict[int, Gang] = {}
+        self._orders: dict[int, int] = {}
 
     def begin(self, size: int, order: Any) -> None:
+        if self._orders.get(size, 0) >= _MOST_ORDERS:
+            self.renew(size)
         if size not in self._by_size:
             self._by_size[size] = Gang(size, self._work, self._preloads)
+            self._orders[size] = 0
+        self._orders[size] += 1
         self._by_size[size].begin(order)
 
     def answers(self, size: int, limit_seconds: float) -> list[Answer]:

@@ -43,7 +43,9 @@ class Verdict:
         return self.kind in FAULTS
 
 
-def judge(answers: Sequence[Answer], reference: Outcome | None, *, is_exact: bool = False) -> Verdict:
+def judge(
+    answers: Sequence[Answer], reference: Outcome | None, *, is_exact: bool = False, tolerance: float = TOLERANCE
+) -> Verdict:
     """answers: of all ranks, the first one first. reference: None where plain PyTorch has refused the program."""
     refusal = next((answer.text for answer in answers if answer.kind == "refused"), None)
     if refusal is not None:
@@ -57,7 +59,7 @@ def judge(answers: Sequence[Answer], reference: Outcome | None, *, is_exact: boo
     if any(answer.kind == "hang" for answer in answers):
         return Verdict(Kind.HANG, f"{sum(answer.kind == 'hang' for answer in answers)} rank(s) have not answered")
     for answer in answers:
-        difference = describe_difference(answer.value, reference, 0.0 if is_exact else TOLERANCE)
+        difference = describe_difference(answer.value, reference, 0.0 if is_exact else tolerance)
         if difference:
             return Verdict(Kind.SILENT, difference)
     return Verdict(Kind.EQUAL)
@@ -90,10 +92,20 @@ def describe_difference(outcome: Outcome, reference: Outcome, tolerance: float) 
     return "; ".join(found)
 
 
+def largest_difference(outcome: Outcome, reference: Outcome) -> float:
+    """Returns the largest difference of losses, validations and tensors of the state, which have the same names."""
+    numbers = zip([*outcome.losses, *outcome.validations], [*reference.losses, *reference.validations], strict=True)
+    return max(_largest(numbers), *(_distance(outcome.state[name], value) for name, value in reference.state.items()))
+
+
 def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     if ours.shape != theirs.shape:
         return math.inf
-    return _largest(zip(ours.double().flatten().tolist(), theirs.double().flatten().tolist(), strict=True))
+    if not ours.numel():
+        return 0.0
+    ours, theirs = ours.double(), theirs.double()
+    amount = float(((ours - theirs).abs() / theirs.abs().clamp(min=1.0)).max())
+    return math.inf if math.isnan(amount) else amount
 
 
 def _largest(pairs: Iterable[tuple[float, float]]) -> float:
