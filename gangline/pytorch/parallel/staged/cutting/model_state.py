@@ -47,14 +47,15 @@ _MOST_PARTS = 2
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Code that has an object: the forward of a unit, its hooks, or the model's own. path: of the unit. part: its part;
-    None for the model."""
+    None for the model. is_caller: has an object that the model is called with."""
 
     part: int | None = None
     is_hook: bool = False
+    is_caller: bool = False
     path: str = field(default="", compare=False)
 
 
-_MODEL = Owner()
+_MODEL, _CALLER = Owner(), Owner(is_caller=True)
 
 
 @contextmanager
@@ -135,7 +136,7 @@ class ModelState:
         roots: list[tuple[str, Any, Owner]] = [
             *((path, module, Owner(part, path=path)) for path, module, part in modules),
             ("", model, _MODEL),
-            *(("its input", each, _MODEL) for each in given),
+            *(("its input", each, _CALLER) for each in given),
         ]
         for hooks in (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks):
             roots.append(("a hook of all modules", hooks, _MODEL))

@@ -101,7 +101,10 @@ class StateChanges:
         return found
 
     def _is_relevant(self, owners: list[Owner]) -> bool:
-        """Returns whether others than the units of one part have an object, or each part on this rank may change it."""
+        """Returns whether others than the units of one part have an object, or each part on this rank may change it.
+        What the model is called with is there for one call."""
+        if any(owner.is_caller for owner in owners):
+            return False
         parts = {owner.part for owner in owners}
         return len(parts) > 1 or None in parts or self._runs_twice(owners)
 
