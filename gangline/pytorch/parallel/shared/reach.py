@@ -65,25 +65,26 @@ def check_reach(strategy: str, optimizer: Optimizer) -> Reach:
     """Returns ELEMENT or TENSOR. Raises GanglineError `parallelism.optimizer` where ranks that each step a part of the
     parameters would get other numbers than one process. All ranks call it in step."""
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    reach, reason = reach_of(optimizer, next((parameter.device for parameter in parameters), torch.device("cpu")))
+    device = next((parameter.device for parameter in parameters), torch.device("cpu"))
+    reach, reason = reach_of(optimizer, device)
     if type(optimizer) not in (*_BY_ELEMENT, *_BY_TENSOR):
-        reach, reason = _agree(reach, reason)
+        reach, reason = _agree(reach, reason, device)
     conflict = reach_conflict(strategy, optimizer, reach, reason)
     if conflict is not None:
         raise invalid("parallelism.optimizer", conflict)
     return reach
 
 
-def _agree(reach: Reach, reason: str) -> tuple[Reach, str]:
+def _agree(reach: Reach, reason: str, device: torch.device) -> tuple[Reach, str]:
     """Returns the answer of the rank whose reach is the last one in the order of Reach. A rank that alone refused an
     optimizer would leave the others waiting, and a trial step may fail on one kind of device."""
     if not dist.is_initialized():
         return reach, reason
-    answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, (reach, reason))
     order = list(Reach)
-    agreed: tuple[Reach, str] = max(answers, key=lambda answer: order.index(answer[0]))
-    return agreed
+    last = torch.tensor([order.index(reach)], device=device)
+    dist.all_reduce(last, op=dist.ReduceOp.MAX)
+    agreed = order[int(last)]
+    return agreed, reason if agreed is reach else "another rank has not, see its log"
 
 
 def reach_conflict(strategy: str, optimizer: Optimizer, reach: Reach, reason: str) -> str | None:

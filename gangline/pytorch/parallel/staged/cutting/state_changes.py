@@ -9,12 +9,13 @@ Values that a run puts in the place of others are none either. Used by runs that
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from gangline.pytorch.parallel.staged.cutting.model_state import Content, ModelState, Owner
 
@@ -165,10 +166,16 @@ def _text(value: Any) -> str:
     return f"{_FLOAT}{value!r}" if isinstance(value, float) else repr(value)
 
 
+def _bytes_of(array: Any) -> Any:
+    """Returns what tells an array from others; repr leaves out most of a long one."""
+    content = array.tolist() if array.dtype.hasobject else array.tobytes()
+    return array.dtype.str, array.shape, content
+
+
 def _digest(value: Any) -> str:
     """Returns a text for a tensor, or for the state of a generator. It is the same in all processes."""
     if not isinstance(value, torch.Tensor):
-        return hashlib.sha256(pickle.dumps(value)).hexdigest()
+        return hashlib.sha256(repr(tree_map_only(np.ndarray, _bytes_of, value)).encode()).hexdigest()
     if value.layout is not torch.strided:
         value = value.to_dense()
     return hashlib.sha256(value.reshape(-1).view(torch.uint8).numpy()).hexdigest()
