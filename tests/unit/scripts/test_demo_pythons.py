@@ -72,7 +72,7 @@ class Machine:
     def _make_empty(self, _: Path, version: str) -> Path:
         made = demo_pythons.interpreter(version)
         made.parent.mkdir(parents=True)
-        made.write_text(f"#!/bin/sh\necho the demo ran on {version}\n")
+        made.write_text(f"#!/bin/sh\necho the demo ran on {version}${{PYTHONDONTWRITEBYTECODE:+ and keeps nothing}}\n")
         made.chmod(0o755)
         return made
 
@@ -89,7 +89,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_prepared_environments_are_used_once_and_removed(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_prepared_environments_are_used_once_and_removed(
+    machine: Machine, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     assert demo_pythons.main(["--prepare"]) == 0
     assert capfd.readouterr().out == ""
     assert machine.environments() == ["3.12.1", "3.13.0"]
