@@ -216,15 +216,14 @@ class AttemptLease:
             began_at = boot_seconds()
             # A runner that did not get to run for long tries once more before it gives its training up.
             least_seconds = self._period_seconds / 2 if self._has_ranks else self._period_seconds
+            limit_seconds = max(self._ends_at - began_at, least_seconds)
             if self._loop_probe.is_stalled():
                 log.error("no renewal: the event loop makes no progress", stalled_seconds=STALLED_SECONDS)
             else:
-                limit_seconds = max(self._ends_at - began_at, least_seconds)
                 self._run_round(pool, began_at, limit_seconds)
-                # It did not get to run within the round, whose limit has passed without a question.
-                stood_still = boot_seconds() - began_at > limit_seconds + least_seconds
-                tries_again = stood_still and not tries_again
             now = boot_seconds()
+            # It did not get to run within the round, whose limit has passed without a question.
+            tries_again = not tries_again and now - began_at > limit_seconds + least_seconds
             if now >= self._ends_at and self._has_ranks:
                 if tries_again:
                     continue

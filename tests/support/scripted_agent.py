@@ -26,8 +26,8 @@ Addresses = Callable[[], Sequence[str]]
 class ScriptedAgent:
     """journal: allocation id -> status. specs: what it was started with. stops: the stop commands it got.
 
-    obeys_stop: whether it reports the end of what it is told to stop. is_silent: its stream lives, but it says nothing,
-    and it greets nobody again.
+    obeys_stop: whether it reports the end of what it is told to stop. is_silent: its stream lives, but it says nothing.
+    greets_again: whether it looks for the leader once its stream has ended, as a process that runs does.
     clock_error_seconds: how far ahead its clock is. tells_time: False as agents of an earlier version.
     asks_before_commands: as in its hello.
     tells_accepts: whether it says what it has accepted before it says how that ended.
@@ -42,6 +42,7 @@ class ScriptedAgent:
         self.gateways: list[str] = []
         self.accepts = True
         self.is_silent = False
+        self.greets_again = True
         self.clock_error_seconds = 0.0
         self.tells_time = True
         self.tells_accepts = True
@@ -126,7 +127,7 @@ class ScriptedAgent:
 
     async def _run(self) -> None:
         while True:
-            for address in () if self.is_silent else self._addresses():
+            for address in self._addresses() if self.greets_again else ():
                 with suppress(grpc.aio.AioRpcError):
                     async with grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS) as channel:
                         await self._hold(channel)

@@ -86,7 +86,7 @@ async def test_a_command_begins_elsewhere_once_the_lease_of_its_agent_is_over(be
     second = await bench.agent("a2")
     await bench.caller.change_agent("a2", Availability.DISABLED)
     # Nothing comes from its host any more, from before the start on: a stopped process, or a cut network.
-    first.is_silent = True
+    first.is_silent, first.greets_again = True, False
     await bench.caller.submit(_command())
     await bench.eventually(lambda: bench.allocation("1.1.1"), lambda allocation: bool(allocation.members))
     await first.disconnect()
