@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -120,6 +121,7 @@ class WarmPair:
             pid = forkserver.fork(
                 services, f"{__name__}:enter", request, environment=environment, directory=str(folder), fds=fds
             )
+        await_shown(pid, words[-1])
         return ForkedService(pid, code)
 
     def services(self) -> str:
@@ -275,6 +277,22 @@ def show(words: Sequence[str]) -> None:
     _overwrite(arguments_start, arguments_end, words)
 
 
+def await_shown(pid: int, word: str) -> None:
+    """Returns once a fork shows its environment and its arguments, among them this word, or has ended. Until then it is
+    not counted among the processes of its cluster."""
+    while (arguments := _arguments(pid)) and os.fsencode(word) not in arguments:
+        time.sleep(0.002)
+
+
+def _arguments(pid: int) -> list[bytes]:
+    """Empty once the process has ended, also while it is not yet reaped."""
+    try:
+        content = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return content.split(b"\0") if content else []
+
+
 def _overwrite(start: int, end: int, strings: Sequence[str]) -> None:
     content = b"".join(os.fsencode(string) + b"\0" for string in strings)
     assert len(content) < end - start, "no room to show arguments or environment"
@@ -313,6 +331,7 @@ async def _start_template(template: Any, server: str) -> _ForkedTemplate:
     finally:
         os.close(read_end)
         os.close(output)
+    await asyncio.to_thread(await_shown, pid, template.socket_path)
     return _ForkedTemplate(pid, write_end)
 
 
