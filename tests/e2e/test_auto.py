@@ -50,8 +50,8 @@ class MyTrial(pytorch.PyTorchTrial):
         return {"validation_loss": self.model(batch[0]).square().mean()}
 """
 _EVERY = ["ddp", "zero1", "zero2", "zero3", "pipeline"]
-# The links are set to 1 MB and a million messages a second, so that an exchange of 1 MB of gradients takes a second, and
-# a pipeline is faster on any machine, also on a busy one; everything else is measured.
+# The links are set to 1 MB and a million messages a second. An exchange of 1 MB of gradients then takes a second, and a
+# pipeline is faster, also on a busy machine. Everything else is measured.
 SLOW_LINKS = """
 from dataclasses import replace
 from gangline.pytorch.plan import auto
