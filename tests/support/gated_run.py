@@ -168,6 +168,20 @@ def wait_whole(cluster: Site, num_agents: int) -> None:
         )
 
 
+def _num_fork_servers(cluster: Site) -> int:
+    """With the runners and ranks that are forks of them, if any run."""
+    commands = [Path(f"/proc/{process.pid}/cmdline") for process in find_cluster_processes(cluster.layout)]
+    return sum(b"gangline.launch.forkserver" in _read(command) for command in commands)
+
+
+def _read(path: Path) -> bytes:
+    """Empty once its process is gone."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 @contextmanager
 def gated_run(cluster: Site, folder: Path, **config: object) -> Iterator[GatedRun]:
     """Submits it. folder: where its gate lies. It is killed at the end if a failed test has left it running."""
@@ -175,6 +189,9 @@ def gated_run(cluster: Site, folder: Path, **config: object) -> Iterator[GatedRu
     with cluster.connect() as client:
         wait_alive(client, cluster)
         history = StateHistory(cluster.etcd_address)
+        # An agent is alive before its fork servers are there; they belong to the idle cluster.
+        num_servers = 2 * client.get_cluster().num_agents
+        wait_for(lambda: _num_fork_servers(cluster) >= num_servers, f"{num_servers} fork servers")
         num_processes = len(find_cluster_processes(cluster.layout))
         created = client.create_experiment(gate.config(**config), gate.code)  # type: ignore[arg-type]  # slots is first
         run = GatedRun(cluster, client, gate, history, created.experiment.id, num_processes)
