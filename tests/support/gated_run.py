@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlparse
 
+import psutil
 from google.protobuf import json_format
 
 from gangline.client import Client
@@ -170,16 +171,9 @@ def wait_whole(cluster: Site, num_agents: int) -> None:
 
 def _num_fork_servers(cluster: Site) -> int:
     """With the runners and ranks that are forks of them, if any run."""
-    commands = [Path(f"/proc/{process.pid}/cmdline") for process in find_cluster_processes(cluster.layout)]
-    return sum(b"gangline.launch.forkserver" in _read(command) for command in commands)
-
-
-def _read(path: Path) -> bytes:
-    """Empty once its process is gone."""
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
+    pids = {process.pid for process in find_cluster_processes(cluster.layout)}
+    processes = [process for process in psutil.process_iter(["cmdline"]) if process.pid in pids]
+    return sum("gangline.launch.forkserver" in (process.info["cmdline"] or ()) for process in processes)
 
 
 @contextmanager
