@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gangline.cluster_info import CheckpointInfo, ClusterInfo
 from gangline.core.beat import Beat, NoBeat
@@ -41,6 +41,7 @@ _DAMAGES = ("checkpoint.corrupt", "checkpoint.file_missing", "checkpoint.not_fou
 _ABSENCES = ("checkpoint.file_missing", "checkpoint.not_found")
 # What a rank waits for, at the beginning of a sentence.
 _SAVING, _RESTORING = "saving a checkpoint", "reading a checkpoint"
+T = TypeVar("T")
 # The types that ranks exchange about a checkpoint, here and in gangline.pytorch.checkpoint.
 let_travel(StoredFile, ErrorKind)
 
@@ -195,20 +196,33 @@ class CheckpointContext:
         """Returns the metadata of a checkpoint. storage_id: as in `restore_path`."""
         place, found_id = self._find(storage_id)
         wait = place.wait
-        return wait.run(lambda: wait.keep_trying(_RESTORING, AloneTransport(), lambda: place._load(found_id)))
+
+        def load() -> dict[str, Any]:
+            return place._read(found_id, lambda: place._store.load_metadata(found_id))
+
+        return wait.run(lambda: wait.keep_trying(_RESTORING, AloneTransport(), load))
 
     def _find(self, checkpoint: Any) -> tuple[CheckpointContext, str]:
         """Returns the context of the checkpoint's storage, and the checkpoint's id."""
         url, storage_id = location_of(checkpoint, self.storage_url)
         return self.of_storage(url), storage_id
 
-    def _load(self, storage_id: str) -> dict[str, Any]:
-        try:
-            return self._store.load_metadata(storage_id)
-        except GanglineError as error:
-            raise self._told_for(storage_id, error) from None
-        except OSError as error:
-            raise self._unreadable(storage_id, error) from error
+    def _read(self, storage_id: str, work: Callable[[], T]) -> T:
+        """Returns the result of work that reads this checkpoint. Raises its error as the trial is to see it.
+
+        What was absent is looked for once more: the storage may have come back before the check whether it is away.
+        """
+        looks_again = True
+        while True:
+            try:
+                return work()
+            except GanglineError as error:
+                told = self._told_for(storage_id, error)
+                if not looks_again or error.code not in _ABSENCES or told.kind is ErrorKind.UNAVAILABLE:
+                    raise told from None
+                looks_again = False
+            except OSError as error:
+                raise self._unreadable(storage_id, error) from error
 
     def delete(self, storage_id: str) -> None:
         """Asks for the deletion of a checkpoint. Chief only. On the cluster the scheduler marks it, and the files are
@@ -291,11 +305,9 @@ class CheckpointContext:
             failure: tuple[Any, ...] | None = None
             if self._is_downloader(mode):
                 try:
-                    work()
+                    self._read(storage_id, work)
                 except GanglineError as error:
-                    failure = failure_of(self._told_for(storage_id, error))
-                except OSError as error:
-                    failure = failure_of(self._unreadable(storage_id, error))
+                    failure = failure_of(error)
             failure = ranks.broadcast(failure)
             if failure is not None:
                 raise_failure(self._distributed.rank, failure)

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from unittest.mock import patch
 
-import psutil
 import pytest
 
 from gangline.domain.resource import ServiceInstance
@@ -33,9 +32,8 @@ async def start_leader(etcd: EtcdClient, lease_seconds: float) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def standing_by(etcd: EtcdClient, lease_seconds: float) -> AsyncIterator[asyncio.Task[Leadership]]:
+async def standing_by(election: Election) -> AsyncIterator[asyncio.Task[Leadership]]:
     """A campaign in this process, which resigns at the end when it has won."""
-    election = Election(etcd, STANDBY, lease_seconds)
     campaign = asyncio.create_task(election.campaign())
     try:
         yield campaign
@@ -46,7 +44,7 @@ async def standing_by(etcd: EtcdClient, lease_seconds: float) -> AsyncIterator[a
 
 
 async def test_one_of_two_leads_and_both_know_who(etcd: EtcdClient) -> None:
-    async with start_leader(etcd, 5) as (first, epoch), standing_by(etcd, 5) as campaign:
+    async with start_leader(etcd, 5) as (first, epoch), standing_by(Election(etcd, STANDBY, 5)) as campaign:
         leader = await find_leader(etcd)
         assert leader is not None
         assert leader.id == "first"
@@ -62,8 +60,9 @@ async def test_one_of_two_leads_and_both_know_who(etcd: EtcdClient) -> None:
 
 async def test_a_killed_leader_is_replaced_long_before_its_lease_ends(etcd: EtcdClient) -> None:
     lease_seconds = 10.0
-    async with start_leader(etcd, lease_seconds) as (first, epoch), standing_by(etcd, lease_seconds) as campaign:
-        await _tethered(first.pid)
+    election = Election(etcd, STANDBY, lease_seconds)
+    async with start_leader(etcd, lease_seconds) as (first, epoch), standing_by(election) as campaign:
+        await within(10, election.is_connected.wait())
         started = time.monotonic()
         first.signal(signal.SIGKILL)
         leadership = await within(lease_seconds, campaign)
@@ -136,7 +135,7 @@ async def test_a_standby_that_is_late_to_depose_a_dead_leader_leaves_a_newer_lea
 
 
 async def test_the_first_write_of_a_leader_stopped_past_its_lease_is_refused(etcd: EtcdClient) -> None:
-    async with start_leader(etcd, 1) as (first, _), standing_by(etcd, 1) as campaign:
+    async with start_leader(etcd, 1) as (first, _), standing_by(Election(etcd, STANDBY, 1)) as campaign:
         first.tell("commit", KEY, "before")
         assert (await first.answer())["event"] == "committed"
         first.tell("stop-commit", KEY, "stale")
@@ -212,17 +211,3 @@ async def test_a_withdrawn_campaign_leaves_no_key(etcd: EtcdClient) -> None:
     with pytest.raises(Deposed):
         await leadership.commit([Put(KEY, b"late")])
     port.close()
-
-
-async def _tethered(leader_pid: int) -> None:
-    """Until the standby in this process is connected to the leader's."""
-
-    def ports() -> set[int]:
-        listening = psutil.Process(leader_pid).net_connections("tcp")
-        return {entry.laddr.port for entry in listening if entry.status == psutil.CONN_LISTEN}
-
-    async def is_connected() -> bool:
-        wanted = ports()
-        return any(entry.raddr and entry.raddr.port in wanted for entry in psutil.Process().net_connections("tcp"))
-
-    await until_async(is_connected, "the standby's connection to the leader")

@@ -218,11 +218,12 @@ async def test_a_start_that_is_cut_off_names_the_reason(world: World, tmp_path: 
 async def test_the_first_machine_waits_for_the_others_with_its_lease_after_a_short_program(world: World) -> None:
     entrypoint = "test $NODE_RANK = 0 || while [ ! -e go ]; do sleep 0.05; done"
     await world.prepare("", (1, 1), entrypoint=entrypoint, config={"entrypoint": entrypoint})
-    world.scheduler.lease_seconds = LEASE_SECONDS
+    # A quarter of it must be enough for the start on a busy machine: the first renewal follows the short program.
+    world.scheduler.lease_seconds = 2 * LEASE_SECONDS
     for spec in world.specs:
-        spec.lease_seconds = LEASE_SECONDS
+        spec.lease_seconds = 2 * LEASE_SECONDS
     _, second = world.launch(0), world.launch(1)
-    await until(lambda: world.scheduler.num_renewals[0] > 6, "renewals for more than a lease", 20)
+    await until(lambda: world.scheduler.num_renewals[0] > 5, "renewals for more than a lease", 20)
     (second.directory / "code" / "go").touch()
     assert [report.kind for report in await world.wait(20)] == [ExitKind.COMPLETED] * 2
 

@@ -235,6 +235,38 @@ def test_reading_waits_too(folder: Path, tmp_path: Path, call: str) -> None:
     assert "is away" in link.waits[0]
 
 
+@pytest.mark.parametrize("call", ["get_metadata", "download", "restore_path"])
+def test_a_storage_that_comes_back_while_a_checkpoint_is_looked_for_is_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The file is absent, and then the check finds the storage present: the checkpoint is not lost."""
+    context = context_of(folder, Link())
+    storage_id = save(context)
+    aside, original = folder.with_name("aside"), CheckpointStore.check_present
+    times = 0
+
+    def return_and_check(store: CheckpointStore) -> None:
+        nonlocal times
+        times += 1
+        if aside.exists():
+            aside.rename(folder)
+        original(store)
+
+    monkeypatch.setattr(CheckpointStore, "check_present", return_and_check)
+    folder.rename(aside)
+    if call == "get_metadata":
+        assert context.get_metadata(storage_id)["steps_completed"] == 4
+    elif call == "download":
+        context.download(storage_id, tmp_path / "copy", DownloadMode.NoSharedDownload)
+        assert (tmp_path / "copy" / "weights.0").read_text() == "w"
+    else:
+        with context.restore_path(storage_id) as path:
+            assert (path / "weights.0").read_text() == "w"
+    assert times == 1
+    with pytest.raises(GanglineError, match="no checkpoint absent"):
+        context.get_metadata("absent")
+
+
 def test_all_ranks_of_a_machine_wait_for_the_one_that_reads(folder: Path) -> None:
     storage_id = save(context_of(folder, Link()))
     aside = folder.with_name("aside")
