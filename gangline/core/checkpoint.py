@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gangline.cluster_info import CheckpointInfo, ClusterInfo
 from gangline.core.beat import Beat, NoBeat
+from gangline.core.checkpoint_reader import CheckpointReader
 from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.encoding import let_travel
@@ -28,20 +29,15 @@ from gangline.core.temporary import temporary_folder
 from gangline.core.together import RankError, failure_of, raise_failure, together
 from gangline.core.transport import AloneTransport
 from gangline.domain.experiment import STEPS_COMPLETED, VALIDATION_METRICS
-from gangline.domain.failure import LATEST_CORRUPT
 from gangline.domain.id import check_checkpoint_id
 from gangline.domain.manifest import StoredFile
-from gangline.domain.storage_fault import JUDGED, describe, waits
+from gangline.domain.storage_fault import describe
 from gangline.domain.storage_url import check_storage_url
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
-# Codes of errors that make a checkpoint unusable. The absences among them may also mean that the whole storage is away.
-_DAMAGES = ("checkpoint.corrupt", "checkpoint.file_missing", "checkpoint.not_found")
-_ABSENCES = ("checkpoint.file_missing", "checkpoint.not_found")
 # What a rank waits for, at the beginning of a sentence.
 _SAVING, _RESTORING = "saving a checkpoint", "reading a checkpoint"
-T = TypeVar("T")
 # The types that ranks exchange about a checkpoint, here and in gangline.pytorch.checkpoint.
 let_travel(StoredFile, ErrorKind)
 
@@ -78,6 +74,8 @@ class CheckpointContext:
         self._link = link
         self._store = store
         self._cluster = cluster
+        latest = cluster.latest_checkpoint if cluster else None
+        self._reader = CheckpointReader(store, latest.id if latest else "")
         self._beat = beat or NoBeat()
         limit_seconds = cluster.storage_wait_seconds if cluster else 0.0
         # Waits for a storage that takes nothing.
@@ -85,7 +83,6 @@ class CheckpointContext:
             url=store.url, calls=store.calls, link=link, beat=self._beat, limit_seconds=limit_seconds
         )
         self._find_validation = find_validation
-        latest = cluster.latest_checkpoint if cluster else None
         # The checkpoint from which a restart would resume, so `delete` refuses it.
         self._newest_id = latest.id if latest else ""
 
@@ -198,7 +195,7 @@ class CheckpointContext:
         wait = place.wait
 
         def load() -> dict[str, Any]:
-            return place._read(found_id, lambda: place._store.load_metadata(found_id))
+            return place._reader.read(found_id, lambda: place._store.load_metadata(found_id))
 
         return wait.run(lambda: wait.keep_trying(_RESTORING, AloneTransport(), load))
 
@@ -206,23 +203,6 @@ class CheckpointContext:
         """Returns the context of the checkpoint's storage, and the checkpoint's id."""
         url, storage_id = location_of(checkpoint, self.storage_url)
         return self.of_storage(url), storage_id
-
-    def _read(self, storage_id: str, work: Callable[[], T]) -> T:
-        """Returns the result of work that reads this checkpoint. Raises its error as the trial is to see it.
-
-        What was absent is looked for once more: the storage may have come back before the check whether it is away.
-        """
-        looks_again = True
-        while True:
-            try:
-                return work()
-            except GanglineError as error:
-                told = self._told_for(storage_id, error)
-                if not looks_again or error.code not in _ABSENCES or told.kind is ErrorKind.UNAVAILABLE:
-                    raise told from None
-                looks_again = False
-            except OSError as error:
-                raise self._unreadable(storage_id, error) from error
 
     def delete(self, storage_id: str) -> None:
         """Asks for the deletion of a checkpoint. Chief only. On the cluster the scheduler marks it, and the files are
@@ -305,7 +285,7 @@ class CheckpointContext:
             failure: tuple[Any, ...] | None = None
             if self._is_downloader(mode):
                 try:
-                    self._read(storage_id, work)
+                    self._reader.read(storage_id, work)
                 except GanglineError as error:
                     failure = failure_of(error)
             failure = ranks.broadcast(failure)
@@ -314,36 +294,6 @@ class CheckpointContext:
 
         is_first = self._is_downloader(mode)
         self.wait.run(lambda: self.wait.keep_trying(_RESTORING, ranks, restore, is_first=is_first))
-
-    def _told_for(self, storage_id: str, error: GanglineError) -> GanglineError:
-        """Returns the error to raise for this checkpoint. Damage to the checkpoint that the cluster knows as this
-        trial's latest gets a code of its own. A checkpoint that is absent together with everything else is not damaged:
-        its storage is away."""
-        if error.code in _ABSENCES:
-            try:
-                self._store.check_present()
-                is_away = self._is_latest(storage_id) and not self._store.holds_anything()
-            except GanglineError as away:
-                return away
-            except OSError as failure:
-                return self._unreadable(storage_id, failure)
-            if is_away:
-                url = f"{self._store.url.rstrip('/')}/checkpoints"
-                why = f"{url} is empty or absent, so the storage is away as a whole; mount it or bring it back"
-                return self._unreadable(storage_id, why)
-        is_damage = error.code in _DAMAGES and self._is_latest(storage_id)
-        return GanglineError(LATEST_CORRUPT, error.message, error.kind) if is_damage else error
-
-    def _is_latest(self, storage_id: str) -> bool:
-        latest = self._cluster.latest_checkpoint if self._cluster else None
-        return latest is not None and latest.id == storage_id
-
-    def _unreadable(self, storage_id: str, why: OSError | str) -> GanglineError:
-        """Makes the error for a checkpoint that storage does not give. why: a sentence for a storage that is empty."""
-        text = f"checkpoint {storage_id} could not be read from {self._store.url}: {why}"
-        error = GanglineError("checkpoint.storage", text, ErrorKind.UNAVAILABLE)
-        setattr(error, JUDGED, isinstance(why, str) or waits(why))
-        return error
 
     def _select(self, storage_id: str, selector: Callable[[str], bool] | None) -> list[str] | None:
         if selector is None:

@@ -69,7 +69,7 @@ log = structlog.get_logger(__name__)
 class AttemptLease:
     """Renews the lease while the attempt lives. Without a lease in the spec (an older scheduler) it does nothing.
 
-    Made and called on the event loop, where the callbacks are called too.
+    Made and called on the event loop, where the callbacks are called too, but for `start`.
     on_over: called with the reason why the attempt is over.
     on_stop: called with the stop order of the attempt, at each renewal.
     on_cut: called when the lease has run out.
@@ -97,7 +97,7 @@ class AttemptLease:
         self._ends_at = boot_seconds() + spec.lease_seconds * FIRST_SHARE
         self._record: LeaseRecord | None = None
         self._loop = asyncio.get_running_loop()
-        self._starting: asyncio.TimerHandle | None = None
+        self._starting: threading.Timer | None = None
         self._is_renewed = asyncio.Event()
         self._loop_probe = _LoopProbe(self._loop)
         self._lock = threading.Lock()
@@ -145,7 +145,7 @@ class AttemptLease:
         self._on_cut(f"{text}; its ranks were ended, so another attempt may start elsewhere")
 
     def start(self, pids: Callable[[], Iterable[int]]) -> None:
-        """Enforces the end of the lease on the ranks from now on. May be called again.
+        """Enforces the end of the lease on the ranks from now on. May be called again, and from any thread.
 
         pids: returns the pids of the ranks, each of which leads a process group. Called in a thread.
         """
@@ -153,18 +153,25 @@ class AttemptLease:
         self._begin()
 
     def start_soon(self, pids: Callable[[], Iterable[int]]) -> None:
-        """Calls `start` in QUIET_SECONDS, counted from the last call, unless the ranks have ended by then."""
+        """Calls `start` in QUIET_SECONDS, counted from the last call, unless the ranks have ended by then. A thread
+        waits for that time, because the event loop may hang in the ranks' first line."""
         self._cancel_start()
-        self._starting = self._loop.call_later(QUIET_SECONDS, self.start, pids)
+        self._starting = threading.Timer(QUIET_SECONDS, self.start, (pids,))
+        self._starting.daemon = True
+        self._starting.start()
 
     def _cancel_start(self) -> None:
         if self._starting is not None:
             self._starting.cancel()
+            # It has ended, or does so at once: the process may have to have no other thread.
+            self._starting.join()
 
     def _begin(self) -> None:
-        if self._pool is None and self._lease_seconds:
+        with self._lock:
+            if self._pool is not None or not self._lease_seconds:
+                return
             self._pool = ThreadPoolExecutor(MAX_PARALLEL, "lease")
-            threading.Thread(target=self._run, args=(self._pool,), name="lease", daemon=True).start()
+        threading.Thread(target=self._run, args=(self._pool,), name="lease", daemon=True).start()
 
     def end_ranks(self) -> None:
         """Ends the enforcement, because the ranks have ended. The lease is renewed further until their end is

@@ -16,7 +16,7 @@ from services.common import keys
 from services.common.election import Deposed, Election, Leadership, find_leader
 from services.common.etcd import Committed, Delete, EtcdClient, Guard, Put
 from tests.support.candidate import Candidate, start_candidate
-from tests.support.wait import until, until_async, within
+from tests.support.wait import until, within
 
 KEY = "/gangline/v1/test/state"
 STANDBY = ServiceInstance(id="standby", kind="scheduler", grpc_address="127.0.0.1:1")
