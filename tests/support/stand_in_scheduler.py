@@ -23,7 +23,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
     """hellos, statuses, heartbeats, slots: what came in, in order, over all streams. latencies: of every
     message, by the time that it carries.
 
-    answers: whether it answers heartbeats now. promises_answers: whether a welcome says that it does.
+    answers: whether it answers heartbeats now. welcomes: set while it sends its welcomes. promises_answers: whether a welcome says that it does.
     problems: what is wrong with slots, by slot id, as the newest message says.
     """
 
@@ -31,6 +31,8 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
         self.epoch = epoch
         self.lease_seconds = 0.5
         self.answers = False
+        self.welcomes = asyncio.Event()
+        self.welcomes.set()
         self.promises_answers = False
         self.leader = ""
         self.address = ""
@@ -121,6 +123,8 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
                     lease_seconds=self.lease_seconds,
                     answers_heartbeats=self.promises_answers,
                 )
+                self._notify()
+                await self.welcomes.wait()
                 outgoing.put_nowait(agent_pb2.ConnectResponse(welcome=welcome))
                 self.streams.add(outgoing)
             elif kind == "status":

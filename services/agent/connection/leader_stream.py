@@ -219,6 +219,9 @@ class LeaderStream:
         refusal = self._peer.refuse_leader(welcome.epoch)
         if refusal:
             raise NotLeadingError(refusal)
+        if welcome.epoch < self._leader_watch.epoch:
+            # It was paused after the hello, and may know this stream no more since it leads anew.
+            raise NotLeadingError(f"its welcome is of epoch {welcome.epoch}, and epoch {self._leader_watch.epoch} leads")
         self._on_welcome(address, welcome, greeted_at)
         beat = agent_pb2.HeartbeatRequest(agent_id=self._agent_id, epoch=welcome.epoch)
         heartbeat_thread = HeartbeatThread(

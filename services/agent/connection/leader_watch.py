@@ -52,6 +52,11 @@ class LeaderWatch:
         self._schedulers: tuple[str, ...] = ()
         self._has_leader = asyncio.Event()
 
+    @property
+    def epoch(self) -> int:
+        """Returns the epoch of the newest leader that is known; 0 before the first."""
+        return self._epoch
+
     def welcomed(self, epoch: int) -> None:
         """Notes the current leader. From now on only leaders of a newer epoch are reported. An open call to this leader
         ends."""

@@ -157,8 +157,10 @@ class Store:
         stuck_seconds = 0.0 if self._writing_since is None else time.monotonic() - self._writing_since
         give_up_at = time.monotonic() + ASKED_SECONDS - stuck_seconds
         is_heard = await self._leadership.is_heard(ASKED_SECONDS - self._leadership.silent_seconds)
-        if not is_heard or time.monotonic() >= give_up_at:
-            raise await self._unwritable(Effect.NONE)
+        # A leader that was paused has heard nothing either, and etcd may answer now.
+        reason = "" if is_heard else await self._leadership.explain_silence()
+        if reason or time.monotonic() >= give_up_at:
+            raise await self._unwritable(Effect.NONE, reason)
         write = self._enqueue(transition)
         try:
             async with asyncio.timeout(give_up_at - time.monotonic()):
@@ -269,8 +271,9 @@ class Store:
                         return None
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _unwritable(self, effect: Effect) -> GanglineError:
-        reason = self._refusal or await self._leadership.explain_silence() or "etcd is slow to take writes; try again"
+    async def _unwritable(self, effect: Effect, reason: str = "") -> GanglineError:
+        reason = self._refusal or reason or await self._leadership.explain_silence()
+        reason = reason or "etcd is slow to take writes; try again"
         if self._is_over:
             return not_leader(effect=effect)
         return unavailable("state.unwritable", reason, effect)

@@ -93,18 +93,23 @@ async def test_commands_in_a_row_share_one_process_and_nothing_else(commands: Co
     told = commands.folder / "told"
     report = f'echo "$PWD $$ $(ps -o sid= -p $$) $OWN $(ls -l /proc/$$/fd | grep -c allocations)" >> {told}'
     reused = metrics.runner_starts.labels(kind="reused")._value.get()
-    for number in (1, 2, 3):
+    processes: list[Process] = []
+    # On a busy machine a command may take too long for its process to take another one.
+    while len(processes) < 3 or len({*processes[-3:]}) > 1:
+        assert len(processes) < 20, "no three commands in a row shared a process"
+        number = len(processes) + 1
         own = f"export OWN=${{OWN:-unset}}; {report}; export OWN={number}"
         assert (await commands.run(f"{number}.1.1", own)).kind == types_pb2.EXIT_KIND_COMPLETED
-    assert len({commands.process(f"{number}.1.1") for number in (1, 2, 3)}) == 1
-    assert metrics.runner_starts.labels(kind="reused")._value.get() == reused + 2
+        processes.append(commands.process(f"{number}.1.1"))
+    num_reused = len(processes) - len({*processes})
+    assert metrics.runner_starts.labels(kind="reused")._value.get() == reused + num_reused
     for number, line in enumerate(told.read_text().splitlines(), 1):
         directory, pid, session, own, num_open = line.split()
         assert directory == str(commands.journal.folder(f"{number}.1.1").path / "code")
         assert session == pid, "each leads a session of its own"
         assert own == "unset"
         assert num_open == "0", "no file of any allocation is open in it"
-    for number in (1, 2, 3):
+    for number in range(1, len(processes) + 1):
         folder = commands.journal.folder(f"{number}.1.1")
         assert f'"allocation_id": "{number}.1.1"' in folder.log_path.read_text()
         assert not folder.is_locked()

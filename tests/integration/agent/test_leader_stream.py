@@ -274,6 +274,20 @@ async def test_scheduler_that_leads_anew_is_greeted_again(linked: Linked) -> Non
     await scheduler.wait_for(lambda: any(beat.epoch == 11 for _, beat in scheduler.pulses))
 
 
+async def test_scheduler_whose_welcome_is_older_than_its_term_is_greeted_again(linked: Linked) -> None:
+    """The agent hears of the new term before the welcome, which was on its way since the last one."""
+    scheduler = await linked.serve(10)
+    scheduler.welcomes.clear()
+    linked.start(scheduler.address)
+    await scheduler.wait_for(lambda: scheduler.hellos and scheduler.num_questions)
+    scheduler.epoch = 11
+    scheduler.tell(11, scheduler.address)
+    await scheduler.wait_for(lambda: scheduler.num_questions == 2)
+    scheduler.welcomes.set()
+    await scheduler.wait_for(lambda: len(scheduler.hellos) == 2)
+    await scheduler.wait_for(lambda: any(beat.epoch == 11 for _, beat in scheduler.pulses))
+
+
 async def test_leader_that_is_not_newer_is_not_followed(linked: Linked) -> None:
     old, standby, leader = await linked.serve(9), await linked.serve(10), await linked.serve(10)
     standby.leader = leader.address

@@ -135,8 +135,8 @@ async def test_sigterm_hands_over_at_once(bench: Bench) -> None:
 
 
 async def test_a_paused_leader_changes_nothing_any_more(bench: Bench) -> None:
-    first = await bench.scheduler("s1", "--leader-lease-seconds", "2")
-    second = await bench.scheduler("s2", "--leader-lease-seconds", "2")
+    first = await bench.scheduler("s1", "--leader-lease-seconds", "4")
+    second = await bench.scheduler("s2", "--leader-lease-seconds", "4")
     agent = await bench.agent("a1", slots=1)
     await bench.caller.submit(config_json())
     await agent.started()
@@ -150,9 +150,10 @@ async def test_a_paused_leader_changes_nothing_any_more(bench: Bench) -> None:
     experiment = await bench.experiment(waiting.experiment.id)
     assert experiment is not None
     assert experiment.state is State.QUEUED
+    # Only the other one can lead from here on, also where a busy machine has cost it its lease.
+    first.end()
     bench.schedulers.remove(first)
     await bench.caller.submit(config_json())
-    first.end()
     assert second.process is not None
     assert second.process.poll() is None
 

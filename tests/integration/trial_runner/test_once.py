@@ -41,7 +41,8 @@ with det.core.init(distributed=distributed) as context:
         for step in range(1, 4):
             context.preempt.should_preempt()
             context.train.report_training_metrics(7 + step, {"x": 1}) if distributed.rank == 0 else None
-        print("pid", os.getpid(), flush=True)
+        sys.stdout.write(f"pid {os.getpid()}\\n")
+        sys.stdout.flush()
         time.sleep(600 if distributed.rank == 1 else 0)
     dist.barrier()
 """

@@ -31,6 +31,7 @@ class StandInLeadership:
         self.is_unsettled = False
         self.silent_seconds = 0.0
         self.heard = True
+        self.problem = "etcd has no quorum"
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -38,7 +39,7 @@ class StandInLeadership:
         return self.heard
 
     async def explain_silence(self) -> str:
-        return "etcd has no quorum"
+        return self.problem
 
     async def commit(self, operations: Sequence[Put | Delete]) -> int:
         await asyncio.sleep(0)
@@ -207,6 +208,27 @@ async def test_a_change_is_not_sent_while_etcd_is_silent() -> None:
         await store.commit(_count_up)
     assert store.state.count(Agent) == 1
     assert len(leadership.transactions) == 1
+
+
+def _paused(*errors: Exception) -> StandInLeadership:
+    """Etcd was silent for long, and answers now."""
+    leadership = StandInLeadership(*errors)
+    leadership.heard, leadership.problem = False, ""
+    return leadership
+
+
+async def test_a_leader_that_was_paused_writes_where_etcd_answers_now() -> None:
+    leadership = _paused()
+    async with _running(leadership) as (store, _):
+        await store.commit_asked(_count_up)
+    assert len(leadership.transactions) == 1
+
+
+async def test_a_leader_that_was_paused_and_deposed_says_that_it_does_not_lead() -> None:
+    async with _running(_paused(Deposed("over"))) as (store, _):
+        with pytest.raises(GanglineError) as caught:
+            await store.commit_asked(_count_up)
+    assert caught.value.code == "scheduler.not_leader"
 
 
 async def test_a_change_behind_a_stuck_write_is_withdrawn_and_the_stuck_one_is_open(
