@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, Queue
 from threading import Barrier, BrokenBarrierError
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from gangline.pytorch.parallel.staged.part import Parts
 from gangline.pytorch.parallel.staged.unit import find_units
 
 _SECONDS = 60
+T = TypeVar("T")
 
 
 class _Meeting:
@@ -27,8 +28,22 @@ class _Meeting:
     def __init__(self) -> None:
         self.barrier = Barrier(2, timeout=_SECONDS)
         self.value: Any = None
-        self.forth: Queue[list[torch.Tensor]] = Queue()
-        self.back: Queue[list[torch.Tensor | None]] = Queue()
+        self.forth: Queue[list[torch.Tensor] | None] = Queue()
+        self.back: Queue[list[torch.Tensor | None] | None] = Queue()
+
+    def abort(self) -> None:
+        """Ends the waiting of the other thread."""
+        self.barrier.abort()
+        self.forth.put(None)
+        self.back.put(None)
+
+
+def _get(queue: Queue[list[T] | None]) -> list[T]:
+    """Raises Empty where the other thread has failed."""
+    values = queue.get(timeout=_SECONDS)
+    if values is None:
+        raise Empty
+    return values
 
 
 class _Rank:
@@ -53,7 +68,7 @@ class _Rank:
         self._meeting.forth.put([tensor.detach().clone() for tensor in tensors])
 
     def receive(self, shapes: Sequence[TensorShape], place: int) -> list[torch.Tensor]:
-        return self._meeting.forth.get(timeout=_SECONDS)
+        return _get(self._meeting.forth)
 
 
 def train_apart(
@@ -73,7 +88,7 @@ def train_apart(
         try:
             _train(place)
         except BaseException:
-            meeting.barrier.abort()
+            meeting.abort()
             raise
 
     def _train(place: int) -> None:
@@ -90,7 +105,7 @@ def train_apart(
             if place == 0:
                 sent = [to_send(each) for each in tensors_of(parts.run(0, [], layout, (inputs,), {}))]
                 rank.send(sent, 1)
-                pairs = zip(sent, meeting.back.get(timeout=_SECONDS), strict=True)
+                pairs = zip(sent, _get(meeting.back), strict=True)
                 known = [(ours, gradient) for ours, gradient in pairs if ours.requires_grad and gradient is not None]
                 torch.autograd.backward([ours for ours, _ in known], [gradient for _, gradient in known])
             else:

@@ -23,7 +23,8 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
     """hellos, statuses, heartbeats, slots: what came in, in order, over all streams. latencies: of every
     message, by the time that it carries.
 
-    answers: whether it answers heartbeats now. welcomes: set while it sends its welcomes. promises_answers: whether a welcome says that it does.
+    answers: whether it answers heartbeats now. welcomes: set while it sends its welcomes. promises_answers: whether a
+    welcome says that it answers heartbeats.
     problems: what is wrong with slots, by slot id, as the newest message says.
     """
 

@@ -219,9 +219,10 @@ class LeaderStream:
         refusal = self._peer.refuse_leader(welcome.epoch)
         if refusal:
             raise NotLeadingError(refusal)
-        if welcome.epoch < self._leader_watch.epoch:
+        newest = self._leader_watch.epoch
+        if welcome.epoch < newest:
             # It was paused after the hello, and may know this stream no more since it leads anew.
-            raise NotLeadingError(f"its welcome is of epoch {welcome.epoch}, and epoch {self._leader_watch.epoch} leads")
+            raise NotLeadingError(f"its welcome is of epoch {welcome.epoch}, and epoch {newest} leads")
         self._on_welcome(address, welcome, greeted_at)
         beat = agent_pb2.HeartbeatRequest(agent_id=self._agent_id, epoch=welcome.epoch)
         heartbeat_thread = HeartbeatThread(
