@@ -19,8 +19,8 @@ import httpx
 import pytest
 import yaml
 
-from gangline.local.port import find_free_ports
 from tests.support.cluster import Cluster, running_cluster
+from tests.support.port import own_ports
 from tests.support.source import ROOT
 from tests.support.wait import until_async
 
@@ -94,7 +94,7 @@ def _running_prometheus(cluster: Cluster, folder: Path) -> Iterator[str]:
     discovery["url"] = discovery["url"].replace("http://127.0.0.1:8080", cluster.http_url)
     discovery["refresh_interval"] = "1s"
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    [port] = find_free_ports(1, [])
+    [port] = own_ports(1)
     flags = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
     with (folder / "prometheus.log").open("w") as log:
         command = ["prometheus", *flags, f"--web.listen-address=127.0.0.1:{port}"]

@@ -21,8 +21,8 @@ from gangline.local.etcd import (
     wait_for_address,
 )
 from gangline.local.etcd_program import find_etcd_binary, read_etcd_version
-from gangline.local.port import find_free_ports
 from services.common.etcd import EtcdSettings
+from tests.support.port import own_ports
 
 
 class EtcdServer:
@@ -94,7 +94,7 @@ class EtcdCluster:
 
     def start(self) -> EtcdCluster:
         # Of a range from which the kernel gives none to other processes meanwhile.
-        ports = find_free_ports(3)
+        ports = own_ports(3)
         peers = [f"http://127.0.0.1:{port}" for port in ports]
         initial = ",".join(f"m{number}={peer}" for number, peer in enumerate(peers))
         for number, peer in enumerate(peers):

@@ -21,13 +21,14 @@ from gangline.local.etcd_program import find_etcd_binary
 from gangline.local.identity import stop
 from gangline.local.layout import Layout
 from gangline.local.plan import ClusterPlan
-from gangline.local.port import HOST, find_free_ports
+from gangline.local.port import HOST
 from gangline.local.program import MARKER, Program, make_programs
 from gangline.local.service import read_tail
 from gangline.local.shutdown import find_cluster_processes
 from tests.support import warm_program
 from tests.support.forked_service import ForkedService
 from tests.support.gated_trial import wait_for
+from tests.support.port import own_ports
 from tests.support.warm_program import WarmPair
 
 READY_SECONDS = 60.0
@@ -47,7 +48,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.layout.create()
         plan = ClusterPlan(self.num_agents, str(self.slots))
-        ports = find_free_ports(len(plan.port_names), [])
+        ports = own_ports(len(plan.port_names))
         plan = replace(plan, port_by_name=dict(zip(plan.port_names, ports, strict=True)))
         for program in make_programs(self.layout, plan, sys.executable, find_etcd_binary()):
             self.programs[program.name] = _moved(program, self.host) if program.kind != "etcd" else program
@@ -67,7 +68,7 @@ class Fleet:
     def add_scheduler(self) -> None:
         """A second one, "scheduler-2", and agents that know of both."""
         first = self.programs["scheduler"]
-        ports = find_free_ports(len(first.addresses), [])
+        ports = own_ports(len(first.addresses))
         addresses = {kind: f"{self.host}:{port}" for kind, port in zip(first.addresses, ports, strict=True)}
         words = first.arguments
         for kind, address in addresses.items():

@@ -22,7 +22,6 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State
 from gangline.domain.storage_fault import MARKER_FILE
 from gangline.domain.user import User
-from gangline.local.port import find_free_ports
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
 from services.common import keys
@@ -30,6 +29,7 @@ from services.common.etcd import EtcdClient, EtcdSettings, Put
 from services.common.security import allocation_token, as_password, hash_token
 from services.gateway.program import GatewaySettings
 from tests.support.forked_service import ForkedService, fork_service, load_service
+from tests.support.port import own_ports
 from tests.support.wait import until, until_async
 
 PROGRAM = "services.gateway.__main__"
@@ -133,7 +133,7 @@ class GatewayProcess:
         (folder / "cluster.token").write_text(CLUSTER_TOKEN)
         mount_storage(folder / "storage")
         # Such that nobody else is given one of them while the gateway is away.
-        grpc_port, http_port = find_free_ports(2)
+        grpc_port, http_port = own_ports(2)
         self.flags = {
             "etcd-endpoints": etcd_address,
             "cluster-token-file": str(folder / "cluster.token"),

@@ -16,13 +16,13 @@ import pytest
 from gangline.local.etcd import launch_etcd
 from gangline.local.etcd_program import find_etcd_binary
 from gangline.local.layout import Layout
-from gangline.local.port import find_free_ports
 from gangline.local.shutdown import find_cluster_processes
 from gangline.login import HOME_VARIABLE
 from services.common.etcd import EtcdClient, EtcdSettings, Put
 from tests.support.account import NOBODY, can_change_account, listening_addresses, run_as_nobody
 from tests.support.cluster import COMMAND, Cluster, running_cluster
 from tests.support.gated_run import gated_run
+from tests.support.port import own_ports
 
 pytestmark = pytest.mark.timeout(240)
 needs_root = pytest.mark.skipif(not can_change_account(), reason="only root can act as another account")
@@ -120,7 +120,7 @@ def test_data_directory_of_the_version_before_goes_on_and_becomes_private(
     folder = tmp_path / ("cluster, a long name " * 5)
     data = folder / "data"
     data.mkdir(parents=True)
-    client_port, peer_port = find_free_ports(2)
+    client_port, peer_port = own_ports(2)
     client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
     arguments = [
         *("--data-dir", str(data / "etcd"), "--name", "local", "--initial-cluster", f"local={peer}"),

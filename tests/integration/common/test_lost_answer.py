@@ -10,10 +10,10 @@ import pytest
 
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import Effect, GanglineError
-from gangline.local.port import find_free_ports
 from services.common import keys
 from services.common.election import Deposed, Election, Leadership, Refused
 from services.common.etcd import Delete, EtcdClient, EtcdSettings, Guard, Put, Unsure
+from tests.support.port import own_ports
 from tests.support.proxy import Proxy
 from tests.support.wait import until, until_async, within
 
@@ -105,7 +105,7 @@ async def test_a_write_that_could_not_be_settled_is_settled_before_the_next_one(
 ) -> None:
     """The first member hangs with the request, the second is away, so that the commit fails with an open outcome. The
     second comes back and takes a newer write; then the first goes on."""
-    (port,) = find_free_ports(1)
+    (port,) = own_ports(1)
     async with Proxy(etcd_settings.endpoints[0]) as hanging:
         endpoints = (hanging.address, f"127.0.0.1:{port}")
         async with EtcdClient(EtcdSettings(endpoints=endpoints, try_seconds=0.3, deadline_seconds=1.0)) as client:

@@ -74,4 +74,6 @@ def test_tuner_finds_the_faster_buckets_and_throws_slower_ones_out(tmp_path: Pat
     again = _run(tmp_path / "again", size, [slow])
     assert "recalled from trial" in again.output(0)
     assert "fusion: the recalled buckets are slower than the default here; tuning again" in again.output(0)
-    _check_tuned(again, size)
+    # A busy machine may leave it with the default.
+    (num_buckets,) = set(_num_buckets(again, size))
+    assert 2 <= num_buckets < _NUM_TENSORS / 2
