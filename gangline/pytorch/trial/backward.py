@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -45,12 +48,69 @@ def check_loss(loss: Any, gradient: Any) -> None:
         )
 
 
-def watch_gradients(model: nn.Module, on_gradient: Callable[[], None]) -> None:
-    """Adds hooks to a model. on_gradient: called when a backward pass has made gradients of this model. Only the first
-    and the last trained parameter get a hook, because a hook on each would cost time in every pass."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad and not is_lazy(parameter)]
-    for parameter in {id(parameter): parameter for parameter in (*trained[:1], *trained[-1:])}.values():
-        parameter.register_post_accumulate_grad_hook(lambda _: on_gradient())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class OwnBackward:
+    """Notices backward passes of a trial past context.backward. is_refused: returns whether a pass that begins now is
+    such a one, and may not reach a wrapped model.
+
+    Looks at the beginning of each of torch's backward passes, and adds hooks to the parameters for a refused pass
+    alone. Hooks on every pass would cost time in every step.
+    """
+
+    def __init__(self, is_refused: Callable[[], bool]) -> None:
+        self.is_refused = is_refused
+        self._models: list[nn.Module] = []
+        _notice_passes()
+        _watching[:] = [other for other in _watching if other() is not None] + [weakref.ref(self)]
+
+    def watch(self, model: nn.Module) -> None:
+        """Adds a wrapped model."""
+        self._models.append(model)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Returns a context for a backward pass. One that reaches a trained parameter of a watched model ends with
+        GanglineError `pytorch.own_backward`."""
+        handles = [
+            parameter.register_post_accumulate_grad_hook(_refuse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            for model in self._models
+            for parameter in model.parameters()
+            if parameter.requires_grad and not is_lazy(parameter)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+# Those of this process's trials.
+_watching: list[weakref.ref[OwnBackward]] = []
+
+
+@cache
+def _notice_passes() -> None:
+    """Puts a look before torch's backward passes. Tensor.backward and torch.autograd.backward call the engine by this
+    name; so does torch.autograd.grad, which leaves the gradients of parameters alone."""
+    run: Callable[..., Any] = torch.autograd._engine_run_backward
+
+    @wraps(run)
+    def noticed(*arguments: Any, **options: Any) -> Any:
+        if not options.get("accumulate_grad"):
+            return run(*arguments, **options)
+        living = [watch for reference in _watching if (watch := reference()) is not None]
+        refusing = [watch for watch in living if watch.is_refused()]
+        if not refusing:
+            return run(*arguments, **options)
+        with ExitStack() as stack:
+            for watch in refusing:
+                stack.enter_context(watch.refusing())
+            return run(*arguments, **options)
+
+    torch.autograd._engine_run_backward = noticed
+
+
+def _refuse(_parameter: torch.Tensor) -> None:
+    raise own_backward()
 
 
 def own_backward() -> GanglineError:

@@ -34,7 +34,7 @@ from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.profile import ProfileSetting
 from gangline.pytorch.profile.trace import Trace
 from gangline.pytorch.trial.autocast import autocast_forward
-from gangline.pytorch.trial.backward import watch_gradients
+from gangline.pytorch.trial.backward import OwnBackward
 from gangline.pytorch.trial.lr_scheduler import LRScheduler
 from gangline.pytorch.trial.setting import TrialSetting
 from gangline.pytorch.trial.tensorboard_writer import GatheredScalars, make_writer
@@ -117,6 +117,8 @@ class PyTorchTrialContext(Lacking):
         self._scalars = GatheredScalars(self._open_writer)
         self._stop_requested = False
         self._has_warned_of_batch_size = False
+        # Not bound to the present update, because use_amp replaces it.
+        self._own_backward = OwnBackward(lambda: self.update.refuses_own_backward)
         self._set_precision(setting.optimizations.autocast_type)
 
     @property
@@ -190,7 +192,7 @@ class PyTorchTrialContext(Lacking):
         log_left_out(recompute(model, *recomputation_of(self.setting.parallelism)))
         wrapped = self.strategy.prepare_model(model if self.strategy.places_models else model.to(self.device))
         if not self.strategy.runs_batch:
-            watch_gradients(wrapped, self._on_gradient)
+            self._own_backward.watch(wrapped)
         self.models.append(wrapped)
         return wrapped
 
@@ -436,10 +438,6 @@ class PyTorchTrialContext(Lacking):
             self._writer = None
         self._has_opened_writer = True
         return self.get_tensorboard_writer()
-
-    def _on_gradient(self) -> None:
-        # Not bound to the present update, because use_amp replaces it.
-        self.update.on_gradient()
 
     def _average_gradients(self, is_on: bool) -> None:
         # Changes the setting as well, because use_amp makes a new update from it.

@@ -21,7 +21,7 @@ from gangline.errors import invalid
 from gangline.pytorch.data.torch_error import explain
 from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.profile.clock import StepClock
-from gangline.pytorch.trial.backward import check_loss, own_backward, second_order
+from gangline.pytorch.trial.backward import check_loss, second_order
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -36,13 +36,13 @@ class Precision:
         self.kind = kind
         self._regions: list[torch.autocast] = []
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> AbstractContextManager[None]:
         """Opens a region for a forward pass; does nothing without mixed precision."""
-        if self.kind is None:
-            yield
-            return
-        region = torch.autocast(self._device_type, dtype=_TYPES[self.kind])
+        return _NOTHING if self.kind is None else self._region(_TYPES[self.kind])
+
+    @contextmanager
+    def _region(self, number_type: torch.dtype) -> Iterator[None]:
+        region = torch.autocast(self._device_type, dtype=number_type)
         with region:
             self._regions.append(region)
             try:
@@ -50,10 +50,13 @@ class Precision:
             finally:
                 self._regions.pop()
 
-    @contextmanager
-    def outside(self) -> Iterator[None]:
+    def outside(self) -> AbstractContextManager[None]:
         """Leaves the open regions for a backward pass, as if they had ended. A region keeps its copies of weights until
         it ends, and in a backward pass they would take memory beside all gradients."""
+        return _NOTHING if self.kind is None else self._outside()
+
+    @contextmanager
+    def _outside(self) -> Iterator[None]:
         regions = list(self._regions)
         # The trial may have opened regions of its own inside of these.
         kind = self._device_type
@@ -134,12 +137,15 @@ class ParameterUpdate:
         self._weight = weight
         self._is_first_backward = self._is_in_batch = True
 
-    def on_gradient(self) -> None:
-        """Called when a backward pass has reached a wrapped model. Raises GanglineError `pytorch.own_backward` for a
-        trial's own backward pass whose gradients context.backward would have changed."""
-        is_own = self._is_in_batch and not self._is_in_backward
-        if is_own and (self._strategy.has_peers or self._loss_divisor > 1 or self.own_scaler is not None):
-            raise own_backward()
+    @property
+    def refuses_own_backward(self) -> bool:
+        """Whether a backward pass that begins now is the trial's own, past context.backward, which would have changed
+        its gradients."""
+        return (
+            self._is_in_batch
+            and not self._is_in_backward
+            and (self._strategy.has_peers or self._loss_divisor > 1 or self.own_scaler is not None)
+        )
 
     def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
         check_loss(loss, gradient)

@@ -47,9 +47,12 @@ class DdpStrategy(Strategy):
         self._exchange = exchange
         self._shares_buffers = bool(options.get("broadcast_buffers", True))
         self._routed: list[_Routed] = []
+        # The models whose gradients are exchanged: those that have, or had, a trained parameter.
+        self._exchanged: list[_Routed] = []
         self._forwards = FreshForwards()
         # With these options torch inspects a forward pass's outputs, for unused parameters or for the static graph.
         self._needs_forward = bool(options.get("find_unused_parameters") or options.get("static_graph"))
+        self._is_static = bool(options.get("static_graph"))
         self._expecting: set[int] = set()
         self._is_repeated = False
         self._models = WrappedModels(self.name, replaces=False)
@@ -91,12 +94,12 @@ class DdpStrategy(Strategy):
         self._prepared = None
 
     def _average_strays(self, optimizer: Optimizer) -> None:
-        late = {id(parameter) for routed in self._exchanged() if routed.late.is_on for parameter in routed.trained}
-        average_strays(optimizer, besides=late)
+        late = [parameter for routed in self._exchanged if routed.late.is_on for parameter in routed.trained]
+        average_strays(optimizer, besides=set(map(id, late)))
 
     def compress_gradients(self, optimizer: Optimizer, is_wanted: bool) -> None:
         stepped_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for routed in self._exchanged():
+        for routed in self._exchanged:
             if any(id(parameter) in stepped_ids for parameter in routed.model.parameters()):
                 assert routed.number is not None
                 assert routed.wrapper is not None
@@ -129,10 +132,9 @@ class DdpStrategy(Strategy):
         return self._without_exchange()
 
     def bucketed(self) -> BucketedModel | None:
-        exchanged = self._exchanged()
-        if len(exchanged) != 1 or self._exchange.bucket_cap_mb is not None:
+        if len(self._exchanged) != 1 or self._exchange.bucket_cap_mb is not None:
             return None
-        (routed,) = exchanged
+        (routed,) = self._exchanged
         self._bucketed = BucketedModel(
             lambda: self._wrappers[0], lambda options: self._rewrap(routed, options), self._exchange.wire_ratio
         )
@@ -140,13 +142,13 @@ class DdpStrategy(Strategy):
 
     def before_backward(self, is_first: bool) -> None:
         self._prepared = None
-        for routed in self._exchanged():
+        for routed in self._exchanged:
             routed.late.begin_backward()
         if self._needs_forward:
             self._forwards.begin_backward(is_first)
             return
         self._is_repeated = not is_first
-        for routed in self._exchanged():
+        for routed in self._exchanged:
             if routed.number in self._expecting:
                 continue
             if is_first:
@@ -179,7 +181,7 @@ class DdpStrategy(Strategy):
         self._exchange.load_rank_state(state)
 
     def _exchange_late(self) -> None:
-        for routed in self._exchanged():
+        for routed in self._exchanged:
             if routed.late.is_on and routed.trained:
                 average_all(routed.trained)
                 routed.late.end_backward()
@@ -188,7 +190,7 @@ class DdpStrategy(Strategy):
     def _exchange_repeated(self) -> None:
         """Averages the gradients that a second pass through one graph has changed. Those of the first pass are means
         already, which another mean does not change."""
-        for routed in self._exchanged():
+        for routed in self._exchanged:
             if routed.marks is not None:
                 before, routed.marks = routed.marks, None
                 changed = [
@@ -200,7 +202,7 @@ class DdpStrategy(Strategy):
     def _check_used(self) -> None:
         """Raises an error for gradients that are missing after a backward pass. torch exchanges a bucket once all of
         its gradients are present, and reports a missing one a step later."""
-        for routed in self._exchanged():
+        for routed in self._exchanged:
             unused = [parameter for parameter in routed.wrapped_for if parameter.grad is None]
             if len(unused) == len(routed.wrapped_for):
                 # A model that this backward pass has not reached at all waits for its own backward pass.
@@ -212,13 +214,9 @@ class DdpStrategy(Strategy):
             names = [name_by_id.get(id(parameter), "a parameter that it has no more") for parameter in unused]
             raise unused_parameters(class_name(routed.model), names, self.name)
 
-    def _exchanged(self) -> list[_Routed]:
-        """Returns the models whose gradients are exchanged: those with a trained parameter."""
-        return [routed for routed in self._routed if routed.wrapper is not None]
-
     @property
     def _wrappers(self) -> list[DistributedDataParallel]:
-        return [routed.wrapper for routed in self._routed if routed.wrapper is not None]
+        return [routed.wrapper for routed in self._exchanged if routed.wrapper is not None]
 
     def _route(self, model: nn.Module) -> None:
         routed = _Routed(model)
@@ -227,10 +225,10 @@ class DdpStrategy(Strategy):
             model,
             lambda inner: self._wrap(routed, inner),
             on_forward=routed.tell,
-            before_pass=lambda: self._before_pass(routed),
+            before_pass=partial(self._before_pass, routed),
         )
-        routed.inner.before_local_pass = lambda: self._before_local_pass(routed)
-        routed.inner.after_forward = lambda: self._after_forward(routed)
+        routed.inner.before_local_pass = partial(self._before_local_pass, routed)
+        routed.inner.after_forward = partial(self._after_forward, routed)
         self._routed.append(routed)
 
     def _before_pass(self, routed: _Routed) -> None:
@@ -249,7 +247,7 @@ class DdpStrategy(Strategy):
     def _after_forward(self, routed: _Routed) -> None:
         """Decides when this pass's gradients are exchanged. Called before DistributedDataParallel prepares for the
         backward pass."""
-        if routed.wrapper is not None and routed.trained and not self._options.get("static_graph"):
+        if routed.wrapper is not None and routed.trained and not self._is_static:
             routed.late.end_pass(routed.trained)
             self._apply_exchange(routed)
 
@@ -259,8 +257,10 @@ class DdpStrategy(Strategy):
             self._apply_exchange(routed)
 
     def _apply_exchange(self, routed: _Routed) -> None:
-        if routed.wrapper is not None:
-            routed.wrapper.require_backward_grad_sync = self._is_exchanging and not routed.late.is_on
+        wrapper, is_wanted = routed.wrapper, self._is_exchanging and not routed.late.is_on
+        # Assigned on a change alone, because a module's own assignment is slow and this runs at each pass.
+        if wrapper is not None and wrapper.require_backward_grad_sync is not is_wanted:
+            wrapper.require_backward_grad_sync = is_wanted
 
     def _wrap(self, routed: _Routed, inner: OriginalForward) -> nn.Module:
         routed.inner = inner
@@ -269,6 +269,7 @@ class DdpStrategy(Strategy):
             return routed.bare
         routed.number = len(self._wrappers)
         routed.wrapper, routed.wrapped_for = self._make_wrapper(inner, {}), routed.trained
+        self._exchanged.append(routed)
         self._exchange.attach(routed.wrapper)
         if self._needs_forward:
             routed.on_forward = self._forwards.add(class_name(routed.model), routed.model)
@@ -392,9 +393,9 @@ class _Routed:
 
     def has_changed(self) -> bool:
         # Costs tens of nanoseconds for each parameter. A walk over the modules would take a hundred times as long.
-        return any(parameter.requires_grad for parameter in self.frozen) or not all(
-            parameter.requires_grad for parameter in self.trained
-        )
+        return False in [parameter.requires_grad for parameter in self.trained] or True in [
+            parameter.requires_grad for parameter in self.frozen
+        ]
 
     def is_wrapped_for(self) -> bool:
         return [id(parameter) for parameter in self.wrapped_for] == [id(parameter) for parameter in self.trained]

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -69,13 +69,17 @@ class OriginalForward(nn.Module):
         return output
 
 
-class _Route(NamedTuple):
-    wrapper: weakref.ref[nn.Module]
-    inner: weakref.ref[OriginalForward]
+class _Route:
+    """Keeps where one model's forward goes. All references are weak, because a wrapper refers to its model; the
+    strategy owns the wrappers. Belongs to the class that the model got, so that finding it costs a forward pass
+    nothing."""
 
+    __slots__ = ("inner", "model", "wrapper")
 
-# Weak on both sides, because a wrapper refers to its model. The strategy owns the wrappers.
-_route_by_model: weakref.WeakKeyDictionary[nn.Module, _Route] = weakref.WeakKeyDictionary()
+    def __init__(self, model: nn.Module) -> None:
+        self.model = weakref.ref(model)
+        self.wrapper: Callable[[], nn.Module | None] = lambda: None
+        self.inner: Callable[[], OriginalForward | None] = lambda: None
 
 
 def route(
@@ -95,12 +99,15 @@ def route(
     original = _original_class(model)
     own_forward = vars(model).pop("forward", None)
     forward = own_forward or original.forward.__get__(model)
-    _route_by_model.pop(model, None)
+    own_route = _find_route(model)
+    if own_route is not None:
+        own_route.inner = lambda: None
     inner = OriginalForward(model, forward, on_forward, before_pass)
     wrapper = wrap(inner)
-    if original is type(model):
-        model.__class__ = _routed_class(original)
-    _route_by_model[model] = _Route(weakref.ref(wrapper), weakref.ref(inner))
+    if own_route is None:
+        own_route = _Route(model)
+        model.__class__ = _routed_class(original, own_route)
+    own_route.wrapper, own_route.inner = weakref.ref(wrapper), weakref.ref(inner)
     return wrapper
 
 
@@ -114,7 +121,15 @@ def _hide_from_compiler() -> None:
 
 def reroute(model: nn.Module, wrapper: nn.Module) -> None:
     """Sends a routed model's forward through another wrapper, made around the same inner module as the earlier one."""
-    _route_by_model[model] = _route_by_model[model]._replace(wrapper=weakref.ref(wrapper))
+    own_route = _find_route(model)
+    assert own_route is not None
+    own_route.wrapper = weakref.ref(wrapper)
+
+
+def _find_route(model: nn.Module) -> _Route | None:
+    """Returns None for a model that was not routed. Another instance of a routed model's class is such a model too."""
+    own_route: _Route | None = getattr(type(model), "_gangline_route", None)
+    return own_route if own_route is not None and own_route.model() is model else None
 
 
 def _original_class(model: nn.Module) -> type[nn.Module]:
@@ -122,17 +137,16 @@ def _original_class(model: nn.Module) -> type[nn.Module]:
     return getattr(model_class, "_gangline_original", model_class)
 
 
-def _routed_class(original: type[nn.Module]) -> type[nn.Module]:
+def _routed_class(original: type[nn.Module], own_route: _Route) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        own_route = _route_by_model.get(self)
-        inner = own_route.inner() if own_route else None
+        inner = own_route.inner() if own_route.model() is self else None
         if inner is None:
             return original.forward(self, *args, **kwargs)
         if not torch.is_grad_enabled():
             inner.before_local_pass()
             return inner.original_forward(*args, **kwargs)
         inner.before_pass()
-        wrapper = _route_by_model[self].wrapper()
+        wrapper = own_route.wrapper()
         assert wrapper is not None
         return wrapper(*args, **kwargs)
 
@@ -148,7 +162,8 @@ def _routed_class(original: type[nn.Module]) -> type[nn.Module]:
 
     # torch.compile cannot trace this function. It compiles what the function calls.
     hidden = torch.compiler.disable(forward, recursive=False)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    content = {"forward": hidden, "__reduce_ex__": reduce, "_gangline_original": original}
-    routed = type(original.__name__, (original,), {**content, "__module__": original.__module__})
+    content = {"forward": hidden, "__reduce_ex__": reduce, "__module__": original.__module__}
+    own = {"_gangline_original": original, "_gangline_route": own_route}
+    routed = type(original.__name__, (original,), {**content, **own})
     routed.__qualname__ = original.__qualname__
     return routed

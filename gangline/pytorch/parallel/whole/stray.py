@@ -15,25 +15,33 @@ from torch.optim import Optimizer
 from gangline.pytorch.parallel.shared.broadcast import average_tensors
 
 
-@torch.no_grad()
 def average_strays(optimizer: Optimizer, besides: Container[int] = ()) -> None:
     """Averages the stray gradients of an optimizer's parameters. All ranks call it in step. A parameter without a
     gradient on this rank counts as zero where others have one. besides: ids of parameters that are exchanged in another
     way."""
-    stepped = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    parameters = [parameter for parameter in stepped if id(parameter) not in besides]
-    marks = [_is_stray(parameter.grad) for parameter in parameters]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if besides:
+        parameters = [parameter for parameter in parameters if id(parameter) not in besides]
+    # Runs at every step for every parameter, so it calls no function. A sparse gradient is never a view, and
+    # DistributedDataParallel has exchanged it. Any other gradient that was exchanged is a view of a bucket, which has
+    # one dimension.
+    marks = [
+        (gradient := parameter.grad) is not None
+        and ((base := gradient._base) is None or base.dim() != 1)
+        and gradient.layout is torch.strided
+        for parameter in parameters
+    ]
     if any(marks):
         average_marked(parameters, marks)
 
 
-@torch.no_grad()
 def average_all(parameters: Sequence[torch.Tensor]) -> None:
     """Averages all gradients that any rank has, as average_strays does. Averaging the same gradients again changes
     nothing."""
     average_marked(parameters, [parameter.grad is not None for parameter in parameters])
 
 
+@torch.no_grad()
 def average_marked(parameters: Sequence[torch.Tensor], marks: Sequence[bool]) -> None:
     wanted = torch.tensor(marks, dtype=torch.int32, device=parameters[0].device)
     dist.all_reduce(wanted, op=dist.ReduceOp.MAX)
@@ -47,11 +55,3 @@ def average_marked(parameters: Sequence[torch.Tensor], marks: Sequence[bool]) ->
         if gradient.is_sparse:
             gradient.div_(dist.get_world_size())
             dist.all_reduce(gradient)
-
-
-def _is_stray(gradient: torch.Tensor | None) -> bool:
-    # A sparse gradient is never a view, and DistributedDataParallel has exchanged it. Any other gradient that was
-    # exchanged is a view of a bucket, which has one dimension.
-    if gradient is None or gradient.layout is not torch.strided:
-        return False
-    return gradient._base is None or gradient._base.dim() != 1
