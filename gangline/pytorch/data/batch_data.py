@@ -12,9 +12,6 @@ TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
 """What batches mostly are; nests of these work as well."""
 
 
-_ARRAYS = (torch.Tensor, np.ndarray)
-
-
 def move(batch: Any, device: torch.device) -> Any:
     """Returns the same nest of mappings, lists and tuples with its tensors on the device. Arrays of numbers become
     tensors; other values stay as they are."""
@@ -46,7 +43,9 @@ def data_length(data: Any) -> int:
 
 def count_records(batch: Any) -> int:
     """Returns the first dimension of the first tensor or array found; 0 when there is none."""
-    if isinstance(batch, _ARRAYS):
+    if isinstance(batch, torch.Tensor):
+        return batch.size(0) if batch.dim() else 1
+    if isinstance(batch, np.ndarray):
         return int(batch.shape[0]) if batch.ndim else 1
     values = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
     for value in values:

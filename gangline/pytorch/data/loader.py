@@ -170,7 +170,15 @@ class _ShardSampler(data.Sampler[Any]):
         first = self._in_rounds[0]
         for epoch, steps in first.training_steps(first.steps_per_epoch(self._row()), first_step):
             row, read = self._row(), self._order.open(epoch, self._seed)
-            for step in steps:
+            # A few additions for each batch: nearly all steps are whole, and a short step would feel more.
+            whole = range(steps.start, steps.start) if self._has_batches else first.whole_steps(row, steps, shift)
+            for step in whole:
+                for shard in self._in_rounds:
+                    begin = shard.begin(row, step, shift)
+                    if self.weights is not None:
+                        self.weights.append(1.0)
+                    yield read(begin, begin + row.batch_size)
+            for step in steps[len(whole) :]:
                 parts = [shard.part(row, step, shift) for shard in self._in_rounds]
                 for batch, weight in self._take(read, parts):
                     if self.weights is not None:
@@ -284,9 +292,18 @@ class DataLoader:
         """Yields a rank's endless stream as from get_data_loader, each batch with its weight: the weight of its mean in
         the mean over all ranks and rounds. 0 for a batch of records that another rank trains on."""
         loader = self.get_data_loader(True, skip, num_replicas, rank, seed, shift=shift, rounds=rounds)
-        weights = cast("_ShardSampler", loader.batch_sampler).weights = deque[float]()
-        for batch in loader:
-            yield batch, weights.popleft()
+        sampler = cast("_ShardSampler", loader.batch_sampler)
+        weights = sampler.weights = deque[float]()
+        if loader.num_workers or loader.pin_memory or "generator" in self._options:
+            for batch in loader:
+                yield batch, weights.popleft()
+            return
+        # As torch's loader reads in this process, without what its iterator does around each batch.
+        dataset, collate = loader.dataset, cast("Callable[[Any], Any]", loader.collate_fn)
+        read_all = getattr(dataset, "__getitems__", None)
+        for indices in sampler:
+            records = read_all(indices) if read_all else [dataset[index] for index in indices]
+            yield collate(records), weights.popleft()
 
     def place_after(self, entries: int, num_replicas: int) -> tuple[int, int]:
         """Returns the place at which an epoch continues after so many entries: steps, and shift, for `skip` and `shift`

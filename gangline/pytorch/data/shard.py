@@ -66,6 +66,15 @@ class Shard:
             yield epoch, range(offset, steps_per_epoch)
             epoch, offset = epoch + 1, 0
 
+    def whole_steps(self, row: Row, steps: range, shift: int = 0) -> range:
+        """Returns those of these steps that have a whole batch for every rank; they come first in an epoch."""
+        num_whole = max(0, row.length - shift) // (row.batch_size * self.size)
+        return range(steps.start, max(steps.start, min(steps.stop, num_whole)))
+
+    def begin(self, row: Row, step: int, shift: int = 0) -> int:
+        """Returns the first entry of this rank's batch of a whole step. Its weight is 1."""
+        return (step * self.size + self.rank) * row.batch_size + shift
+
     def part(self, row: Row, step: int, shift: int = 0) -> Part:
         """Returns this rank's part of a step of an epoch."""
         full_step = row.batch_size * self.size

@@ -186,11 +186,15 @@ class TrainingLoop:
                 batch, weight = next(batches)
             if position.is_epoch_start and number == 1:
                 self._call(lambda callback: start_epoch(callback, position.epoch))
-            # A batch of weight 0 belongs to another rank or round, so reducers must not see its records.
-            with _NOTHING if weight else self._context.reducers.unchanged():
-                result = self._update_model(batch, weight, is_step and number == self._rounds)
+            ends_step = is_step and number == self._rounds
+            if weight:
+                result = self._update_model(batch, weight, ends_step)
+                records += self._trial.get_batch_length(batch)
+            else:
+                # The batch belongs to another rank or round, so reducers must not see its records.
+                with self._context.reducers.unchanged():
+                    result = self._update_model(batch, weight, ends_step)
             self._reports.add(result, weight)
-            records += self._trial.get_batch_length(batch) if weight else 0
         self._records += records
         if self._is_profiled:
             self._profile.end_batch(records, is_step)
@@ -225,7 +229,9 @@ class TrainingLoop:
 
     def _train_part(self, batch: Any, is_last: bool) -> Any:
         """Calls train_batch with a batch, or with a part of one. is_last: of the calls for this batch."""
-        with _NOTHING if is_last else self._context.update.without_step():
+        if is_last:
+            return self._call_train(batch, self._position.epoch, self._position.batches)
+        with self._context.update.without_step():
             return self._call_train(batch, self._position.epoch, self._position.batches)
 
     def _after_batch(self) -> None:

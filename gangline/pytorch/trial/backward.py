@@ -19,6 +19,23 @@ from gangline.pytorch.parallel.staged.absent import Absent, refuse_read
 
 def check_loss(loss: Any, gradient: Any) -> None:
     """Raises GanglineError `pytorch.loss` for a loss without a gradient."""
+    if type(loss) is not torch.Tensor:
+        _check_type(loss)
+    if gradient is None and loss.numel() != 1:
+        raise invalid(
+            "pytorch.loss",
+            f"context.backward got a loss of shape {list(loss.shape)} where it needs one number; pass its mean, as in "
+            "context.backward(loss.mean())",
+        )
+    if not loss.requires_grad:
+        raise invalid(
+            "pytorch.loss",
+            "context.backward got a loss that depends on no trained parameter; compute it from the output of a wrapped "
+            "model, without torch.no_grad() and .detach(), and leave some parameters with requires_grad",
+        )
+
+
+def _check_type(loss: Any) -> None:
     if not isinstance(loss, torch.Tensor):
         raise invalid(
             "pytorch.loss",
@@ -34,18 +51,12 @@ def check_loss(loss: Any, gradient: Any) -> None:
         )
     if isinstance(loss, Absent):
         raise refuse_read(loss)
-    if gradient is None and loss.numel() != 1:
-        raise invalid(
-            "pytorch.loss",
-            f"context.backward got a loss of shape {list(loss.shape)} where it needs one number; pass its mean, as in "
-            "context.backward(loss.mean())",
-        )
-    if not loss.requires_grad:
-        raise invalid(
-            "pytorch.loss",
-            "context.backward got a loss that depends on no trained parameter; compute it from the output of a wrapped "
-            "model, without torch.no_grad() and .detach(), and leave some parameters with requires_grad",
-        )
+
+
+class Pass:
+    """is_ours: whether a backward pass of context.backward runs, in which torch may begin others."""
+
+    is_ours = False
 
 
 class OwnBackward:
@@ -95,7 +106,7 @@ def _notice_passes() -> None:
 
     @wraps(run)
     def noticed(*arguments: Any, **options: Any) -> Any:
-        if not options.get("accumulate_grad"):
+        if Pass.is_ours or not options.get("accumulate_grad"):
             return run(*arguments, **options)
         living = [watch for reference in _watching if (watch := reference()) is not None]
         refusing = [watch for watch in living if watch.is_refused()]

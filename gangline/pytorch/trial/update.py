@@ -21,9 +21,10 @@ from gangline.errors import invalid
 from gangline.pytorch.data.torch_error import explain
 from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.profile.clock import StepClock
-from gangline.pytorch.trial.backward import check_loss, second_order
+from gangline.pytorch.trial.backward import Pass, check_loss, second_order
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
+_ZERO_GRAD = Optimizer.zero_grad
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -117,7 +118,7 @@ class ParameterUpdate:
         self.is_step_batch = True
         self._weight = 1.0
         self._is_first_backward = True
-        self._is_in_batch = self._is_in_backward = False
+        self._is_in_batch = False
         self._strategy = strategy
         self._precision = precision
         self._clock = clock
@@ -139,13 +140,8 @@ class ParameterUpdate:
 
     @property
     def refuses_own_backward(self) -> bool:
-        """Whether a backward pass that begins now is the trial's own, past context.backward, which would have changed
-        its gradients."""
-        return (
-            self._is_in_batch
-            and not self._is_in_backward
-            and (self._strategy.has_peers or self._loss_divisor > 1 or self.own_scaler is not None)
-        )
+        """Whether a backward pass of the trial's own would have got other gradients from context.backward."""
+        return self._is_in_batch and (self._strategy.has_peers or self._loss_divisor > 1 or self.own_scaler is not None)
 
     def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
         check_loss(loss, gradient)
@@ -161,7 +157,7 @@ class ParameterUpdate:
             if self.is_step_batch:
                 self._strategy.before_backward(self._is_first_backward)
                 self._is_first_backward = False
-            self._is_in_backward = True
+            Pass.is_ours = True
             try:
                 self._strategy.run_backward(loss, gradient, retain_graph, create_graph)
                 if self.is_step_batch:
@@ -173,7 +169,7 @@ class ParameterUpdate:
                     raise
                 raise meaning from error
             finally:
-                self._is_in_backward = False
+                Pass.is_ours = False
 
     def step(
         self,
@@ -212,7 +208,7 @@ class ParameterUpdate:
             else:
                 optimizer.step(closure) if closure is not None else optimizer.step()
             if auto_zero_grads:
-                optimizer.zero_grad()
+                _clear_gradients(optimizer)
 
     def _unscale(self, scaler: Any, optimizer: Optimizer) -> None:
         scaler.unscale_(optimizer)
@@ -236,3 +232,13 @@ class ParameterUpdate:
             states = getattr(scaler, "_per_optimizer_states", {})
             if any(state["found_inf_per_device"] for state in states.values()):
                 scaler.update()
+
+
+def _clear_gradients(optimizer: Optimizer) -> None:
+    """Does what zero_grad does. torch's own marks itself for a profiler, which takes longer than the rest of it."""
+    if type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in vars(optimizer):
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None

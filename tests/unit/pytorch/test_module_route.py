@@ -109,7 +109,7 @@ def test_forward_of_one_instance_is_kept() -> None:
 def test_one_walk_over_the_modules_serves_all_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     first = Net()
     model = nn.Sequential(first, Net())
-    inner = OriginalForward(model, model.forward, lambda: None)
+    inner = OriginalForward(model, model.forward)
     names, parameters = [name for name, _ in inner.named_modules()], dict(inner.named_parameters())
     with inner.walked_once():
         monkeypatch.setattr(nn.Module, "named_modules", None)

@@ -4,6 +4,7 @@ a wrapped model, and the models must be as they were when they were wrapped. Use
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from gangline.errors import invalid
 # The module into which torch.compile puts a model, in the names of its tensors.
 _COMPILED = "_orig_mod"
 LAZY_MODEL = "parallelism.lazy_model"
+_PARAMETERS = itemgetter("params")
 
 
 class WrappedModels:
@@ -146,7 +148,8 @@ class Shards:
 
 
 def _count(optimizer: Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
+    # At every step, so without a frame for each group.
+    return sum(map(len, map(_PARAMETERS, optimizer.param_groups)))
 
 
 def inner_of(model: nn.Module) -> nn.Module:

@@ -13,9 +13,9 @@ from typing import Any
 from torch.utils.checkpoint import CheckpointFunction
 
 
-class _Notice:
+class Notice:
     """Counts checkpoints. num_passes: forward passes of reentrant checkpoints so far. depth: those under way, also in a
-    backward pass."""
+    backward pass. Code that runs in every step reads the attributes, because a call would cost it time."""
 
     num_passes = 0
     depth = 0
@@ -31,22 +31,17 @@ def install() -> None:
 
 def is_inside() -> bool:
     """Returns whether the calling code runs in such a checkpoint."""
-    return _Notice.depth > 0
-
-
-def num_passes() -> int:
-    """Returns the number of forward passes of such checkpoints so far."""
-    return _Notice.num_passes
+    return Notice.depth > 0
 
 
 def _noticed(function: Callable[..., Any], num_passes: int) -> Callable[..., Any]:
     @wraps(function)
     def call(*arguments: Any) -> Any:
-        _Notice.num_passes += num_passes
-        _Notice.depth += 1
+        Notice.num_passes += num_passes
+        Notice.depth += 1
         try:
             return function(*arguments)
         finally:
-            _Notice.depth -= 1
+            Notice.depth -= 1
 
     return call

@@ -22,6 +22,7 @@ from gangline.pytorch.parallel.shared.batch_norm import prepare_batch_norm
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.copies import Copies
 from gangline.pytorch.parallel.shared.ownership import WrappedModels, check_initialised, class_name
+from gangline.pytorch.parallel.shared.reentrant import Notice
 from gangline.pytorch.parallel.shared.strategy import Holder, Strategy, sparse_module
 from gangline.pytorch.parallel.whole.ddp_meter import DdpMeter
 from gangline.pytorch.parallel.whole.exchange import Exchange
@@ -80,22 +81,24 @@ class DdpStrategy(Strategy):
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         self._models.check(optimizer)
         self._models.watch(optimizer)
-        optimizer.register_step_pre_hook(lambda stepped, *_: self._before_any_step(stepped))
+        optimizer.register_step_pre_hook(self._before_any_step)
         return optimizer
 
     def before_step(self, optimizer: Optimizer) -> None:
         self._average_strays(optimizer)
         self._prepared = id(optimizer)
 
-    def _before_any_step(self, optimizer: Optimizer) -> None:
+    def _before_any_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Averages stray gradients before a step. Also covers an optimizer that the trial steps by itself."""
         if self._prepared != id(optimizer):
             self._average_strays(optimizer)
         self._prepared = None
 
     def _average_strays(self, optimizer: Optimizer) -> None:
-        late = [parameter for routed in self._exchanged if routed.late.is_on for parameter in routed.trained]
-        average_strays(optimizer, besides=set(map(id, late)))
+        late = [routed for routed in self._exchanged if routed.late.is_on]
+        average_strays(
+            optimizer, besides={id(parameter) for routed in late for parameter in routed.trained} if late else ()
+        )
 
     def compress_gradients(self, optimizer: Optimizer, is_wanted: bool) -> None:
         stepped_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -143,7 +146,8 @@ class DdpStrategy(Strategy):
     def before_backward(self, is_first: bool) -> None:
         self._prepared = None
         for routed in self._exchanged:
-            routed.late.begin_backward()
+            if routed.late.is_on:
+                routed.late.begin_backward()
         if self._needs_forward:
             self._forwards.begin_backward(is_first)
             return
@@ -160,10 +164,9 @@ class DdpStrategy(Strategy):
     def after_backward(self) -> None:
         if self._needs_forward:
             self._forwards.end_backward()
-            self._exchange_late()
+            self._exchange_rest()
             return
-        self._exchange_late()
-        self._exchange_repeated()
+        self._exchange_rest()
         self._check_used()
         if self._is_repeated:
             # The gradients of the first pass are present, so only torch's own count shows those that are missing in
@@ -180,17 +183,15 @@ class DdpStrategy(Strategy):
     def load_rank_state(self, state: dict[str, Any] | None) -> None:
         self._exchange.load_rank_state(state)
 
-    def _exchange_late(self) -> None:
+    def _exchange_rest(self) -> None:
+        """Averages the gradients that torch does not exchange in this backward pass: those of a late exchange, and
+        those that a second pass through one graph has changed. Those of the first pass are means already, which another
+        mean does not change."""
         for routed in self._exchanged:
             if routed.late.is_on and routed.trained:
                 average_all(routed.trained)
                 routed.late.end_backward()
                 self._apply_exchange(routed)
-
-    def _exchange_repeated(self) -> None:
-        """Averages the gradients that a second pass through one graph has changed. Those of the first pass are means
-        already, which another mean does not change."""
-        for routed in self._exchanged:
             if routed.marks is not None:
                 before, routed.marks = routed.marks, None
                 changed = [
@@ -224,7 +225,6 @@ class DdpStrategy(Strategy):
         route(
             model,
             lambda inner: self._wrap(routed, inner),
-            on_forward=routed.tell,
             before_pass=partial(self._before_pass, routed),
         )
         routed.inner.before_local_pass = partial(self._before_local_pass, routed)
@@ -232,22 +232,24 @@ class DdpStrategy(Strategy):
         self._routed.append(routed)
 
     def _before_pass(self, routed: _Routed) -> None:
-        if reentrant.is_inside():
+        if Notice.depth:
             self._keep_late(routed)
-        else:
+        elif routed.has_changed():
             self._follow(routed)
-        routed.late.begin_pass()
+        routed.late.passes_before = Notice.num_passes
+        routed.on_forward()
 
     def _before_local_pass(self, routed: _Routed) -> None:
-        if reentrant.is_inside():
+        if Notice.depth:
             # The pass that records gradients runs inside the backward pass.
             self._keep_late(routed)
-            routed.tell()
+            routed.on_forward()
 
     def _after_forward(self, routed: _Routed) -> None:
         """Decides when this pass's gradients are exchanged. Called before DistributedDataParallel prepares for the
         backward pass."""
-        if routed.wrapper is not None and routed.trained and not self._is_static:
+        is_with_checkpoints = routed.late.passes_before != Notice.num_passes
+        if is_with_checkpoints and routed.wrapper is not None and routed.trained and not self._is_static:
             routed.late.end_pass(routed.trained)
             self._apply_exchange(routed)
 
@@ -257,10 +259,8 @@ class DdpStrategy(Strategy):
             self._apply_exchange(routed)
 
     def _apply_exchange(self, routed: _Routed) -> None:
-        wrapper, is_wanted = routed.wrapper, self._is_exchanging and not routed.late.is_on
-        # Assigned on a change alone, because a module's own assignment is slow and this runs at each pass.
-        if wrapper is not None and wrapper.require_backward_grad_sync is not is_wanted:
-            wrapper.require_backward_grad_sync = is_wanted
+        if routed.wrapper is not None:
+            routed.wrapper.require_backward_grad_sync = self._is_exchanging and not routed.late.is_on
 
     def _wrap(self, routed: _Routed, inner: OriginalForward) -> nn.Module:
         routed.inner = inner
@@ -275,13 +275,12 @@ class DdpStrategy(Strategy):
             routed.on_forward = self._forwards.add(class_name(routed.model), routed.model)
         else:
             routed.on_forward = partial(self._expecting.add, routed.number)
+        self._apply_exchange(routed)
         return routed.wrapper
 
     def _follow(self, routed: _Routed) -> None:
         """Exchanges the gradients of the presently trained parameters, if the user has frozen or unfrozen some since
-        the model was wrapped. Called before each forward pass that records gradients."""
-        if not routed.has_changed():
-            return
+        the model was wrapped."""
         model, name = routed.model, class_name(routed.model)
         routed.look()
         if not routed.trained:
@@ -362,7 +361,8 @@ class DdpStrategy(Strategy):
 class _Routed:
     """Keeps one model and the wrappers for its forward passes.
 
-    trained, frozen: its parameters at the last call of `look`. wrapper, wrapped_for: the present wrapper, and the
+    trained: its trained parameters at the last call of `look`. on_forward: called at each forward pass whose gradients
+    may be exchanged; it does nothing for a model that never had a wrapper. wrapper, wrapped_for: the present wrapper, and the
     parameters whose gradients it exchanges. number: index of its first wrapper among those of all models; None where it
     never had one.
     """
@@ -375,27 +375,21 @@ class _Routed:
         self.wrapped_for: list[nn.Parameter] = []
         self.bare: _Bare | None = None
         self.number: int | None = None
-        self.on_forward: Callable[[], None] | None = None
+        self.on_forward: Callable[[], None] = _do_nothing
         self.late = LateExchange()
         # Of the gradients before a second pass, which shows what it has changed; None where there is no such pass.
         self.marks: list[tuple[int, int] | None] | None = None
         self.look()
 
-    def tell(self) -> None:
-        """Reports a forward pass to the strategy. Models without a wrapper report nothing."""
-        if self.on_forward is not None:
-            self.on_forward()
-
     def look(self) -> None:
-        parameters = list(self.model.parameters())
-        self.trained = [parameter for parameter in parameters if parameter.requires_grad]
-        self.frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+        self._parameters = list(self.model.parameters())
+        self._are_trained = [parameter.requires_grad for parameter in self._parameters]
+        self.trained = [parameter for parameter in self._parameters if parameter.requires_grad]
 
     def has_changed(self) -> bool:
-        # Costs tens of nanoseconds for each parameter. A walk over the modules would take a hundred times as long.
-        return False in [parameter.requires_grad for parameter in self.trained] or True in [
-            parameter.requires_grad for parameter in self.frozen
-        ]
+        """Returns whether other parameters are trained now than at the last look. Called before each forward pass: it
+        costs tens of nanoseconds for each parameter, a walk over the modules a hundred times as long."""
+        return [parameter.requires_grad for parameter in self._parameters] != self._are_trained
 
     def is_wrapped_for(self) -> bool:
         return [id(parameter) for parameter in self.wrapped_for] == [id(parameter) for parameter in self.trained]
@@ -407,6 +401,10 @@ class _Routed:
 
     def names(self) -> list[str]:
         return [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class _Bare(nn.Module):

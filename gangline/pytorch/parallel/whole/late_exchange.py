@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import nn
 
-from gangline.pytorch.parallel.shared.reentrant import num_passes
+from gangline.pytorch.parallel.shared.reentrant import Notice
 
 
 class LateExchange:
     """Decides for one model when its gradients are exchanged. is_on: whether the gradients of the running pass are
-    exchanged after its backward pass.
+    exchanged after its backward pass. passes_before: forward passes of reentrant checkpoints before the running pass.
 
     The first pass with such checkpoints is exchanged after the backward pass. It shows whether a gradient comes in
     pieces. If none does, the next passes are exchanged as usual.
@@ -28,17 +28,14 @@ class LateExchange:
     def __init__(self) -> None:
         self.is_on = False
         self._is_settled = False
-        self._num_passes = 0
+        self.passes_before = 0
         self._counts = Counter[int]()
         self._handles: list[Any] = []
-
-    def begin_pass(self) -> None:
-        self._num_passes = num_passes()
 
     def end_pass(self, parameters: Sequence[nn.Parameter]) -> None:
         """Called at the end of a forward pass. Turns the late exchange on if the pass ran the first reentrant
         checkpoints."""
-        if self._is_settled or self.is_on or num_passes() == self._num_passes:
+        if self._is_settled or self.is_on or Notice.num_passes == self.passes_before:
             return
         self.is_on = True
         self._handles = [parameter.register_post_accumulate_grad_hook(self._count) for parameter in parameters]  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -48,6 +45,7 @@ class LateExchange:
         self._settle(is_on=True)
 
     def begin_backward(self) -> None:
+        """Called before a backward pass where the late exchange is on."""
         self._counts.clear()
 
     def end_backward(self) -> None:

@@ -23,16 +23,15 @@ W = TypeVar("W", bound=nn.Module)
 class OriginalForward(nn.Module):
     """Keeps a model and calls the forward that it had before it was routed. Hooks of the model run once, outside.
 
-    on_forward: called at each pass that goes through the wrapper. after_forward: called at the end of such a pass. They
-    are no hooks of torch's, because torch calls a module with hooks on a slower path. before_pass: called before the
-    wrapper, and may reroute the model. before_local_pass: called before a pass without gradients.
+    before_pass: called before each pass that goes through the wrapper, and may reroute the model. after_forward: called
+    at the end of such a pass. They are no hooks of torch's, because torch calls a module with hooks on a slower path.
+    before_local_pass: called before a pass without gradients.
     """
 
     def __init__(
         self,
         model: nn.Module,
         forward: Callable[..., Any],
-        on_forward: Callable[[], None],
         before_pass: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
@@ -41,7 +40,6 @@ class OriginalForward(nn.Module):
         self.before_pass = before_pass
         self.before_local_pass: Callable[[], None] = lambda: None
         self.after_forward: Callable[[], None] = lambda: None
-        self._on_forward = on_forward
         self._walk: list[tuple[str, nn.Module]] | None = None
 
     @contextmanager
@@ -63,7 +61,6 @@ class OriginalForward(nn.Module):
             yield from self._walk
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._on_forward()
         output = self.original_forward(*args, **kwargs)
         self.after_forward()
         return output
@@ -85,15 +82,13 @@ class _Route:
 def route(
     model: nn.Module,
     wrap: Callable[[OriginalForward], W],
-    on_forward: Callable[[], None] = lambda: None,
     before_pass: Callable[[], None] = lambda: None,
 ) -> W:
     """Sends the model's forward through wrap(inner), where inner(...) is the model's original forward. Returns the
     wrapper. The caller must keep it: without it the model runs unwrapped again.
 
     A forward pass without gradients (validation) stays local, because ranks need not make equally many of those. May be
-    called again with another wrapper. on_forward: called at each pass through the wrapper. before_pass: called before
-    each such pass.
+    called again with another wrapper. before_pass: called before each pass through the wrapper.
     """
     _hide_from_compiler()
     original = _original_class(model)
@@ -102,7 +97,7 @@ def route(
     own_route = _find_route(model)
     if own_route is not None:
         own_route.inner = lambda: None
-    inner = OriginalForward(model, forward, on_forward, before_pass)
+    inner = OriginalForward(model, forward, before_pass)
     wrapper = wrap(inner)
     if own_route is None:
         own_route = _Route(model)

@@ -6,7 +6,7 @@ a gradient that is the same on all ranks changes nothing, so a trial may have av
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,24 +15,26 @@ from torch.optim import Optimizer
 from gangline.pytorch.parallel.shared.broadcast import average_tensors
 
 
-def average_strays(optimizer: Optimizer, besides: Container[int] = ()) -> None:
+def average_strays(optimizer: Optimizer, besides: Collection[int] = ()) -> None:
     """Averages the stray gradients of an optimizer's parameters. All ranks call it in step. A parameter without a
     gradient on this rank counts as zero where others have one. besides: ids of parameters that are exchanged in another
     way."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if besides:
-        parameters = [parameter for parameter in parameters if id(parameter) not in besides]
     # Runs at every step for every parameter, so it calls no function. A sparse gradient is never a view, and
     # DistributedDataParallel has exchanged it. Any other gradient that was exchanged is a view of a bucket, which has
     # one dimension.
-    marks = [
-        (gradient := parameter.grad) is not None
+    strays = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if (gradient := parameter.grad) is not None
         and ((base := gradient._base) is None or base.dim() != 1)
         and gradient.layout is torch.strided
-        for parameter in parameters
     ]
-    if any(marks):
-        average_marked(parameters, marks)
+    stray_ids = {id(parameter) for parameter in strays}.difference(besides) if strays else None
+    if stray_ids:
+        stepped = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        parameters = [parameter for parameter in stepped if id(parameter) not in besides]
+        average_marked(parameters, [id(parameter) in stray_ids for parameter in parameters])
 
 
 def average_all(parameters: Sequence[torch.Tensor]) -> None:
