@@ -362,9 +362,9 @@ class _Routed:
     """Keeps one model and the wrappers for its forward passes.
 
     trained: its trained parameters at the last call of `look`. on_forward: called at each forward pass whose gradients
-    may be exchanged; it does nothing for a model that never had a wrapper. wrapper, wrapped_for: the present wrapper, and the
-    parameters whose gradients it exchanges. number: index of its first wrapper among those of all models; None where it
-    never had one.
+    may be exchanged; it does nothing for a model that never had a wrapper. wrapper, wrapped_for: the present wrapper,
+    and the parameters whose gradients it exchanges. number: index of its first wrapper among those of all models; None
+    where it never had one.
     """
 
     inner: OriginalForward
