@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -100,13 +100,14 @@ async def serve(
     flag: str = "--listen",
     catch_up: Callable[[], Awaitable[None]] | None = None,
     is_readmitting: bool = False,
+    options: Sequence[tuple[str, int]] = (),
 ) -> Server:
     """Serves until stopped.
 
     authenticate: receives the method's full name and the bearer token; returns the caller or raises GanglineError. It
     is called before any of the request is read. flag: the command line's name of `listen`, for messages. catch_up: runs
     before a call that asks for it (rpc.CATCH_UP_METADATA). is_readmitting: `authenticate` runs before each answer of a
-    stream as well.
+    stream as well. options: of grpc, beside rpc.SERVER_OPTIONS.
 
     Raises GanglineError `server.port_in_use`.
     """
@@ -122,6 +123,7 @@ async def serve(
     largest = max([MAX_MESSAGE_BYTES, *limits.bytes_by_method.values()])
     options = {
         **dict(SERVER_OPTIONS),
+        **dict(options),
         "grpc.max_receive_message_length": largest,
         CONNECTIONS_OPTION: num_connections,
     }

@@ -18,6 +18,7 @@ import structlog
 
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.protocol.rpc import SMALL_MESSAGES
 from gangline.v1 import agent_pb2_grpc, runner_pb2_grpc, scheduler_pb2_grpc
 from services.common.call_limit import CallLimits
 from services.common.concurrency import first_of
@@ -104,7 +105,8 @@ async def _serve(settings: SchedulerSettings, leader_status: LeaderStatus, clust
         agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(leader_status), server)
         runner_pb2_grpc.add_RunnerServiceServicer_to_server(RunnerService(leader_status), server)
 
-    return await serve(settings.listen, add, authenticator(cluster_token), limits=CallLimits(_MESSAGE_LIMITS))
+    authenticate, limits = authenticator(cluster_token), CallLimits(_MESSAGE_LIMITS)
+    return await serve(settings.listen, add, authenticate, limits=limits, options=[SMALL_MESSAGES])
 
 
 async def _run_leadership(

@@ -42,6 +42,8 @@ class StrangerWatch:
         self._num_places = num_places
         # By the inode of the socket, the oldest first. No other socket has the inode while this one is open.
         self._connections: dict[int, _Connection] = {}
+        # Inodes of this process's other sockets. Asking each of them at every scan would cost more than the rest of it.
+        self._others: set[int] = set()
         # Reported since the last scan.
         self._admitted: set[str] = set()
 
@@ -81,12 +83,17 @@ class StrangerWatch:
         fd_by_inode = _sockets()
         for inode in self._connections.keys() - fd_by_inode.keys():
             del self._connections[inode]
+        self._others &= fd_by_inode.keys()
         for inode, fd in fd_by_inode.items():
             known = self._connections.get(inode)
             if known is not None:
                 known.fd = fd
+            elif inode in self._others:
+                continue
             elif (peer := _peer_of(fd, inode, port)) is not None:
                 self._connections[inode] = _Connection(peer, fd)
+            else:
+                self._others.add(inode)
         for connection in self._connections.values():
             connection.is_admitted = connection.is_admitted or connection.peer in admitted
 

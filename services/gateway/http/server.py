@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import h11
@@ -156,6 +156,21 @@ def _only_health(app: Any) -> Any:
 
 
 class _Server(uvicorn.Server):
+    """stopping: set with `should_exit`."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Wakes once a second, for the Date header. uvicorn's own wakes ten times, in time that a machine with ranks
+        could train."""
+        # uvicorn renews the header at every tenth count.
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self.stopping.wait()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -164,7 +179,7 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Represents a running server. address: "host:port" with the real port."""
 
-    def __init__(self, server: uvicorn.Server, serving: asyncio.Task[None], address: str, upgrades: Upgrades) -> None:
+    def __init__(self, server: _Server, serving: asyncio.Task[None], address: str, upgrades: Upgrades) -> None:
         self._server = server
         self._upgrades = upgrades
         self._serving = serving
@@ -173,6 +188,7 @@ class HttpServer:
     async def stop(self) -> None:
         """Refuses new requests at once; calls that follow something are cut off after SHUTDOWN_SECONDS."""
         self._server.should_exit = True
+        self._server.stopping.set()
         await self._upgrades.close()
         await self._serving
 
