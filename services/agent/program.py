@@ -8,6 +8,7 @@ shortens the grace to zero. Called by `__main__`.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from functools import partial
 
@@ -36,6 +37,7 @@ from services.agent.machine_report import watch_machine
 from services.agent.settings import AgentSettings
 from services.common.code_cache import CodeCache, CodeLimits
 from services.common.concurrency import cancel
+from services.common.huge_pages import with_huge_pages
 from services.common.security import drain_token, load_token
 from services.common.state_folder import StateFolder
 from services.common.telemetry import serve_metrics, write_ready_file
@@ -172,7 +174,7 @@ def _make_templates(settings: AgentSettings, program: RunnerProgram) -> list[Tem
     # The runner template loads no torch: runners are cheap, and a CUDA context cannot be forked.
     return [
         Template("runner-template", (*program.preload, "services.agent.allocations.runner_entry"), settings.state_dir),
-        Template("rank-template", program.rank_preload, settings.state_dir),
+        Template("rank-template", program.rank_preload, settings.state_dir, with_huge_pages(os.environ)),
     ]
 
 

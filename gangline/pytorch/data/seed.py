@@ -120,4 +120,9 @@ def _set_states(states: list[Any]) -> None:
 def _seed(number: int) -> None:
     random.seed(number)
     np.random.seed(number % _LIMIT)
-    torch.manual_seed(number)
+    if torch.accelerator.is_available():
+        torch.manual_seed(number)
+    else:
+        # Without an accelerator torch.manual_seed would keep a call for each kind of them, with the lines of the stack,
+        # which takes milliseconds.
+        torch.default_generator.manual_seed(number)

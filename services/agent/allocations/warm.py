@@ -36,10 +36,13 @@ log = structlog.get_logger(__name__)
 
 
 class Template:
-    """One fork server. `run` is its long-lived task."""
+    """One fork server. `run` is its long-lived task. environment: of the server; its forks get one each."""
 
-    def __init__(self, name: str, preload: Sequence[str], state_directory: Path) -> None:
+    def __init__(
+        self, name: str, preload: Sequence[str], state_directory: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
+        self._environment = environment
         self._preload = ",".join(preload)
         self._socket = state_directory.absolute() / f"{name}.sock"
         self._log_path = state_directory / f"{name}.log"
@@ -143,6 +146,7 @@ class Template:
                 stderr=output,
                 # A session of its own: Ctrl-C in the agent's terminal must reach the agent only.
                 start_new_session=True,
+                env=self._environment,
             )
         finally:
             os.close(output)

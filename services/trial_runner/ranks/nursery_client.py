@@ -23,6 +23,7 @@ import structlog
 from gangline.errors import GanglineError, unavailable
 from gangline.launch import channel, child, forkserver, nursery
 from services.common.concurrency import cancel
+from services.common.huge_pages import with_huge_pages
 from services.trial_runner.ranks.confinement import Confinement
 
 # Limit for a fork from the rank template; beyond it the nursery starts cold.
@@ -303,7 +304,11 @@ async def _start_cold(theirs: socket.socket) -> int:
     command = [sys.executable, "-P", "-m", "gangline.launch.cold_nursery", "--fd", str(theirs.fileno())]
     try:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            env=with_huge_pages(os.environ),
         )
     except OSError as error:
         raise unavailable("runner.no_nursery", f"cannot start the process that forks the ranks: {error}") from error
