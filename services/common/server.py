@@ -121,7 +121,7 @@ async def serve(
 
     # grpc has one limit for all methods of a server; the interceptor applies the limit of each.
     largest = max([MAX_MESSAGE_BYTES, *limits.bytes_by_method.values()])
-    options = {
+    merged = {
         **dict(SERVER_OPTIONS),
         **dict(options),
         "grpc.max_receive_message_length": largest,
@@ -131,7 +131,7 @@ async def serve(
     interceptor = CallInterceptor(
         admit, limits, catch_up, is_readmitting=is_readmitting, note_admitted=strangers.note_admitted
     )
-    server = grpc.aio.server(interceptors=[interceptor], options=[*options.items()], maximum_concurrent_rpcs=MAX_CALLS)
+    server = grpc.aio.server(interceptors=[interceptor], options=[*merged.items()], maximum_concurrent_rpcs=MAX_CALLS)
     add_services(server)
     try:
         if tls is None:

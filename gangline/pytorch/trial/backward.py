@@ -102,7 +102,7 @@ _watching: list[weakref.ref[OwnBackward]] = []
 def _notice_passes() -> None:
     """Puts a look before torch's backward passes. Tensor.backward and torch.autograd.backward call the engine by this
     name; so does torch.autograd.grad, which leaves the gradients of parameters alone."""
-    run: Callable[..., Any] = torch.autograd._engine_run_backward
+    run: Callable[..., Any] = vars(torch.autograd)["_engine_run_backward"]
 
     @wraps(run)
     def noticed(*arguments: Any, **options: Any) -> Any:
@@ -117,7 +117,7 @@ def _notice_passes() -> None:
                 stack.enter_context(watch.refusing())
             return run(*arguments, **options)
 
-    torch.autograd._engine_run_backward = noticed
+    torch.autograd._engine_run_backward = noticed  # type: ignore[attr-defined]  # torch's own name
 
 
 def _refuse(_parameter: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import data
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -229,3 +230,21 @@ def test_a_batch_larger_than_the_data_is_described() -> None:
         "records and is an epoch; use a smaller global_batch_size or more data"
     )
     assert DataLoader(TensorDataset(torch.arange(32)), batch_size=16).describe_shortage(2) is None
+
+
+@pytest.mark.parametrize("dataset", [_WIDE, _Doubled(torch.arange(20)), _Backwards(_WIDE, range(3, 20))])
+def test_batches_read_in_this_process_are_those_of_torchs_loader(dataset: Dataset[Any]) -> None:
+    loader = DataLoader(dataset, batch_size=3, shuffle=True)
+    ours = itertools.islice(loader.training_batches(skip=1, shift=0, num_replicas=2, rank=1, seed=5), 9)
+    theirs = itertools.islice(loader.get_data_loader(True, 1, 2, 1, 5), 9)
+    for (batch, _), expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(batch, expected)
+
+
+def test_generator_of_the_trial_is_used_as_torchs_loader_uses_it() -> None:
+    """Which draws from it when it begins to read."""
+    generator, expected = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    loader = DataLoader(_WIDE, batch_size=2, generator=generator)
+    next(loader.training_batches(skip=0, shift=0, num_replicas=1, rank=0, seed=5))
+    next(iter(data.DataLoader(_WIDE, batch_size=2, generator=expected)))
+    assert torch.equal(generator.get_state(), expected.get_state())

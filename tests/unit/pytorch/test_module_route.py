@@ -124,3 +124,15 @@ def test_one_walk_over_the_modules_serves_all_questions(monkeypatch: pytest.Monk
 
 def _parts(model: nn.Sequential) -> list[nn.Module]:
     return [part for net in model for part in (net, *net.children())]
+
+
+def test_another_model_of_the_routed_class_is_not_routed() -> None:
+    net = Net()
+    wrapper = route(net, Doubling)
+    other = type(net)()
+    assert torch.equal(other(_INPUTS), other.layer(_INPUTS))
+    assert wrapper.calls == 0
+    other_wrapper = route(other, Doubling)
+    assert torch.equal(other(_INPUTS), 2 * other.layer(_INPUTS))
+    net(_INPUTS)
+    assert (wrapper.calls, other_wrapper.calls) == (1, 1)

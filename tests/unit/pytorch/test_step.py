@@ -1,0 +1,60 @@
+"""What a step leaves out because it costs time, without another result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gangline.config.optimization import Optimizations
+from gangline.pytorch.data import seed
+from gangline.pytorch.parallel.choice import SingleStrategy
+from gangline.pytorch.profile.clock import StepClock
+from gangline.pytorch.trial.update import ParameterUpdate, Precision
+
+
+class _Counting(torch.optim.SGD):
+    num_cleared = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.num_cleared += 1
+        super().zero_grad(set_to_none)
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    update = ParameterUpdate(Optimizations(), SingleStrategy(), Precision(torch.device("cpu"), None), StepClock())
+    update.step(optimizer, None, auto_zero_grads=True, scaler=None, closure=None)
+
+
+def test_gradients_are_cleared_in_an_optimizers_own_way() -> None:
+    layer = nn.Linear(2, 1)
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer = _Counting(layer.parameters())
+    _step(optimizer)
+    assert optimizer.num_cleared == 1
+    assert layer.weight.grad is None
+
+
+def test_gradients_are_cleared_as_the_trial_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters())
+    calls: list[Any] = []
+    monkeypatch.setattr(optimizer, "zero_grad", lambda: calls.append(None))
+    _step(optimizer)
+    assert calls == [None]
+
+
+def test_gradients_of_all_groups_are_cleared() -> None:
+    first, second = nn.Linear(2, 1), nn.Linear(1, 1)
+    second(first(torch.ones(1, 2))).sum().backward()
+    groups: list[dict[str, Any]] = [{"params": first.parameters()}, {"params": second.parameters(), "lr": 0.1}]
+    _step(torch.optim.SGD(groups))
+    assert all(parameter.grad is None for layer in (first, second) for parameter in layer.parameters())
+
+
+def test_seed_gives_the_numbers_of_torchs_own() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(4)
+    seed.seed_build(7)
+    assert torch.equal(torch.rand(4), expected)
