@@ -157,7 +157,8 @@ class ParameterUpdate:
             if self.is_step_batch:
                 self._strategy.before_backward(self._is_first_backward)
                 self._is_first_backward = False
-            Pass.is_ours = True
+            # A hook of the trial's may call context.backward inside of another one.
+            was_ours, Pass.is_ours = Pass.is_ours, True
             try:
                 self._strategy.run_backward(loss, gradient, retain_graph, create_graph)
                 if self.is_step_batch:
@@ -169,7 +170,7 @@ class ParameterUpdate:
                     raise
                 raise meaning from error
             finally:
-                Pass.is_ours = False
+                Pass.is_ours = was_ours
 
     def step(
         self,

@@ -12,6 +12,7 @@ from gangline.config.optimization import Optimizations
 from gangline.pytorch.data import seed
 from gangline.pytorch.parallel.choice import SingleStrategy
 from gangline.pytorch.profile.clock import StepClock
+from gangline.pytorch.trial.backward import Pass
 from gangline.pytorch.trial.update import ParameterUpdate, Precision
 
 
@@ -23,9 +24,12 @@ class _Counting(torch.optim.SGD):
         super().zero_grad(set_to_none)
 
 
+def _update() -> ParameterUpdate:
+    return ParameterUpdate(Optimizations(), SingleStrategy(), Precision(torch.device("cpu"), None), StepClock())
+
+
 def _step(optimizer: torch.optim.Optimizer) -> None:
-    update = ParameterUpdate(Optimizations(), SingleStrategy(), Precision(torch.device("cpu"), None), StepClock())
-    update.step(optimizer, None, auto_zero_grads=True, scaler=None, closure=None)
+    _update().step(optimizer, None, auto_zero_grads=True, scaler=None, closure=None)
 
 
 def test_gradients_are_cleared_in_an_optimizers_own_way() -> None:
@@ -58,3 +62,10 @@ def test_seed_gives_the_numbers_of_torchs_own() -> None:
     expected = torch.rand(4)
     seed.seed_build(7)
     assert torch.equal(torch.rand(4), expected)
+
+
+def test_backward_pass_inside_of_another_leaves_that_one_to_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a hook that calls context.backward; torch may begin more passes in the outer one."""
+    monkeypatch.setattr(Pass, "is_ours", True)
+    _update().backward(nn.Linear(2, 1)(torch.ones(1, 2)).sum(), None, retain_graph=False, create_graph=False)
+    assert Pass.is_ours
