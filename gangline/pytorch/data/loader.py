@@ -294,7 +294,8 @@ class DataLoader:
         loader = self.get_data_loader(True, skip, num_replicas, rank, seed, shift=shift, rounds=rounds)
         sampler = cast("_ShardSampler", loader.batch_sampler)
         weights = sampler.weights = deque[float]()
-        if loader.num_workers or loader.pin_memory or "generator" in self._options:
+        is_plain = type(loader) is data.DataLoader and "generator" not in self._options
+        if loader.num_workers or loader.pin_memory or not is_plain:
             for batch in loader:
                 yield batch, weights.popleft()
             return

@@ -9,7 +9,7 @@ Owns mixed precision: the type in which forward passes run, and the scaler that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +28,16 @@ _ZERO_GRAD = Optimizer.zero_grad
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
+class _NoRegion(ContextDecorator):
+    """Does nothing, as a context or as a decorator. A region is either too."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class Precision:
     """Makes the contexts of one trial's precision. kind: fp16, bf16, or None for the model's own type."""
 
@@ -39,7 +49,7 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Opens a region for a forward pass; does nothing without mixed precision."""
-        return _NOTHING if self.kind is None else self._region(_TYPES[self.kind])
+        return _NoRegion() if self.kind is None else self._region(_TYPES[self.kind])
 
     @contextmanager
     def _region(self, number_type: torch.dtype) -> Iterator[None]:
@@ -237,7 +247,8 @@ class ParameterUpdate:
 
 def _clear_gradients(optimizer: Optimizer) -> None:
     """Does what zero_grad does. torch's own marks itself for a profiler, which takes longer than the rest of it."""
-    if type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in vars(optimizer):
+    # The class of a trial's own wrapper around an optimizer may have no such method.
+    if getattr(type(optimizer), "zero_grad", None) is not _ZERO_GRAD or "zero_grad" in vars(optimizer):
         optimizer.zero_grad()
         return
     for group in optimizer.param_groups:

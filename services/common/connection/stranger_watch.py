@@ -8,6 +8,7 @@ chooses. grpc alone would let a stranger hold its places for 2 minutes, and for 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -88,12 +89,15 @@ class StrangerWatch:
             known = self._connections.get(inode)
             if known is not None:
                 known.fd = fd
-            elif inode in self._others:
                 continue
-            elif (peer := _peer_of(fd, inode, port)) is not None:
-                self._connections[inode] = _Connection(peer, fd)
-            else:
-                self._others.add(inode)
+            if inode in self._others:
+                continue
+            with suppress(OSError):  # asked again at the next scan
+                peer = _peer_of(fd, inode, port)
+                if peer is not None:
+                    self._connections[inode] = _Connection(peer, fd)
+                else:
+                    self._others.add(inode)
         for connection in self._connections.values():
             connection.is_admitted = connection.is_admitted or connection.peer in admitted
 
@@ -110,12 +114,18 @@ def _sockets() -> dict[int, int]:
 
 
 def _peer_of(fd: int, inode: int, port: int) -> tuple[str, str] | None:
-    """Returns the peer of a connection of the server with this port; None for other sockets."""
-    with suppress(OSError), _held(fd, inode) as held:
-        if held.family in (socket.AF_INET, socket.AF_INET6) and held.getsockname()[1] == port:
+    """Returns the peer of a connection of the server with this port; None for other sockets. Raises OSError where the
+    socket cannot be asked now."""
+    with _held(fd, inode) as held:
+        if held.family not in (socket.AF_INET, socket.AF_INET6) or held.getsockname()[1] != port:
+            return None
+        try:
             host, peer_port, *_ = held.getpeername()
-            return plain_host(host), str(peer_port)
-    return None
+        except OSError as error:
+            if error.errno == errno.ENOTCONN:  # as of the listening socket
+                return None
+            raise
+        return plain_host(host), str(peer_port)
 
 
 def _held(fd: int, inode: int) -> socket.socket:

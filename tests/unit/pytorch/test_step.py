@@ -49,6 +49,24 @@ def test_gradients_are_cleared_as_the_trial_has_it(monkeypatch: pytest.MonkeyPat
     assert calls == [None]
 
 
+class _Around:
+    """A trial's own wrapper, which passes everything on."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_wrapper_of_a_trials_own_may_clear_the_gradients() -> None:
+    layer = nn.Linear(2, 1)
+    layer(torch.ones(1, 2)).sum().backward()
+    around: Any = _Around(torch.optim.SGD(layer.parameters()))
+    _step(around)
+    assert layer.weight.grad is None
+
+
 def test_gradients_of_all_groups_are_cleared() -> None:
     first, second = nn.Linear(2, 1), nn.Linear(1, 1)
     second(first(torch.ones(1, 2))).sum().backward()
@@ -69,3 +87,12 @@ def test_backward_pass_inside_of_another_leaves_that_one_to_the_context(monkeypa
     monkeypatch.setattr(Pass, "is_ours", True)
     _update().backward(nn.Linear(2, 1)(torch.ones(1, 2)).sum(), None, retain_graph=False, create_graph=False)
     assert Pass.is_ours
+
+
+@pytest.mark.parametrize("kind", [None, "bf16"])
+def test_autocast_may_be_a_decorator(kind: str | None) -> None:
+    @Precision(torch.device("cpu"), kind).autocast()  # type: ignore[operator]  # as contextlib makes its contexts
+    def is_cast() -> bool:
+        return torch.is_autocast_enabled("cpu")
+
+    assert is_cast() is (kind is not None)
