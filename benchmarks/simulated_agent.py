@@ -19,7 +19,7 @@ from gangline.protocol import rpc, wire
 from gangline.v1 import agent_pb2, agent_pb2_grpc, runner_pb2, types_pb2
 
 # Without this option, channels of one process to one address share a connection.
-OPTIONS = [*rpc.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+OPTIONS = [*rpc.SMALL_MESSAGE_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 
 RunSeconds = Callable[[runner_pb2.RunnerSpec], float]
 

@@ -51,6 +51,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 # order to learn how much the network can hold, which wakes both processes once more. Without that, at most 64 KiB are
 # on the way at a time.
 SMALL_MESSAGES = ("grpc.http2.bdp_probe", 0)
+SMALL_MESSAGE_OPTIONS = [*CHANNEL_OPTIONS, SMALL_MESSAGES]
 
 # A server closes a connection that has not finished its handshake in 10 s, or that carries no call for 2 minutes. It
 # counts strikes for pings that arrive too often. 100 strikes leave room for a peer whose clock jumps, and still end a

@@ -33,7 +33,7 @@ import structlog
 
 from gangline.domain.allocation import ExitReport
 from gangline.launch.lease_record import LeaseRecord, boot_seconds
-from gangline.protocol.rpc import CHANNEL_OPTIONS, SMALL_MESSAGES, find_leader, token_metadata
+from gangline.protocol.rpc import SMALL_MESSAGE_OPTIONS, find_leader, token_metadata
 from gangline.protocol.wire import to_proto
 from gangline.v1 import runner_pb2, runner_pb2_grpc
 from services.common.address import split_address
@@ -58,7 +58,7 @@ PRIORITY = -10
 # Calls and questions of one round that run at the same time: the schedulers, or the agents of a committee.
 MAX_PARALLEL = 12
 # A channel shares no connection with others: one that is in its back-off would fail without asking the host.
-_OPTIONS = [*CHANNEL_OPTIONS, SMALL_MESSAGES, ("grpc.use_local_subchannel_pool", 1)]
+_OPTIONS = [*SMALL_MESSAGE_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 # The agents' metric with the seconds since they last heard the leader; NaN for an agent without an opinion.
 SILENCE_METRIC = "gangline_agent_leader_silence_seconds"
 _SILENCE = re.compile(rf"^{SILENCE_METRIC} (\S+)$", re.MULTILINE)

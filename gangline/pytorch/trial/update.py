@@ -9,7 +9,7 @@ Owns mixed precision: the type in which forward passes run, and the scaler that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from typing import Any
 
 import torch
@@ -23,12 +23,11 @@ from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.trial.backward import Pass, check_loss, second_order
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
 _ZERO_GRAD = Optimizer.zero_grad
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class _NoRegion(ContextDecorator):
+class _Nothing(ContextDecorator):
     """Does nothing, as a context or as a decorator. A region is either too."""
 
     def __enter__(self) -> None:
@@ -36,6 +35,9 @@ class _NoRegion(ContextDecorator):
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+_NOTHING = _Nothing()
 
 
 class Precision:
@@ -49,7 +51,7 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Opens a region for a forward pass; does nothing without mixed precision."""
-        return _NoRegion() if self.kind is None else self._region(_TYPES[self.kind])
+        return _NOTHING if self.kind is None else self._region(_TYPES[self.kind])
 
     @contextmanager
     def _region(self, number_type: torch.dtype) -> Iterator[None]:

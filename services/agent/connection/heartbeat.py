@@ -57,9 +57,7 @@ class HeartbeatThread:
     def _run(self) -> None:
         while not self._is_over.is_set():
             try:
-                with grpc.insecure_channel(
-                    self._address, options=[*rpc.CHANNEL_OPTIONS, rpc.SMALL_MESSAGES]
-                ) as channel:
+                with grpc.insecure_channel(self._address, options=rpc.SMALL_MESSAGE_OPTIONS) as channel:
                     stub = agent_pb2_grpc.AgentServiceStub(channel)
                     stub.Heartbeat(self._beats(), metadata=self._metadata)
             except grpc.RpcError as failure:

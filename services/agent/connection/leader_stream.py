@@ -201,7 +201,7 @@ class LeaderStream:
         self._route = after_learning(self._route, addresses)
 
     async def _attempt(self, address: str) -> None:
-        async with grpc.aio.insecure_channel(address, options=[*rpc.CHANNEL_OPTIONS, rpc.SMALL_MESSAGES]) as channel:
+        async with grpc.aio.insecure_channel(address, options=rpc.SMALL_MESSAGE_OPTIONS) as channel:
             try:
                 await self._hold(channel, address)
             except grpc.aio.AioRpcError as failure:

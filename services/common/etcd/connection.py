@@ -16,7 +16,7 @@ import grpc.aio
 import structlog
 
 from gangline.errors import invalid
-from gangline.protocol.rpc import CHANNEL_OPTIONS, SMALL_MESSAGES
+from gangline.protocol.rpc import SMALL_MESSAGE_OPTIONS
 from services.common.etcd.metrics import ROTATIONS
 from services.common.etcd.settings import EtcdSettings
 from services.common.etcd.stub import Operation, methods_of
@@ -33,7 +33,7 @@ _OWN_OPTIONS = {
 }
 # A socket of this machine, protected by its mode and its folder, needs no TLS.
 _UNIX = "unix:"
-_OPTIONS = [*(dict([*CHANNEL_OPTIONS, SMALL_MESSAGES]) | _OWN_OPTIONS).items()]
+_OPTIONS = [*(dict(SMALL_MESSAGE_OPTIONS) | _OWN_OPTIONS).items()]
 
 
 class Connection:

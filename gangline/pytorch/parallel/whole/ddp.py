@@ -236,7 +236,7 @@ class DdpStrategy(Strategy):
             self._keep_late(routed)
         elif routed.has_changed():
             self._follow(routed)
-        routed.late.passes_before = Notice.num_passes
+        routed.passes_before = Notice.num_passes
         routed.on_forward()
 
     def _before_local_pass(self, routed: _Routed) -> None:
@@ -248,7 +248,7 @@ class DdpStrategy(Strategy):
     def _after_forward(self, routed: _Routed) -> None:
         """Decides when this pass's gradients are exchanged. Called before DistributedDataParallel prepares for the
         backward pass."""
-        is_with_checkpoints = routed.late.passes_before != Notice.num_passes
+        is_with_checkpoints = routed.passes_before != Notice.num_passes
         if is_with_checkpoints and routed.wrapper is not None and routed.trained and not self._is_static:
             routed.late.end_pass(routed.trained)
             self._apply_exchange(routed)
@@ -377,6 +377,8 @@ class _Routed:
         self.number: int | None = None
         self.on_forward: Callable[[], None] = _do_nothing
         self.late = LateExchange()
+        # Forward passes of reentrant checkpoints before the running pass of this model.
+        self.passes_before = 0
         # Of the gradients before a second pass, which shows what it has changed; None where there is no such pass.
         self.marks: list[tuple[int, int] | None] | None = None
         self.look()

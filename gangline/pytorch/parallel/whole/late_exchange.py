@@ -14,12 +14,10 @@ from typing import Any
 
 from torch import nn
 
-from gangline.pytorch.parallel.shared.reentrant import Notice
-
 
 class LateExchange:
     """Decides for one model when its gradients are exchanged. is_on: whether the gradients of the running pass are
-    exchanged after its backward pass. passes_before: forward passes of reentrant checkpoints before the running pass.
+    exchanged after its backward pass.
 
     The first pass with such checkpoints is exchanged after the backward pass. It shows whether a gradient comes in
     pieces. If none does, the next passes are exchanged as usual.
@@ -28,14 +26,13 @@ class LateExchange:
     def __init__(self) -> None:
         self.is_on = False
         self._is_settled = False
-        self.passes_before = 0
         self._counts = Counter[int]()
         self._handles: list[Any] = []
 
     def end_pass(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Called at the end of a forward pass. Turns the late exchange on if the pass ran the first reentrant
-        checkpoints."""
-        if self._is_settled or self.is_on or Notice.num_passes == self.passes_before:
+        """Called at the end of a forward pass that ran reentrant checkpoints. The first such pass turns the late
+        exchange on."""
+        if self._is_settled or self.is_on:
             return
         self.is_on = True
         self._handles = [parameter.register_post_accumulate_grad_hook(self._count) for parameter in parameters]  # type: ignore[no-untyped-call]  # torch leaves it untyped

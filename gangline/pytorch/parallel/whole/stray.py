@@ -19,19 +19,18 @@ def average_strays(optimizer: Optimizer, besides: Collection[int] = ()) -> None:
     """Averages the stray gradients of an optimizer's parameters. All ranks call it in step. A parameter without a
     gradient on this rank counts as zero where others have one. besides: ids of parameters that are exchanged in another
     way."""
-    # Runs at every step for every parameter, so it calls no function. A sparse gradient is never a view, and
-    # DistributedDataParallel has exchanged it. Any other gradient that was exchanged is a view of a bucket, which has
-    # one dimension.
-    strays = [
-        parameter
+    # Runs at every step for every parameter, so it calls nothing for a gradient that was exchanged. A sparse one is
+    # never a view, and DistributedDataParallel has exchanged it. Any other gradient that was exchanged is a view of a
+    # bucket, which has one dimension.
+    stray_ids = {
+        id(parameter)
         for group in optimizer.param_groups
         for parameter in group["params"]
         if (gradient := parameter.grad) is not None
         and ((base := gradient._base) is None or base.dim() != 1)
         and gradient.layout is torch.strided
-    ]
-    stray_ids = {id(parameter) for parameter in strays}.difference(besides) if strays else None
-    if stray_ids:
+    }
+    if stray_ids.difference(besides):
         stepped = (parameter for group in optimizer.param_groups for parameter in group["params"])
         parameters = [parameter for parameter in stepped if id(parameter) not in besides]
         average_marked(parameters, [id(parameter) in stray_ids for parameter in parameters])
