@@ -1,10 +1,14 @@
 """How long hypothesis may take, and which examples it tries; how tests show what services log in their process; what
-garbage collections leave out; where a test run has its warm processes; in which order workers run files."""
+garbage collections leave out; where a test run has its warm processes; in which order workers run files; and that no
+test leaves another working directory behind."""
 
 from __future__ import annotations
 
 import gc
+import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +46,7 @@ structlog.configure(processors=[*structlog.get_config()["processors"][:-1], _pla
 
 
 _WARM_FOLDER = "warm_folder"
+_WORKING_DIRECTORY = Path.cwd()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,3 +73,14 @@ def pytest_collection_finish() -> None:
     """What all tests and the modules that they import consist of stays to the end. Garbage collections need not visit
     its millions of objects each time."""
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _same_working_directory() -> Iterator[None]:
+    """Fails the test that leaves its process in another directory, or whose fixtures do. What fails otherwise is a test
+    that runs later in the same process."""
+    yield
+    left_in = Path.cwd()
+    if left_in != _WORKING_DIRECTORY:
+        os.chdir(_WORKING_DIRECTORY)
+        pytest.fail(f"the test or a fixture of it changes the working directory to {left_in}, and not back")

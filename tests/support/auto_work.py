@@ -22,6 +22,7 @@ from gangline.errors import GanglineError
 from gangline.pytorch.parallel.recomputation import Recomputed
 from gangline.pytorch.plan import place
 from gangline.pytorch.plan.step_time import SPARE_BYTES, SPARE_RATIO
+from tests.support.folder_work import in_folder
 from tests.support.strategy_work import Recorder
 
 _WIDTH = 512
@@ -192,9 +193,8 @@ class Outcome:
     error: str = ""
 
 
+@in_folder
 def choose_all(directory: Path, cases: list[Case]) -> list[Outcome]:
-    directory.mkdir(parents=True, exist_ok=True)
-    os.chdir(directory)
     outcomes: list[Outcome] = []
     sizes: dict[str, dict[str, int]] = {}
     for case in cases:

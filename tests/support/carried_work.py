@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,6 +19,7 @@ from gangline import pytorch
 from gangline.pytorch.parallel.staged.part import Layout, Parts
 from gangline.pytorch.parallel.staged.schedule import ScheduleThread
 from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from tests.support.folder_work import in_folder
 
 RECORDS = 32
 
@@ -143,10 +143,9 @@ class Carried:
     carried: list[list[str]]
 
 
+@in_folder
 def train_all(folder: Path, cases: list[tuple[dict[str, Any], Any]]) -> list[Carried]:
     """cases: hyperparameters and the section `parallelism` of each training."""
-    folder.mkdir(parents=True, exist_ok=True)
-    os.chdir(folder)
     return [_train(*case) for case in cases]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch import nn
 from gangline.core.storage import CheckpointStore
 from gangline.core.stream import DigestStream
 from gangline.errors import GanglineError
+from tests.support.folder_work import in_folder
 from tests.support.strategy_work import Net, PointsTrial, fit
 
 _SECONDS = 60.0
@@ -39,12 +39,12 @@ class ScaledTrial(PointsTrial):
         return ScaledNet()
 
 
+@in_folder
 def resume(directory: Path, runs: list[tuple[Any, str | None, int]]) -> list[tuple[list[float], int, str]]:
     """Trains in the folder, one run after another. runs: parallelism, checkpoint to go on from, batches in all.
 
     Returns losses, how many batches the callback has seen over all processes, and the newest checkpoint.
     """
-    os.chdir(directory)
     results = []
     for parallelism, latest, batches in runs:
         recorder = fit(parallelism, batches, latest, ScaledTrial)
@@ -66,10 +66,10 @@ def resume_without_pickles(directory: Path, runs: list[tuple[Any, str | None, in
     raise AssertionError("torch.distributed has another way to make pickles now")
 
 
+@in_folder
 def save_until_held_up(directory: Path, parallelism: str) -> None:
     """Trains with a checkpoint every third batch; the second one is held up at its first file on rank 1. Tells in
     `held` that it is, in `batches` how far training came meanwhile, and goes on when there is a file `go`."""
-    os.chdir(directory)
     rank = dist.get_rank()
 
     class Telling(PointsTrial):
@@ -104,11 +104,11 @@ class _HeldUp:
             yield stream
 
 
+@in_folder
 def save_on_full_disk(directory: Path, parallelism: str) -> tuple[float, str, str]:
     """Trains with a checkpoint every third batch; the second one finds no space on rank 1. Returns when the rank ended,
     and the code and message of the error. A rank that ends later may only see that the other is gone.
     """
-    os.chdir(directory)
     rank = dist.get_rank()
     ids: list[str] = []
 

@@ -4,7 +4,6 @@ that they send, and clip gradients.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch.utils.data import TensorDataset
 from gangline import pytorch
 from gangline.config.optimization import Optimizations
 from gangline.pytorch.parallel import choose_strategy
+from tests.support.folder_work import in_folder
 from tests.support.strategy_work import Net, PointsTrial, WholePointsTrial, make_optimizer
 
 _GLOBAL_BATCH = 16
@@ -106,9 +106,9 @@ class UnevenTrial(PointsTrial):
         return {"error": 0.0}
 
 
+@in_folder
 def train_uneven(directory: Path, runs: Sequence[Uneven]) -> list[Learned]:
     """One after another, in this folder."""
-    os.chdir(directory)
     return [_train(run) for run in runs]
 
 
@@ -141,9 +141,9 @@ class _Plain(WholePointsTrial):
         return {"loss": loss}
 
 
+@in_folder
 def count_reductions(directory: Path, strategy: str, aggregation: int, batches: int) -> tuple[int, int]:
     """How many reductions of gradients a training makes on this rank, and how many bytes go into them."""
-    os.chdir(directory)
     configuration = {"parallelism": strategy, "optimizations": {"aggregation_frequency": aggregation}}
     with (
         pytorch.init(hparams={"global_batch_size": 8}, exp_conf=configuration) as context,

@@ -15,11 +15,23 @@ _PACKAGES = (
     *("lightning==2.6.6", "lightning-utilities==0.15.3", "torchmetrics==1.9.0"),
 )
 
+# The name tells Gangline that what is in there is no code of the user's own.
+_SITE_PACKAGES = "site-packages"
+
 
 def install_frameworks() -> Path:
     """Returns the folder, which belongs at the end of sys.path. The first caller fills it."""
-    return install_once(
-        f"frameworks-{sha256(' '.join(_PACKAGES).encode()).hexdigest()[:12]}",
-        "transformers and lightning",
-        lambda folder: [sys.executable, "--no-deps", "--no-compile", "--upgrade", "--target", str(folder), *_PACKAGES],
+    return _site_packages_of(
+        install_once(
+            f"frameworks-{sha256(' '.join((_SITE_PACKAGES, *_PACKAGES)).encode()).hexdigest()[:12]}",
+            "transformers and lightning",
+            lambda folder: [
+                *(sys.executable, "--no-deps", "--no-compile", "--upgrade"),
+                *("--target", str(_site_packages_of(folder)), *_PACKAGES),
+            ],
+        )
     )
+
+
+def _site_packages_of(folder: Path) -> Path:
+    return folder / _SITE_PACKAGES

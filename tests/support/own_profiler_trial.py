@@ -7,7 +7,6 @@ is a process of its own because two sessions of torch's profiler at once end a p
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.autograd import profiler, profiler_legacy
 from gangline import pytorch
 from gangline.core.link import LocalLink
 from gangline.pytorch.training import schedule as training_schedule
+from tests.support.folder_work import in_folder
 from tests.support.small_trial import SmallTrial, fit
 
 BATCHES = 8
@@ -96,9 +96,9 @@ class _Lines(logging.Handler):
         self.found.append(record.getMessage())
 
 
+@in_folder
 def train(directory: Path, kind: str) -> list[str]:
     """Trains in that folder, with a profile of that kind. Returns what was logged."""
-    os.chdir(directory)
     lines = _Lines()
     logging.basicConfig(level=logging.INFO, handlers=[lines])
     training_schedule._MOST_BATCHES = 1

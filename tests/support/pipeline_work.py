@@ -5,7 +5,6 @@ A trial is named by its class, and a run by its settings. The same run in one pr
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch.utils.data import TensorDataset
 from gangline import pytorch
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.shared.ownership import inner_of
+from tests.support.folder_work import in_folder
 from tests.support.pipeline_models import (
     WIDTH,
     Again,
@@ -617,10 +617,9 @@ WRONG: dict[str, type[ChainTrial]] = {
 }
 
 
+@in_folder
 def train_all(directory: Path, runs: Sequence[Run]) -> list[Result]:
     """Trains one run after another in a folder, whose checkpoints they share."""
-    directory.mkdir(parents=True, exist_ok=True)
-    os.chdir(directory)
     results: list[Result] = []
     for run in runs:
         latest = None if run.latest is None else results[run.latest].checkpoint
@@ -628,10 +627,9 @@ def train_all(directory: Path, runs: Sequence[Run]) -> list[Result]:
     return results
 
 
+@in_folder
 def train_on(directory: Path, runs: Sequence[tuple[Run, str | None]]) -> list[Result]:
     """Trains runs in a folder that several gangs share, each from a checkpoint or from nothing."""
-    directory.mkdir(parents=True, exist_ok=True)
-    os.chdir(directory)
     return [train(run, latest) for run, latest in runs]
 
 
@@ -653,10 +651,9 @@ def train(run: Run, latest: str | None = None) -> Result:
     return Result(losses, validations, state, held, states, saved, _calls["compiled"])
 
 
+@in_folder
 def refuse(directory: Path, mistake: str, parallelism: Any) -> tuple[str, list[str]]:
     """Returns the error of one wrong trial, and the notes that it has."""
-    directory.mkdir(parents=True, exist_ok=True)
-    os.chdir(directory)
     kind = WRONG[mistake]
     try:
         with pytorch.init(hparams={"global_batch_size": 16}, exp_conf={"parallelism": parallelism}) as context:

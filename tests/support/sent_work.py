@@ -3,7 +3,6 @@ process writes, to sockets, and the bytes in collectives."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.sized import SizedTrial, kept_bytes
 from gangline import pytorch
+from tests.support.folder_work import in_folder
 
 HPARAMS: dict[str, Any] = {"global_batch_size": 8, "model": "recommender", "optimizer": "adamw", "is_half": False}
 _STEPS = 3
@@ -34,9 +34,8 @@ class Sent:
     kept: dict[str, int]
 
 
+@in_folder
 def train_all(folder: Path, cases: list[Any]) -> list[Sent]:
-    folder.mkdir(parents=True, exist_ok=True)
-    os.chdir(folder)
     return [_train(case) for case in cases]
 
 

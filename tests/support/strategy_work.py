@@ -22,6 +22,7 @@ from gangline.config.optimization import Optimizations
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel import Strategy, choose_strategy
 from gangline.pytorch.parallel.divided.shard_meter import parameter_groups
+from tests.support.folder_work import in_folder
 
 _CPU = torch.device("cpu")
 _GLOBAL_BATCH = 16
@@ -353,21 +354,17 @@ def fit(
     return trial.recorder
 
 
+@in_folder
 def fit_many(directory: Path, runs: Sequence[dict[str, Any]]) -> list[Recorder]:
     """Each as fit, one after another in the same folder."""
-    import os
-
-    os.chdir(directory)
     return [fit(**run) for run in runs]
 
 
+@in_folder
 def fit_pairs(
     directory: Path, strategies: Sequence[str], kind: type[PairTrial] = PairTrial
 ) -> list[dict[str, torch.Tensor]]:
     """The states of both models after a few batches, whole, for each strategy."""
-    import os
-
-    os.chdir(directory)
     states_by_strategy = []
     for strategy in strategies:
         with pytorch.init(hparams={"global_batch_size": 8}, exp_conf={"parallelism": strategy}) as context:
@@ -380,13 +377,11 @@ def fit_pairs(
     return states_by_strategy
 
 
+@in_folder
 def refuse_pair(directory: Path) -> str:
     """Returns the error where the second model's loss has two backward passes, and the first one's none, while torch
     searches the output of a forward pass for unused parameters.
     """
-    import os
-
-    os.chdir(directory)
     try:
         parallelism = {"strategy": "ddp", "find_unused_parameters": True}
         with pytorch.init(hparams={"global_batch_size": 8}, exp_conf={"parallelism": parallelism}) as context:

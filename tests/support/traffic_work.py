@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from gangline.pytorch.parallel import Strategy, choose_strategy
 from gangline.pytorch.parallel.divided.shard_meter import parameter_groups
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.traffic import Traffic
+from tests.support.folder_work import in_folder
 from tests.support.strategy_work import Net, PointsTrial, WholePointsTrial, make_optimizer
 
 _CPU = torch.device("cpu")
@@ -42,9 +42,8 @@ def train(directory: Path, runs: Sequence[Run]) -> list[tuple[list[float], dict[
     return [_train(directory / run.name, run) for run in runs]
 
 
+@in_folder
 def _train(directory: Path, run: Run) -> tuple[list[float], dict[str, torch.Tensor]]:
-    directory.mkdir(parents=True, exist_ok=True)
-    os.chdir(directory)
     configuration = {
         "parallelism": run.strategy,
         "scheduling_unit": 2,

@@ -57,15 +57,9 @@ def _train_courses(directory: Path) -> tuple[Courses, Path]:
         for key, result in zip(_NAMES, results, strict=True):
             found[key].append(result)
     last = [(_run("none", optimizer, _BATCHES[3]), _checkpoint(found[name, optimizer])) for name, optimizer in _NAMES]
-    for key, result in zip(_NAMES, _train_alone(storage, last), strict=True):
+    for key, result in zip(_NAMES, train_on(storage, last), strict=True):
         found[key].append(result)
     return found, storage
-
-
-def _train_alone(storage: Path, runs: list[tuple[Run, str | None]]) -> list[Result]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(storage)
-        return train_on(storage, runs)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +81,7 @@ def storage(trained: tuple[Courses, Path]) -> Path:
 def whole(storage: Path) -> dict[str, Result]:
     """The same trial in one process without a break."""
     runs: list[tuple[Run, str | None]] = [(_run("none", optimizer, _BATCHES[3]), None) for optimizer in _OPTIMIZERS]
-    return dict(zip(_OPTIMIZERS, _train_alone(storage, runs), strict=True))
+    return dict(zip(_OPTIMIZERS, train_on(storage, runs), strict=True))
 
 
 def _checkpoint(legs: list[Result]) -> str | None:

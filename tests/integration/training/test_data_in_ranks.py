@@ -82,10 +82,7 @@ def test_sampler_that_is_divided_already_is_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[Uneven, Learned]:
     runs = [Uneven("none", run.count, run.aggregation, run.batches, run.drop_last) for run in (*_OF_TWO, *_OF_FOUR)]
-    with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("alone")
-        patch.chdir(directory)
-        return dict(zip(runs, train_uneven(directory, runs), strict=True))
+    return dict(zip(runs, train_uneven(tmp_path_factory.mktemp("alone"), runs), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(storage: Path) -> list[float]:
     """The losses of a trial that nothing interrupts, in one process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(storage)
-        return resume(storage, [("none", None, _ALL)])[0][0]
+    return resume(storage, [("none", None, _ALL)])[0][0]
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +41,12 @@ def saved(storage: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         2, tmp_path_factory.mktemp("gang"), resume, storage, [(strategy, None, _SAVED) for strategy in strategies]
     )
     storage_id_by_strategy = {strategy: made[2] for strategy, made in zip(strategies, by_rank[0], strict=True)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(storage)
-        storage_id_by_strategy["none"] = resume(storage, [("none", None, _SAVED)])[0][2]
+    storage_id_by_strategy["none"] = resume(storage, [("none", None, _SAVED)])[0][2]
     return storage_id_by_strategy
 
 
 def test_one_process_goes_on_from_any_strategy(storage: Path, whole: list[float], saved: dict[str, str]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(storage)
-        results = resume(storage, [("none", storage_id, _ALL) for storage_id in saved.values()])
+    results = resume(storage, [("none", storage_id, _ALL) for storage_id in saved.values()])
     for losses, seen, _ in results:
         assert losses == pytest.approx(whole[_SAVED:], abs=1e-6)
         assert seen == _ALL
