@@ -22,6 +22,7 @@ import structlog
 
 from gangline.errors import GanglineError
 from gangline.protocol import rpc
+from gangline.protocol.peer_status import PeerStatus
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 from services.agent.connection.heartbeat import HeartbeatThread
 from services.agent.connection.leader_choice import (
@@ -202,18 +203,19 @@ class LeaderStream:
 
     async def _attempt(self, address: str) -> None:
         async with grpc.aio.insecure_channel(address, options=rpc.SMALL_MESSAGE_OPTIONS) as channel:
+            stub: agent_pb2_grpc.AgentServiceAsyncStub = agent_pb2_grpc.AgentServiceStub(channel)
+            call = stub.Connect(metadata=self._metadata)
+            peer_status = PeerStatus(call)
             try:
-                await self._hold(channel, address)
+                await self._hold(call, address)
             except grpc.aio.AioRpcError as failure:
-                raise _to_error(failure, address) from failure
+                raise _to_error(peer_status.of(failure), address) from failure
             finally:
                 self._is_connected = False
                 metrics.stream_connected.set(0)
 
-    async def _hold(self, channel: grpc.aio.Channel, address: str) -> None:
+    async def _hold(self, call: Call, address: str) -> None:
         """Runs one stream from hello to end. The end is always an exception, unless the agent asked to reconnect."""
-        stub: agent_pb2_grpc.AgentServiceAsyncStub = agent_pb2_grpc.AgentServiceStub(channel)
-        call = stub.Connect(metadata=self._metadata)
         greeted_at = time.monotonic()
         welcome = await self._greet(call)
         refusal = self._peer.refuse_leader(welcome.epoch)
@@ -322,7 +324,7 @@ async def _write(call: Call, message: agent_pb2.ConnectRequest) -> None:
         await asyncio.Event().wait()
 
 
-def _to_error(failure: grpc.aio.AioRpcError, address: str) -> Exception:
+def _to_error(failure: grpc.RpcError, address: str) -> Exception:
     error = rpc.error_of(failure, f"the scheduler at {address}")
     if failure.code() is not grpc.StatusCode.FAILED_PRECONDITION:
         return error

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from gangline.protocol.peer_status import PeerStatus
 from services.common.etcd.connection import Connection
 from services.common.etcd.failure import Remedy, TryFailed, read_failure
 
@@ -24,6 +25,7 @@ class Stream:
     def __init__(self, call: Any, connection: Connection, on_failure: Callable[[Exception], Exception]) -> None:
         self.endpoint = connection.endpoint
         self._call = call
+        self._peer_status = PeerStatus(call)
         self._connection = connection
         self._on_failure = on_failure
         self._reading: asyncio.Task[Any] | None = None
@@ -79,7 +81,7 @@ class Stream:
         if error is None:
             return task.result()
         if isinstance(error, grpc.RpcError):
-            raise self._on_failure(read_failure(error, self.endpoint)) from error
+            raise self._on_failure(read_failure(self._peer_status.of(error), self.endpoint)) from error
         if isinstance(error, asyncio.InvalidStateError):
             raise self.fail(_END) from error
         raise error

@@ -14,6 +14,7 @@ from contextlib import suppress
 import grpc
 import structlog
 
+from gangline.protocol.peer_status import PeerStatus
 from gangline.protocol.rpc import token_metadata
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc
 from services.common.concurrency import cancel
@@ -99,6 +100,7 @@ class RecordStream:
     async def _stream(self, token: str) -> None:
         stub = ingest_pb2_grpc.IngestServiceStub(self._route.channel())
         call = stub.Ingest(metadata=token_metadata(token))
+        peer_status = PeerStatus(call)
         reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call))
         try:
@@ -109,6 +111,8 @@ class RecordStream:
                 if task is reader or isinstance(task.exception(), OSError | None):
                     task.result()
             await reader
+        except grpc.aio.AioRpcError as failure:
+            raise peer_status.of(failure) from None
         finally:
             call.cancel()
             await cancel(reader, writer)

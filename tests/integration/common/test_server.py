@@ -17,6 +17,7 @@ from gangline.domain.allocation import ExitReport
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError, not_found, unauthenticated
 from gangline.protocol import wire
+from gangline.protocol.peer_status import PeerStatus
 from gangline.protocol.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, error_of, token_metadata
 from gangline.v1 import agent_pb2, agent_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.common import server as server_module
@@ -125,9 +126,10 @@ async def test_errors_of_a_stream_arrive(user: str | None, code: str, message: s
     async with serving() as server, grpc.aio.insecure_channel(server.address, options=CHANNEL_OPTIONS) as channel:
         stub: Any = agent_pb2_grpc.AgentServiceStub(channel)
         call = stub.Connect(metadata=metadata, timeout=5)
+        peer_status = PeerStatus(call)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _talk(call)
-        error = error_of(caught.value, "the test")
+        error = error_of(peer_status.of(caught.value), "the test")
         assert error.code == code
         assert message in error.message
 

@@ -39,6 +39,9 @@ class _Call:
         while True:
             yield await self._answers.get()
 
+    def add_done_callback(self, callback: Any) -> None:
+        pass
+
     def cancel(self) -> None:
         pass
 
