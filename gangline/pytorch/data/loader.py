@@ -16,11 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, Protocol, cast
 
 import torch
+from torch.autograd.profiler import record_function
 from torch.utils import data
 
 from gangline.errors import invalid
 from gangline.pytorch.data import seed as seeds
 from gangline.pytorch.data.shard import Part, Row, Shard, shards_of, weight_of
+
+# The name of a read in torch's traces, as its own iterator marks it.
+_TRACE_MARK = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
 class TensorBatches(data.TensorDataset):
@@ -302,9 +306,17 @@ class DataLoader:
         # As torch's loader reads in this process, without what its iterator does around each batch.
         dataset, collate = loader.dataset, cast("Callable[[Any], Any]", loader.collate_fn)
         read_all = getattr(dataset, "__getitems__", None)
+
+        def read(indices: list[Any]) -> Any:
+            return collate(read_all(indices) if read_all else [dataset[index] for index in indices])
+
         for indices in sampler:
-            records = read_all(indices) if read_all else [dataset[index] for index in indices]
-            yield collate(records), weights.popleft()
+            if torch._C._autograd._profiler_enabled():
+                with record_function(_TRACE_MARK):
+                    batch = read(indices)
+            else:
+                batch = read(indices)
+            yield batch, weights.popleft()
 
     def place_after(self, entries: int, num_replicas: int) -> tuple[int, int]:
         """Returns the place at which an epoch continues after so many entries: steps, and shift, for `skip` and `shift`

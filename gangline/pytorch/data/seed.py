@@ -120,9 +120,10 @@ def _set_states(states: list[Any]) -> None:
 def _seed(number: int) -> None:
     random.seed(number)
     np.random.seed(number % _LIMIT)
-    if torch.accelerator.is_available():
+    # torch.accelerator.is_available would begin CUDA, which a process that is to fork must not do.
+    if torch.accelerator.current_accelerator() is not None:
         torch.manual_seed(number)
     else:
-        # Without an accelerator torch.manual_seed would keep a call for each kind of them, with the lines of the stack,
-        # which takes milliseconds.
+        # Where torch is built for no accelerator, torch.manual_seed would keep a call for each kind of them, with the
+        # lines of the stack, which takes milliseconds.
         torch.default_generator.manual_seed(number)

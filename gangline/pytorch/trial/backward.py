@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -54,9 +54,9 @@ def _check_type(loss: Any) -> None:
 
 
 class Pass:
-    """is_ours: whether a backward pass of context.backward runs, in which torch may begin others."""
+    """depth: of the backward passes of context.backward that run, in which torch may begin others."""
 
-    is_ours = False
+    depth = 0
 
 
 class OwnBackward:
@@ -81,32 +81,36 @@ class OwnBackward:
     def refusing(self) -> Iterator[None]:
         """Returns a context for a backward pass. One that reaches a trained parameter of a watched model ends with
         GanglineError `pytorch.own_backward`."""
-        handles = [
-            parameter.register_post_accumulate_grad_hook(_refuse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            for model in self._models
-            for parameter in model.parameters()
-            if parameter.requires_grad and not is_lazy(parameter)
-        ]
-        try:
+        with ExitStack() as handles:
+            for model in self._models:
+                for parameter in model.parameters():
+                    if parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter):
+                        handle = parameter.register_post_accumulate_grad_hook(_refuse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                        handles.callback(handle.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
+# torch's own name for what runs a backward pass.
+_ENGINE = "_engine_run_backward"
+_MARK = "_gangline_looks"
 # Those of this process's trials.
 _watching: list[weakref.ref[OwnBackward]] = []
 
 
-@cache
 def _notice_passes() -> None:
     """Puts a look before torch's backward passes. Tensor.backward and torch.autograd.backward call the engine by this
-    name; so does torch.autograd.grad, which leaves the gradients of parameters alone."""
-    run: Callable[..., Any] = vars(torch.autograd)["_engine_run_backward"]
+    name; so does torch.autograd.grad, which leaves the gradients of parameters alone. May be called again."""
+    for module in (torch.autograd.graph, torch.autograd):
+        run = vars(module).get(_ENGINE)
+        # torch.compiler takes the name from the first module, and gives it back to both.
+        if run is not None and not hasattr(run, _MARK):
+            setattr(module, _ENGINE, _noticed(run))
 
+
+def _noticed(run: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(run)
     def noticed(*arguments: Any, **options: Any) -> Any:
-        if Pass.is_ours or not options.get("accumulate_grad"):
+        if Pass.depth or not options.get("accumulate_grad"):
             return run(*arguments, **options)
         living = [watch for reference in _watching if (watch := reference()) is not None]
         refusing = [watch for watch in living if watch.is_refused()]
@@ -117,7 +121,8 @@ def _notice_passes() -> None:
                 stack.enter_context(watch.refusing())
             return run(*arguments, **options)
 
-    torch.autograd._engine_run_backward = noticed  # type: ignore[attr-defined]  # torch's own name
+    setattr(noticed, _MARK, True)
+    return noticed
 
 
 def _refuse(_parameter: torch.Tensor) -> None:

@@ -170,7 +170,7 @@ class ParameterUpdate:
                 self._strategy.before_backward(self._is_first_backward)
                 self._is_first_backward = False
             # A hook of the trial's may call context.backward inside of another one.
-            was_ours, Pass.is_ours = Pass.is_ours, True
+            Pass.depth += 1
             try:
                 self._strategy.run_backward(loss, gradient, retain_graph, create_graph)
                 if self.is_step_batch:
@@ -182,7 +182,7 @@ class ParameterUpdate:
                     raise
                 raise meaning from error
             finally:
-                Pass.is_ours = was_ours
+                Pass.depth -= 1
 
     def step(
         self,
@@ -248,9 +248,11 @@ class ParameterUpdate:
 
 
 def _clear_gradients(optimizer: Optimizer) -> None:
-    """Does what zero_grad does. torch's own marks itself for a profiler, which takes longer than the rest of it."""
+    """Does what zero_grad does. torch's own marks itself for a profiler, which takes longer than the rest of it where
+    none runs."""
     # The class of a trial's own wrapper around an optimizer may have no such method.
-    if getattr(type(optimizer), "zero_grad", None) is not _ZERO_GRAD or "zero_grad" in vars(optimizer):
+    has_own = getattr(type(optimizer), "zero_grad", None) is not _ZERO_GRAD or "zero_grad" in vars(optimizer)
+    if has_own or torch._C._autograd._profiler_enabled():
         optimizer.zero_grad()
         return
     for group in optimizer.param_groups:

@@ -248,3 +248,16 @@ def test_generator_of_the_trial_is_used_as_torchs_loader_uses_it() -> None:
     next(loader.training_batches(skip=0, shift=0, num_replicas=1, rank=0, seed=5))
     next(iter(data.DataLoader(_WIDE, batch_size=2, generator=expected)))
     assert torch.equal(generator.get_state(), expected.get_state())
+
+
+def test_a_trace_shows_the_reads_as_that_of_torchs_loader_does() -> None:
+    dataset = TensorDataset(torch.arange(8.0))
+    names: list[set[str]] = []
+    for batches in (
+        iter(DataLoader(dataset, batch_size=2)),
+        DataLoader(dataset, batch_size=2).training_batches(skip=0, shift=0, num_replicas=1, rank=0, seed=0),
+    ):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+            next(batches)
+        names.append({event.key for event in trace.key_averages() if "DataLoader" in event.key})
+    assert names[0] == names[1] != set()

@@ -27,9 +27,9 @@ def watch(net: nn.Sequential) -> OwnBackward:
 
 @pytest.fixture
 def allowed() -> Iterator[None]:
-    Pass.is_ours = True
+    Pass.depth += 1
     yield
-    Pass.is_ours = False
+    Pass.depth -= 1
 
 
 def _num_hooks(net: nn.Module) -> int:
@@ -38,7 +38,8 @@ def _num_hooks(net: nn.Module) -> int:
 
 def test_torch_calls_its_engine_by_the_name_that_is_watched(watch: OwnBackward) -> None:
     """The name is torch's own affair: another release may have another one."""
-    assert hasattr(vars(torch.autograd)["_engine_run_backward"], "__wrapped__")
+    for module in (torch.autograd, torch.autograd.graph):
+        assert hasattr(vars(module)["_engine_run_backward"], "__wrapped__")
     tensor = torch.ones(1, requires_grad=True)
     with pytest.MonkeyPatch.context() as patch:
         called: list[bool] = []
@@ -76,3 +77,21 @@ def test_watch_that_is_gone_refuses_nothing(net: nn.Sequential) -> None:
     OwnBackward(lambda: True).watch(net)
     net(torch.ones(1, 2)).sum().backward()
     assert net[1].weight.grad is not None
+
+
+def test_look_stays_where_a_tracer_takes_the_engines_name_for_a_while(net: nn.Sequential, watch: OwnBackward) -> None:
+    with torch.compiler._patch_engine_backward():
+        pass
+    with pytest.raises(GanglineError, match="made gradients without context"):
+        net(torch.ones(1, 2)).sum().backward()
+
+
+def test_parameters_that_are_computed_from_others_are_left_out(net: nn.Sequential) -> None:
+    """As those of a model that a trial trains through its own steps."""
+    made = OwnBackward(lambda: True)
+    made.watch(net)
+    parameters: dict[str, torch.Tensor] = net[0]._parameters  # type: ignore[assignment]
+    parameters["weight"] = parameters["weight"] * 2
+    with pytest.raises(GanglineError, match="made gradients without context"):
+        net(torch.ones(1, 2)).sum().backward()
+    assert _num_hooks(net) == 0

@@ -49,6 +49,13 @@ def test_gradients_are_cleared_as_the_trial_has_it(monkeypatch: pytest.MonkeyPat
     assert calls == [None]
 
 
+def test_a_trace_shows_that_gradients_are_cleared() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        _step(optimizer)
+    assert "Optimizer.zero_grad#SGD.zero_grad" in {event.key for event in trace.key_averages()}
+
+
 class _Around:
     """A trial's own wrapper, which passes everything on."""
 
@@ -84,9 +91,9 @@ def test_seed_gives_the_numbers_of_torchs_own() -> None:
 
 def test_backward_pass_inside_of_another_leaves_that_one_to_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a hook that calls context.backward; torch may begin more passes in the outer one."""
-    monkeypatch.setattr(Pass, "is_ours", True)
+    monkeypatch.setattr(Pass, "depth", 1)
     _update().backward(nn.Linear(2, 1)(torch.ones(1, 2)).sum(), None, retain_graph=False, create_graph=False)
-    assert Pass.is_ours
+    assert Pass.depth == 1
 
 
 @pytest.mark.parametrize("kind", [None, "bf16"])
