@@ -105,6 +105,14 @@ class TrainContext(Lacking):
         or no JSON is left out, with one warning for each name. Raises GanglineError `core.searcher_metric` where the
         searcher's metric of a validation is no number; the report has been sent then.
         """
+        self._report(group, steps_completed, metrics)
+
+    def report_trainers_metrics(self, steps_completed: int, metrics: Mapping[str, Any], at: float) -> None:
+        """Reports metrics of the group "training" that were gathered at another time, in seconds since 1970. For
+        gangline.pytorch."""
+        self._report(TRAINING, steps_completed, metrics, at)
+
+    def _report(self, group: str, steps_completed: int, metrics: Mapping[str, Any], at: float | None = None) -> None:
         self._check_chief("report_metrics")
         numbers, others = _split(metrics)
         values_json, left_out = encode_values(others)
@@ -112,7 +120,7 @@ class TrainContext(Lacking):
         self._beat.report(steps_completed)
         self._link.send_first_step()
         units = self._units if group == VALIDATION else None
-        self._link.send_metrics(group, steps_completed, numbers, units, values_json)
+        self._link.send_metrics(group, steps_completed, numbers, units, values_json, at=at)
         if group == VALIDATION:
             finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
             self._validations = (*self._validations[1 - _MOST_VALIDATIONS :], (steps_completed, finite))

@@ -284,34 +284,41 @@ class Averaging:
         self._is_counted = is_counted
         self._names: tuple[str, ...] = ()
 
-    def average_later(self, own: Totals) -> Callable[[], dict[str, float]]:
-        """Begins to average. own: by name, the sum and the count of this rank's batches. Returns a function that
-        returns the mean over all batches of all ranks; only that function waits for the others. All ranks call both in
-        step, and the second one once."""
+    def average_later(self, own: Sequence[Totals]) -> Callable[[], list[dict[str, float]]]:
+        """Begins to average. own: of each report, by name, the sum and the count of this rank's batches. Returns a
+        function that returns the means over all batches of all ranks, of each report; only that function waits for the
+        others. All ranks call both in step, with as many reports, and the second one once."""
         if self._distributed.size == 1:
-            return lambda: average([own])
+            return lambda: [average([totals]) for totals in own]
         if not self._names:
             return lambda: self._agree(own)
         if not self._is_counted:
-            own = dict.fromkeys(self._names, (0.0, 0))
-        is_other = own.keys() != set(self._names)
-        numbers = [number for name in self._names for number in own.get(name, (0.0, 0))]
+            own = [dict.fromkeys(self._names, (0.0, 0))] * len(own)
+        names = set(self._names)
+        is_other = any(totals.keys() != names for totals in own)
+        numbers = [number for totals in own for name in self._names for number in totals.get(name, (0.0, 0))]
         wait = self._distributed.total_later([float(is_other), *numbers])
 
-        def finish() -> dict[str, float]:
+        def finish() -> list[dict[str, float]]:
             num_others, *totals = wait()
             # A rank with other names sets this number, and all ranks agree again.
             return self._agree(own) if num_others else self._means(totals)
 
         return finish
 
-    def _means(self, totals: Sequence[float]) -> dict[str, float]:
-        return {name: totals[2 * place] / totals[2 * place + 1] for place, name in enumerate(self._names)}
+    def _means(self, totals: Sequence[float]) -> list[dict[str, float]]:
+        length = 2 * len(self._names)
+        by_report = (totals[first : first + length] for first in range(0, len(totals), length))
+        return [
+            {name: numbers[2 * place] / numbers[2 * place + 1] for place, name in enumerate(self._names)}
+            for numbers in by_report
+        ]
 
-    def _agree(self, own: Totals) -> dict[str, float]:
+    def _agree(self, own: Sequence[Totals]) -> list[dict[str, float]]:
         gathered = self._distributed.allgather(own if self._is_counted else None)
-        counted = [totals for totals in gathered if totals is not None]
-        is_same = all(totals.keys() == counted[0].keys() for totals in counted)
+        counted = [reports for reports in gathered if reports is not None]
+        newest = [reports[-1] for reports in counted]
+        is_same = all(totals.keys() == newest[0].keys() for totals in newest)
         # The order of the first counted rank, in which all ranks pack their numbers.
-        self._names = tuple(counted[0]) if is_same else ()
-        return average(counted)
+        self._names = tuple(newest[0]) if is_same else ()
+        return [average(of_ranks) for of_ranks in zip(*counted, strict=True)]

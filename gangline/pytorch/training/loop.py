@@ -293,6 +293,7 @@ class TrainingLoop:
         self._keeper.poll()
         if self._question is None:
             self._question = self._ask()
+            self._reports.exchange(batches)
             if self._pace.distance > 1:
                 self._pace.next_look = batches + 1
                 return
@@ -379,7 +380,7 @@ class TrainingLoop:
     def _validate(self) -> None:
         self._cut_trace("a validation begins")
         # A validation resets shared reducers, so training values have been reported before it.
-        self._reports.end()
+        self._reports.flush(self._position.batches)
         metrics = self._evaluation.run()
         self._newest_validation, self._newest_metrics = self._position.batches, metrics
         if self._distributed.is_chief:
@@ -439,7 +440,7 @@ class TrainingLoop:
         self._send_progress()
         if self._reports.newest != self._position.batches:
             self._reports.begin(self._position.batches, may_wait=False)
-        self._reports.end()
+        self._reports.flush(self._position.batches)
         if not self.is_preempted and self._newest_validation != self._position.batches:
             self._validate()
         self._save()

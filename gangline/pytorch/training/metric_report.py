@@ -1,12 +1,15 @@
 """Sends training reports: the metrics of batches, averaged over all ranks, and the profile.
 
 Owns the sums since the last report and their path to the core context, TensorBoard and callbacks. The training loop
-drives it and decides when a report is due.
+drives it and decides when a report is due. Reports that follow each other soon are exchanged between the ranks
+together, because an exchange takes a millisecond of each processor, however few numbers it has.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gangline.core.beat import BETWEEN, REPORT
@@ -17,15 +20,26 @@ from gangline.pytorch.training.drift import DriftCheck
 from gangline.pytorch.trial.callback import PyTorchCallback, call_all
 from gangline.pytorch.trial.context import PyTorchTrialContext
 
+# Reports that one exchange has at most. It bounds how late they come where batches become slower.
+MOST_TOGETHER = 8
 CheckFinite = Callable[[tuple[str, float] | None, int], None]
 """Called with a metric that is no finite number, if there is one, and the batches completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """at: the time of its last batch. own: the sums and counts of this rank."""
+
+    batches: int
+    at: float
+    own: metric.Totals
 
 
 class TrainingReports:
     """Gathers and sends the reports of one trial. All ranks call everything but `add` in step.
 
-    newest: the batches completed at the newest report, begun or ended. describe_newest: the checkpoint that training
-    can continue from, as a clause of a message.
+    newest: the batches completed at the newest report. describe_newest: the checkpoint that training can continue from,
+    as a clause of a message.
     """
 
     def __init__(
@@ -45,12 +59,19 @@ class TrainingReports:
         self._drift = DriftCheck(context)
         self._sums = metric.MetricSums()
         self._averaging = Averaging(context.distributed, context.replica.is_counted)
-        self._is_counted_alone = context.replica.count == context.distributed.size
+        # The chief of a pipeline has no metrics of its own where another rank computes the loss.
+        self._is_joint = context.distributed.size > 1 and (
+            context.setting.optimizations.average_training_metrics or context.replica.count != context.distributed.size
+        )
         self._is_profiled = context.profile_setting.is_enabled
         self._keeps_batch_metrics = any(_wants_batch_metrics(callback) for callback in callbacks.values())
         self._batch_metrics: list[dict[str, Any]] = []
         self._ends_at_once = False
-        self._average: Callable[[], dict[str, float]] | None = None
+        self._waiting: list[_Report] = []
+        self._under_way: list[_Report] = []
+        self._average: Callable[[], list[dict[str, float]]] | None = None
+        # The batches completed when the exchange under way began.
+        self._began = 0
 
     def start(self, batches: int) -> None:
         """Starts the reports. batches: completed before the first `add`. Raises GanglineError `training.drift` where
@@ -76,52 +97,76 @@ class TrainingReports:
     def check(self, batches: int) -> None:
         """Checks that all losses so far are finite, reported or not, and that the ranks' parameters are the same. Waits
         for the device."""
-        self.end()
+        self.flush(batches)
         self._drift.begin(batches, is_wanted=True)
         self._drift.end(batches, self._describe_newest)
         self._check_finite(self._sums.nonfinite_loss(), batches)
 
     def begin(self, batches: int, may_wait: bool) -> None:
-        """Begins a report of the mean over the batches since the last report. Called only when no report is under way.
+        """Begins a report of the mean over the batches since the last report. Called only when no exchange is under
+        way.
 
-        may_wait: whether the caller calls `end` one batch later, so that no rank waits for the others' numbers. If
-        reducers, callbacks or the profile need the report at once, it ends here anyway.
+        may_wait: whether the caller calls `end` after the next batch and `exchange` soon, so that no rank waits for the
+        others' numbers. If reducers, callbacks or the profile need the report at once, it ends here anyway.
         """
-        assert self._average is None
         self.newest = batches
-        own = self._sums.take()
-        # The chief of a pipeline has no metrics of its own where another rank computes the loss.
-        is_joint = self._context.setting.optimizations.average_training_metrics or not self._is_counted_alone
-        self._average = self._averaging.average_later(own) if is_joint else lambda: metric.average([own])
+        self._waiting.append(_Report(batches, time.time(), self._sums.take()))
+        if self._ends_at_once or not may_wait:
+            self.flush(batches)
+        elif not self._is_joint or len(self._waiting) == MOST_TOGETHER:
+            self.exchange(batches)
+
+    def exchange(self, batches: int) -> None:
+        """Begins to exchange what waits, if anything. `end` ends it, after the next batch, so that no rank waits."""
+        if not self._waiting:
+            return
+        assert self._average is None
+        self._under_way, self._waiting, self._began = self._waiting, [], batches
+        own = [report.own for report in self._under_way]
+        self._average = (
+            self._averaging.average_later(own)
+            if self._is_joint
+            else lambda: [metric.average([totals]) for totals in own]
+        )
         self._drift.begin(batches)
         if self._drift.ends_at_once:
             self._context.core.beat.enter(REPORT)
             self._drift.end(batches, self._describe_newest)
             self._context.core.beat.stay(BETWEEN)
-        if self._ends_at_once or not may_wait:
-            self.end()
+
+    def flush(self, batches: int) -> None:
+        """Exchanges and sends everything that was begun."""
+        self.end()
+        self.exchange(batches)
+        self.end()
 
     def end(self) -> None:
-        """Sends the report that was begun, if any."""
+        """Sends the reports that are under way, if any."""
         if self._average is None:
             return
         beat = self._context.core.beat
         beat.enter(REPORT)
-        averaged = self._average()
+        averages = self._average()
         self._average = None
-        self._drift.end(self.newest, self._describe_newest)
+        self._drift.end(self._began, self._describe_newest)
+        for report, averaged in zip(self._under_way, averages, strict=True):
+            self._send(report, averaged)
+        beat.stay(BETWEEN)
+
+    def _send(self, report: _Report, averaged: dict[str, float]) -> None:
         metrics = reducer.join(averaged, self._context.reducers.reduce(is_training=True), "train_batch")
-        self._check_finite(metric.find_nonfinite_loss(metrics), self.newest)
+        self._check_finite(metric.find_nonfinite_loss(metrics), report.batches)
         if self._context.distributed.is_chief:
-            self._context.core.train.report_training_metrics(self.newest, metrics)
-            self._context.log_to_tensorboard("training", self.newest, metrics)
+            self._context.core.train.report_trainers_metrics(report.batches, metrics, report.at)
+            self._context.log_to_tensorboard("training", report.batches, metrics)
         if self._is_profiled:
             self._report_profile()
         batch_metrics, self._batch_metrics = self._batch_metrics, []
         call_all(
-            self._callbacks.values(), beat, lambda callback: callback.on_training_workload_end(metrics, batch_metrics)
+            self._callbacks.values(),
+            self._context.core.beat,
+            lambda callback: callback.on_training_workload_end(metrics, batch_metrics),
         )
-        beat.stay(BETWEEN)
 
     def _report_profile(self) -> None:
         own = self._profile.take()

@@ -20,6 +20,9 @@ from services.trial_runner.delivery.spool import Spool
 
 _NUMBERS = {level: types_pb2.LogLevel.Value(f"LOG_LEVEL_{level}") for level in LogLevel}
 
+# The longest time that a report of a rank waits for a runner that does not run meanwhile, such as a suspended one.
+_LONGEST_WAIT_SECONDS = 3600.0
+
 log = structlog.get_logger(__name__)
 
 
@@ -61,19 +64,21 @@ class Recorder:
         self._record(rank, "runner", lines, [LogLevel.ERROR] * len(lines))
 
     def record_metrics(
-        self, group: str, batches_completed: int, values: Mapping[str, float], values_json: str = ""
+        self, group: str, batches_completed: int, values: Mapping[str, float], values_json: str = "", at: float = 0.0
     ) -> None:
-        """Records a report. values: the numbers. values_json: the other metrics."""
+        """Records a report. values: the numbers. values_json: the other metrics. at: when it was made."""
         point = ingest_pb2.MetricsPoint(
             group=group, batches_completed=batches_completed, metrics=values, values_json=values_json
         )
-        self._append([ingest_pb2.IngestRecord(at=time.time(), metrics=point)])
+        self._append([ingest_pb2.IngestRecord(at=_admit_time(at), metrics=point)])
 
-    def record_progress(self, batches_completed: int, batches_total: int, samples_per_second: float) -> None:
+    def record_progress(
+        self, batches_completed: int, batches_total: int, samples_per_second: float, at: float = 0.0
+    ) -> None:
         point = ingest_pb2.ProgressPoint(
             batches_completed=batches_completed, batches_total=batches_total, samples_per_second=samples_per_second
         )
-        self._append([ingest_pb2.IngestRecord(at=time.time(), progress=point)])
+        self._append([ingest_pb2.IngestRecord(at=_admit_time(at), progress=point)])
 
     def tell_dropped(self) -> None:
         """Records how many records were lost since the last time. Records that the disk refuses are reported once it
@@ -118,3 +123,10 @@ class Recorder:
         self.tell_dropped()
         metrics.spool_waiting.set(self._spool.num_waiting)
         self.has_news.set()
+
+
+def _admit_time(at: float) -> float:
+    """Returns the time at which a rank says that it made a report, if that can be true; else that of now. The report
+    may have waited for this runner."""
+    now = time.time()
+    return at if now - _LONGEST_WAIT_SECONDS <= at <= now else now

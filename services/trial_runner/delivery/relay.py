@@ -88,7 +88,7 @@ class Relay:
         values = dict(point.metrics)
         values_json, left_out = admit_values(point.values_json)
         self._warn_of(left_out)
-        self._recorder.record_metrics(point.group, point.batches_completed, values, values_json)
+        self._recorder.record_metrics(point.group, point.batches_completed, values, values_json, point.at)
         for name in ("loss", "validation_loss"):
             if name in values and point.group in ("training", "validation"):
                 metrics.loss.labels(group=point.group).set(values[name])
@@ -114,7 +114,7 @@ class Relay:
 
     def _on_progress(self, progress: rank_pb2.RankProgress) -> None:
         completed, total = progress.batches_completed, progress.batches_total
-        self._recorder.record_progress(completed, total, progress.samples_per_second)
+        self._recorder.record_progress(completed, total, progress.samples_per_second, progress.at)
         metrics.observe_progress(completed, self._batches, progress.seconds_per_batch, progress.samples_per_second)
         self._batches = completed
         self._newest = runner_pb2.ProgressReport(

@@ -15,9 +15,10 @@ from pathlib import Path
 import structlog
 from google.protobuf.message import DecodeError
 
-from gangline import frame, unix_socket
+from gangline import frame, report_socket, unix_socket
 from gangline.v1 import rank_pb2
 from services.common.tree import remove_tree
+from services.trial_runner.ranks.report_reader import ReportReader
 
 _SOCKET = "rank.sock"
 
@@ -35,6 +36,7 @@ class RankLinkServer:
     def __init__(self, folder: Path, on_message: Callable[[int, rank_pb2.RankMessage], None]) -> None:
         self._folder = folder
         self._on_message = on_message
+        self._reports = ReportReader(self.path, on_message)
         self._server: asyncio.Server | None = None
         self._writers: dict[asyncio.StreamWriter, int] = {}
         self._preempt: rank_pb2.PreemptRank | None = None
@@ -56,6 +58,7 @@ class RankLinkServer:
         unix_socket.bind(listener, self.path)
         # The backlog holds the ranks of one machine, which connect at the same time.
         self._server = await asyncio.start_server(self._serve, sock=listener, backlog=256)
+        self._reports.start()
 
     def send(self, rank: int, message: rank_pb2.RunnerMessage) -> None:
         """Sends a message to all processes of a rank; does nothing if they have gone."""
@@ -70,14 +73,16 @@ class RankLinkServer:
 
     async def close(self) -> None:
         """Closes the socket. Called only when the ranks have gone, because a rank that loses its runner ends."""
+        self._reports.close()
         if self._server is not None:
             self._server.close()
         for writer in self._writers:
             writer.close()
-        # If the folder holds only the socket, it is left to the agent, which removes it with the allocation's folder.
+        # If the folder holds only the sockets, it is left to the agent, which removes it with the allocation's folder.
         # Freed inodes make the starts of the next commands slow.
+        own = {_SOCKET, report_socket.path_beside(_SOCKET)}
         with suppress(FileNotFoundError):
-            if any(entry.name != _SOCKET for entry in self._folder.iterdir()):
+            if any(entry.name not in own for entry in self._folder.iterdir()):
                 _remove(self._folder)
 
     def _send_preempt(self, writer: asyncio.StreamWriter) -> None:
@@ -93,6 +98,8 @@ class RankLinkServer:
                 self._send_preempt(writer)
             while True:
                 message = await _read(reader)
+                # What the rank has reported before this message.
+                self._reports.read(rank)
                 if message.HasField("hello"):
                     # A worker of a script learns its rank after it has connected.
                     rank = self._writers[writer] = message.hello.rank

@@ -123,6 +123,8 @@ class _Link(LocalLink):
         metrics: dict[str, float],
         units: float | None = None,
         values_json: str = "",
+        *,
+        at: float | None = None,
     ) -> None:
         self.reports.append((group, metrics))
         self.has_reported.set()

@@ -74,6 +74,8 @@ def test_a_validation_carries_the_progress_that_was_reported_before_it() -> None
             metrics: dict[str, float],
             units: float | None = None,
             values_json: str = "",
+            *,
+            at: float | None = None,
         ) -> None:
             sent.append((group, units))
 

@@ -72,6 +72,8 @@ class _SentLink(LocalLink):
         metrics: dict[str, float],
         units: float | None = None,
         values_json: str = "",
+        *,
+        at: float | None = None,
     ) -> None:
         self.sent.append((metrics, values_json))
 

@@ -28,7 +28,7 @@ MEANS = [
 def test_mean_weighs_every_batch_of_every_rank_alike() -> None:
     def work(context: DistributedContext) -> list[dict[str, float]]:
         averaging = Averaging(context)
-        return [averaging.average_later(report[context.rank])() for report in REPORTS]
+        return [averaging.average_later([report[context.rank]])()[0] for report in REPORTS]
 
     assert in_ranks(2, work) == [MEANS, MEANS]
 
@@ -37,7 +37,7 @@ def test_agreed_names_cost_one_reduction() -> None:
     def work(context: DistributedContext) -> int:
         averaging, rounds = Averaging(context), []
         for report in REPORTS[:2]:
-            averaging.average_later(report[context.rank])()
+            averaging.average_later([report[context.rank]])()
             rounds.append(context._transport._round)  # type: ignore[attr-defined]  # what it has exchanged
         return int(rounds[1] - rounds[0])
 
@@ -45,4 +45,4 @@ def test_agreed_names_cost_one_reduction() -> None:
 
 
 def test_alone_nothing_is_exchanged() -> None:
-    assert Averaging(DistributedContext()).average_later({"loss": (6.0, 4)})() == {"loss": 1.5}
+    assert Averaging(DistributedContext()).average_later([{"loss": (6.0, 4)}])() == [{"loss": 1.5}]

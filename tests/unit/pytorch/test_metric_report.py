@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
 from typing import Any
 
 import pytest
+import torch
 
+import gangline.core
 from gangline import pytorch
+from gangline.core import DistributedContext
 from gangline.core.train import TrainContext
-from gangline.pytorch.metrics.metric import Averaging, Totals
+from gangline.pytorch.parallel import Replica
+from gangline.pytorch.parallel.choice import SingleStrategy
+from gangline.pytorch.setup import make_setting
+from gangline.pytorch.training.metric_report import MOST_TOGETHER, TrainingReports
 from gangline.pytorch.training.schedule import Pace
 from tests.support.small_trial import SmallTrial, fit
+from tests.support.world import in_ranks
 
 
 class _Numbered(SmallTrial):
@@ -58,12 +66,12 @@ def test_report_is_of_its_batches_also_where_it_waits_for_the_next_one(
         trials.append(trial_class(context))
         return trials[0]
 
-    def report(_self: TrainContext, steps_completed: int, metrics: dict[str, float]) -> None:
+    def report(_self: TrainContext, steps_completed: int, metrics: dict[str, float], _at: float) -> None:
         reports.append((trials[0].context.current_train_batch(), steps_completed, metrics["number"]))
 
     # However long a batch takes on a busy machine: it counts as short.
     monkeypatch.setattr(Pace, "suggest", lambda pace, _batches, _seconds: 2 * pace.distance)
-    monkeypatch.setattr(TrainContext, "report_training_metrics", report)
+    monkeypatch.setattr(TrainContext, "report_trainers_metrics", report)
     fit(
         make,
         max_length=pytorch.Batch(10),
@@ -76,23 +84,140 @@ def test_report_is_of_its_batches_also_where_it_waits_for_the_next_one(
 
 def test_validation_before_the_first_batch_reports_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[int] = []
-    monkeypatch.setattr(TrainContext, "report_training_metrics", lambda _self, steps, _metrics: reported.append(steps))
+    monkeypatch.setattr(TrainContext, "report_trainers_metrics", lambda _self, steps, *_: reported.append(steps))
     fit(_Reducing, max_length=pytorch.Batch(4), reporting_period=pytorch.Batch(3), step_zero_validation=True)
     assert reported == [3, 4]
 
 
-@pytest.mark.parametrize("is_joint", [True, False])
-def test_numbers_of_other_ranks_are_asked_for_only_where_metrics_are_averaged(
-    is_joint: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    totals: list[object] = []
-    average_later = Averaging.average_later
+class _Replicas(SingleStrategy):
+    """Each rank is a replica, and no copies are compared, which would be an exchange more now and then."""
 
-    def note(averaging: Averaging, own: Totals) -> Callable[[], dict[str, float]]:
-        totals.append(own)
-        return average_later(averaging, own)
+    def replica_of(self, rank: int, world_size: int) -> Replica:
+        return Replica(rank, world_size)
 
-    monkeypatch.setattr(Averaging, "average_later", note)
-    config = {"optimizations": {"average_training_metrics": is_joint}}
-    fit(_Numbered, max_length=pytorch.Batch(4), reporting_period=pytorch.Batch(2), init={"exp_conf": config})
-    assert len(totals) == (2 if is_joint else 0)
+    def replicated_buffers(self, models: Any) -> tuple[()]:
+        return ()
+
+
+class _Sent:
+    """The reports of one rank, and what the ranks have exchanged for them."""
+
+    def __init__(self, distributed: DistributedContext, is_joint: bool = True) -> None:
+        core = gangline.core.init(distributed=distributed)
+        config = {"optimizations": {"average_training_metrics": is_joint}}
+        setting = make_setting(None, {"global_batch_size": 4}, config, 1)
+        context = pytorch.PyTorchTrialContext(core, setting, _Replicas(), torch.device("cpu"), writes_tensorboard=False)
+        self.distributed = distributed
+        self.sent: list[tuple[int, dict[str, float], float]] = []
+        self.checked: list[tuple[tuple[str, float] | None, int]] = []
+        keep: Any = lambda batches, metrics, at: self.sent.append((batches, metrics, at))  # noqa: E731  it replaces a method
+        core.train.report_trainers_metrics = keep  # type: ignore[method-assign]  # shows what is reported
+        profile: Any = None
+        check: Any = lambda found, batches: self.checked.append((found, batches))  # noqa: E731  a method's shape
+        self.reports = TrainingReports(context, {}, profile, check)
+        self.reports.start(0)
+
+    @property
+    def num_exchanged(self) -> int:
+        return int(self.distributed._transport._round)  # type: ignore[attr-defined]  # what it has exchanged
+
+    def report(self, batches: int, loss: float, *, may_wait: bool = True) -> None:
+        self.reports.add({"loss": loss})
+        self.reports.begin(batches, may_wait)
+
+
+def _points(sent: list[tuple[int, dict[str, float], float]]) -> list[tuple[int, float]]:
+    return [(batches, metrics["loss"]) for batches, metrics, _ in sent]
+
+
+def test_reports_that_follow_each_other_soon_are_exchanged_together() -> None:
+    def work(distributed: DistributedContext) -> tuple[Any, ...]:
+        rank = _Sent(distributed)
+        # The ranks agree on names first.
+        rank.report(1, 1.0 + distributed.rank, may_wait=False)
+        before, begin = rank.num_exchanged, time.time()
+        for batches in range(2, 5):
+            rank.report(batches, batches + distributed.rank)
+            rank.reports.end()
+        middle = time.time()
+        early = len(rank.sent)
+        rank.reports.exchange(4)
+        rank.reports.end()
+        are_in_time = all(begin <= at <= middle for _, _, at in rank.sent[1:])
+        return early, _points(rank.sent), rank.num_exchanged - before, are_in_time
+
+    chief, other = in_ranks(2, work)
+    assert chief == (1, [(1, 1.5), (2, 2.5), (3, 3.5), (4, 4.5)], 1, True)
+    assert other == (0, [], 1, True)
+
+
+def test_so_many_reports_are_exchanged_without_waiting_for_more() -> None:
+    def work(distributed: DistributedContext) -> list[int]:
+        rank, lengths = _Sent(distributed), []
+        rank.report(1, 1.0, may_wait=False)
+        for batches in range(2, 2 * MOST_TOGETHER + 2):
+            rank.report(batches, 0.5)
+            rank.reports.end()
+            lengths.append(len(rank.sent) - 1)
+        return lengths
+
+    lengths, _ = in_ranks(2, work)
+    rest = [0] * (MOST_TOGETHER - 1)
+    assert lengths == [*rest, MOST_TOGETHER, *(MOST_TOGETHER + each for each in rest), 2 * MOST_TOGETHER]
+
+
+@pytest.mark.parametrize("ends", ["flush", "check", "begin"])
+def test_what_waits_is_sent_before_a_validation_a_checkpoint_and_the_end(ends: str) -> None:
+    def work(distributed: DistributedContext) -> list[tuple[int, float]]:
+        rank = _Sent(distributed)
+        rank.report(1, 1.0)
+        rank.report(2, 2.0)
+        match ends:
+            case "flush":
+                rank.reports.flush(3)
+            case "check":
+                rank.reports.check(3)
+            case _:
+                rank.report(3, 3.0, may_wait=False)
+        return _points(rank.sent)
+
+    chief, _ = in_ranks(2, work)
+    assert chief == [(1, 1.0), (2, 2.0), (3, 3.0)][: 3 if ends == "begin" else 2]
+
+
+def test_a_loss_that_is_not_finite_is_told_with_the_batch_of_its_report() -> None:
+    def work(distributed: DistributedContext) -> list[tuple[tuple[str, float] | None, int]]:
+        rank = _Sent(distributed)
+        rank.report(1, 1.0)
+        rank.report(2, math.inf)
+        rank.report(3, 1.0)
+        rank.reports.flush(3)
+        return rank.checked
+
+    assert in_ranks(2, work) == [[(None, 1), (("loss", math.inf), 2), (None, 3)]] * 2
+
+
+def test_other_names_in_the_middle_are_averaged_as_well() -> None:
+    def work(distributed: DistributedContext) -> list[tuple[int, dict[str, float]]]:
+        rank = _Sent(distributed)
+        rank.report(1, 1.0, may_wait=False)
+        rank.report(2, 2.0)
+        rank.reports.add({"loss": 1.0, "rare": 4.0 + 2 * distributed.rank})
+        rank.reports.begin(3, may_wait=True)
+        rank.report(4, 3.0)
+        rank.reports.flush(4)
+        return [(batches, metrics) for batches, metrics, _ in rank.sent]
+
+    chief, _ = in_ranks(2, work)
+    assert chief == [(1, {"loss": 1.0}), (2, {"loss": 2.0}), (3, {"loss": 1.0, "rare": 5.0}), (4, {"loss": 3.0})]
+
+
+def test_without_averages_nothing_is_exchanged_and_nothing_waits() -> None:
+    def work(distributed: DistributedContext) -> tuple[int, list[tuple[int, float]]]:
+        rank = _Sent(distributed, is_joint=False)
+        before = rank.num_exchanged
+        rank.report(1, 1.0 + distributed.rank)
+        rank.reports.end()
+        return rank.num_exchanged - before, _points(rank.sent)
+
+    assert in_ranks(2, work) == [(0, [(1, 1.0)]), (0, [])]

@@ -151,9 +151,10 @@ def test_only_counted_ranks_make_the_mean_of_training_metrics() -> None:
 
     def work(distributed: DistributedContext) -> tuple[list[dict[str, float]], int]:
         averaging = Averaging(distributed, is_counted=distributed.rank % 2 == 1)
-        averaged, rounds = [], []
+        averaged: list[dict[str, float]] = []
+        rounds = []
         for report in reports:
-            averaged.append(averaging.average_later(report[distributed.rank])())
+            averaged += averaging.average_later([report[distributed.rank]])()
             rounds.append(distributed._transport._round)  # type: ignore[attr-defined]  # what it has exchanged
         return averaged, rounds[1] - rounds[0]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,16 @@ def test_each_line_has_a_level(tmp_path: Path) -> None:
     names = [types_pb2.LogLevel.Name(record.log.level) for record in spool.read(0, max_records=1000)]
     levels = [name.removeprefix("LOG_LEVEL_") for name in names]
     assert levels == ["INFO", "WARNING", "INFO", "ERROR", "INFO", "ERROR", "WARNING", "ERROR", "ERROR", "ERROR"]
+
+
+def test_a_report_has_the_time_at_which_its_rank_made_it_if_that_can_be_true(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    recorder = Recorder(spool, "a1")
+    begin = time.time()
+    for at in (begin - 1.5, begin - 7200, begin + 100, 0.0, math.nan, math.inf):
+        recorder.record_metrics("training", 1, {"loss": 0.5}, at=at)
+    recorder.record_progress(1, 2, 3.0, begin - 2.5)
+    end = time.time()
+    first, *others, progress = [record.at for record in spool.read(0, max_records=1000)]
+    assert (first, progress) == (begin - 1.5, begin - 2.5)
+    assert all(begin <= at <= end for at in others)

@@ -19,10 +19,12 @@ class Told:
     def add(self, report: runner_pb2.TrialReport) -> None:
         self.reports.append(report)
 
-    def record_progress(self, completed: int, _total: int, _samples_per_second: float) -> None:
+    def record_progress(self, completed: int, _total: int, _samples_per_second: float, _at: float) -> None:
         self.recorded.append(completed)
 
-    def record_metrics(self, _group: str, _batches: int, numbers: dict[str, float], values_json: str) -> None:
+    def record_metrics(
+        self, _group: str, _batches: int, numbers: dict[str, float], values_json: str, _at: float
+    ) -> None:
         self.metrics.append((numbers, values_json))
 
     def warn(self, text: str) -> None:
