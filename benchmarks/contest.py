@@ -45,6 +45,7 @@ class Contest:
                 for side in sides.values():
                     side.wall_seconds.clear()
                     side.cpu_seconds.clear()
+                    side.beside_seconds.clear()
             for side in self._rng.sample(list(sides.values()), len(sides)):
                 side.run_block()
         for name, side in sides.items():

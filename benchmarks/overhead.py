@@ -3,14 +3,15 @@
 Both trainings are up at once and take turns, a block of 100 steps each, so that both run on the same machine in the
 same state. Both read their data record by record with torch's loader. Every run starts both anew (contest.py explains
 why). The number of runs is the one that brings the 95 % interval of the ratio within 2 %, at least five and at most
---runs. Processor time of all ranks is counted beside the wall clock. So is that of all other processes, over the whole
-time of a run: Gangline's scheduler, etcd, gateway, agent and runner, and the launcher of torchrun. Run it with `python
--m benchmarks.overhead`.
+--runs. Processor time of all ranks is counted beside the wall clock. So is that of all other processes of a side in its
+own blocks: Gangline's scheduler, etcd, gateway, agent and runner, and the launcher of torchrun. Run it with `python -m
+benchmarks.overhead`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator
@@ -20,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.cluster import running_cluster
-from benchmarks.contest import HALF_WIDTH, WARM_UP_ROUNDS, Contest
+from benchmarks.contest import HALF_WIDTH, Contest
 from benchmarks.machine import describe_machine
 from benchmarks.process import end_process, processor_seconds, run_benchmark, torchrun
 from benchmarks.statistic import summarise
@@ -52,7 +53,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(describe_machine())
     contest = Contest(STEPS_PER_BLOCK)
-    steps = STEPS_PER_BLOCK * (arguments.rounds + WARM_UP_ROUNDS)
+    steps = STEPS_PER_BLOCK * arguments.rounds
     beside: dict[str, list[float]] = {"gangline": [], "torchrun": []}
     with running_cluster(agents=1, slots=2) as (client, data):
         for _ in range(arguments.runs):
@@ -60,10 +61,11 @@ def main() -> None:
                 table = load_table(Layout(data).processes)
                 assert table is not None
                 roots = {"gangline": table.supervisor.pid, "torchrun": torchrun}
-                before = {name: _seconds_beside(pid, sides[name].pids) for name, pid in roots.items()}
-                contest.run(sides, arguments.rounds)
                 for name, pid in roots.items():
-                    beside[name].append((_seconds_beside(pid, sides[name].pids) - before[name]) / steps)
+                    sides[name].find_beside = functools.partial(_seconds_beside, pid, sides[name].pids)
+                contest.run(sides, arguments.rounds)
+                for name, side in sides.items():
+                    beside[name].append(sum(side.beside_seconds) / steps)
             if contest.is_enough():
                 break
     contest.print_steps()

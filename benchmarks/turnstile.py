@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,12 +27,18 @@ SAID_CHARACTERS = 2000
 
 @dataclass(slots=True)
 class Side:
-    """Represents one program: its connection, the pids of its ranks, and the blocks that it has reported."""
+    """Represents one program: its connection, the pids of its ranks, and the blocks that it has reported.
+
+    find_beside: returns the processor time so far of what runs for the program beside its ranks. beside_seconds: of
+    each block.
+    """
 
     connection: socket.socket
     pids: list[int] = field(default_factory=list)
     wall_seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
+    find_beside: Callable[[], float] = lambda: 0.0
+    beside_seconds: list[float] = field(default_factory=list)
     _lines: IO[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,8 +54,10 @@ class Side:
 
     def run_block(self) -> None:
         """Lets this side run one block, from its `ready` to its report."""
+        before = self.find_beside()
         self.connection.sendall(b"go\n")
         report = self.receive()
+        self.beside_seconds.append(self.find_beside() - before)
         self.wall_seconds.append(report["wall_seconds"])
         self.cpu_seconds.append(report["cpu_seconds"])
         assert self.receive() == {"ready": True}
