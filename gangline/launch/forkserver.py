@@ -1,9 +1,10 @@
 """A warm process that forks others: it has imported what they need, so they start in milliseconds, not seconds.
 
 `python -m gangline.launch.forkserver --socket PATH --preload mod,mod` binds PATH at once, imports the preloads and then
-answers fork requests one by one. It never has a second thread. It ends when its parent closes its standard input; its
-children live on. It knows nothing of their work, and loads only the standard library beside the preloads. Agents start
-and own it; agents and trial runners call `fork`.
+answers fork requests one by one. It keeps one fork ready, which takes the next request. It never has a second thread.
+It ends when its parent closes its standard input; its children live on, except for the one that waits. It knows nothing
+of their work, and loads only the standard library beside the preloads. Agents start and own it; agents and trial
+runners call `fork`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,11 +28,15 @@ from typing import Any, NoReturn
 from gangline import unix_socket
 from gangline.errors import GanglineError, unavailable
 from gangline.launch import channel, child
+from gangline.launch.spare import Spare
 
 # A client that connects and sends nothing must not delay the others.
 REQUEST_SECONDS = 5.0
 # Connections that wait while the server imports or answers others.
 BACKLOG = 512
+# After a fork, which needs the processors for its start, until the next spare is made. The end of any fork ends this
+# time.
+SPARE_SECONDS = 1.0
 _TASKS = Path("/proc/self/task")
 
 
@@ -93,13 +99,23 @@ def _unusable(socket_path: str, what: str) -> GanglineError:
 
 
 class ForkServer:
-    """Serves fork requests on a bound socket until `parent_fd` reaches its end."""
+    """Serves fork requests on a bound socket until `parent_fd` reaches its end. prepare: runs in a spare, while it
+    waits."""
 
-    def __init__(self, listener: socket.socket, parent_fd: int, failed: dict[str, str]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        parent_fd: int,
+        failed: dict[str, str],
+        prepare: Callable[[], object] = lambda: None,
+    ) -> None:
         self._listener = listener
         self._parent_fd = parent_fd
         self._failed = failed
+        self._prepare = prepare
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._spare: Spare | None = None
+        self._spare_due_at = 0.0
 
     def serve(self) -> None:
         """Serves until the parent is gone."""
@@ -109,13 +125,36 @@ class ForkServer:
         for fd in (self._listener.fileno(), self._parent_fd, self._wake_read):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            self._keep_spare(poll)
+            ready = {fd for fd, _ in poll.poll(self._milliseconds_to_spare())}
             if self._wake_read in ready:
                 self._reap()
             if self._parent_fd in ready and not self._has_parent():
                 return
+            if self._spare is not None and self._spare.fileno() in ready:
+                self._drop_spare(poll)
             if self._listener.fileno() in ready:
-                self._accept()
+                self._accept(poll)
+
+    def _milliseconds_to_spare(self) -> float | None:
+        return None if self._spare is not None else max(0.0, self._spare_due_at - time.monotonic()) * 1000
+
+    def _keep_spare(self, poll: select.poll) -> None:
+        if self._spare is not None or time.monotonic() < self._spare_due_at:
+            return
+        self._spare_due_at = time.monotonic() + SPARE_SECONDS
+        try:
+            self._spare = Spare(self._run, self._settle)
+        except OSError as error:
+            log(f"no fork is kept ready: {error}")
+        else:
+            poll.register(self._spare.fileno(), select.POLLIN)
+
+    def _drop_spare(self, poll: select.poll) -> None:
+        if self._spare is not None:
+            poll.unregister(self._spare.fileno())
+            self._spare.let_go()
+            self._spare = None
 
     def _has_parent(self) -> bool:
         return bool(os.read(self._parent_fd, 4096))
@@ -125,50 +164,74 @@ class ForkServer:
             os.read(self._wake_read, 4096)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+                self._spare_due_at = 0.0
 
-    def _accept(self) -> None:
+    def _accept(self, poll: select.poll) -> None:
         connection, _ = self._listener.accept()
         with connection:
             connection.settimeout(REQUEST_SECONDS)
             try:
                 request = channel.receive(connection)
                 if request is not None:
-                    self._answer(connection, *request)
+                    self._answer(poll, connection, *request)
             except (OSError, ValueError) as error:
                 log(f"a request was dropped: {error}")
 
-    def _answer(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
+    def _answer(self, poll: select.poll, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
         if "target" not in request:
             channel.send(connection, {"pid": os.getpid(), "threads": num_threads(), "failed": self._failed})
             return
+        self._spare_due_at = time.monotonic() + SPARE_SECONDS
         try:
-            # The child would print again what is buffered now.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            pid = os.fork()
-            if pid == 0:
-                self._become(connection, request, fds)
+            channel.send(
+                connection, {"pid": self._hand_over(poll, request, fds) or self._fork(connection, request, fds)}
+            )
         except OSError as error:
             channel.send(connection, {"error": f"fork: {error}"})
-        else:
-            channel.send(connection, {"pid": pid})
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _become(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> NoReturn:
-        """Runs in the child: releases the server's resources, then calls the target."""
+    def _hand_over(self, poll: select.poll, request: dict[str, Any], fds: list[int]) -> int | None:
+        """Returns the pid of the spare that takes the request; None if there is none."""
+        spare = self._spare
+        if spare is None:
+            return None
+        poll.unregister(spare.fileno())
+        self._spare = None
+        return spare.pid if spare.hand_over(request, fds) else None
+
+    def _fork(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> int:
+        # The child would print again what is buffered now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                connection.close()
+                self._settle(prepares=False)
+                self._run(request, fds)
+            except BaseException:  # noqa: BLE001 - the child must never return into the server's loop
+                traceback.print_exc()
+            child.leave(1)
+        return pid
+
+    def _settle(self, *, prepares: bool = True) -> None:
+        """Runs in the child: releases the server's resources."""
+        # In a session of its own a trial runner outlives its agent.
+        os.setsid()
+        child.reset_signals()
+        child.take_normal_priority()
+        self._listener.close()
+        for fd in (self._wake_read, self._wake_write):
+            os.close(fd)
+        child.close_standard_input()
+        if prepares:
+            self._prepare()
+
+    def _run(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        """Runs in the child: calls the target."""
         try:
-            # In a session of its own a trial runner outlives its agent.
-            os.setsid()
-            child.reset_signals()
-            child.take_normal_priority()
-            connection.close()
-            self._listener.close()
-            for fd in (self._wake_read, self._wake_write):
-                os.close(fd)
-            child.close_standard_input()
             child.set_environment(request["environment"], request["directory"])
             status = child.call(request["target"], request["arguments"], fds)
         except BaseException:  # noqa: BLE001 - the child must never return into the server's loop
@@ -245,11 +308,29 @@ def _bind(path: str) -> socket.socket:
     return listener
 
 
-def main() -> int:
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Reads the command line; by default that of this process."""
     parser = argparse.ArgumentParser(prog="python -m gangline.launch.forkserver", description=__doc__)
     parser.add_argument("--socket", required=True, help="unix socket to answer on")
     parser.add_argument("--preload", default="", help="modules to import first, separated by commas")
-    options = parser.parse_args()
+    parser.add_argument("--prepare", default="", help="function that a fork calls while it waits, as pkg.mod:function")
+    parser.add_argument("--prepare-count", type=int, default=0, help="its argument")
+    return parser.parse_args(arguments)
+
+
+def serve(options: argparse.Namespace, listener: socket.socket, parent_fd: int, failed: dict[str, str]) -> None:
+    """Answers requests in this process, which has the preloads, until the parent is gone."""
+
+    def prepare() -> None:
+        if options.prepare:
+            child.call(options.prepare, options.prepare_count)
+
+    ForkServer(listener, parent_fd, failed, prepare).serve()
+    Path(options.socket).unlink(missing_ok=True)
+
+
+def main() -> int:
+    options = parse_options()
     # Numpy's BLAS starts its threads when it is loaded, and threads do not survive a fork.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     child.prepare_output()
@@ -261,8 +342,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     with _own_finalizers():
-        ForkServer(listener, sys.stdin.fileno(), failed).serve()
-    Path(options.socket).unlink(missing_ok=True)
+        serve(options, listener, sys.stdin.fileno(), failed)
     return 0
 
 

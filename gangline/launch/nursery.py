@@ -45,10 +45,42 @@ from typing import Any, NoReturn
 
 from gangline.launch import channel, child, confinement, store_host
 from gangline.launch.lease_record import LeaseGuard
+from gangline.launch.spare import Spare
 
 DEFAULT_TARGET = "gangline.rank.entrypoint:run"
 # Time limit for the kernel to end the killed processes.
 BURIAL_SECONDS = 5.0
+# After the newest request, until forks that were made for more ranks are let go.
+_SPARE_MILLISECONDS = 1000
+
+
+class Spares:
+    """Forks of a process that will be a nursery, made while it waits for its order."""
+
+    def __init__(self) -> None:
+        self.store: Spare | None = None
+        self.ranks: list[Spare] = []
+
+    def fork(self, num_ranks: int) -> None:
+        """Stops without an error where the machine allows no more processes."""
+        with suppress(OSError):
+            self.store = Spare(store_host.become_store_host, self.let_go)
+            for _ in range(num_ranks):
+                self.ranks.append(Spare(_become_rank, self.let_go))
+
+    @property
+    def pids(self) -> list[int]:
+        return [spare.pid for spare in (*self.ranks, self.store) if spare is not None]
+
+    def let_go(self) -> None:
+        """Lets those that have no order end. In a fork: closes what belongs to its parent."""
+        for spare in (*self.ranks, self.store):
+            if spare is not None:
+                spare.let_go()
+        self.store, self.ranks = None, []
+
+
+_spares = Spares()
 
 
 class Nursery:
@@ -57,6 +89,9 @@ class Nursery:
     def __init__(self, control: socket.socket, spawns: bool = False) -> None:
         self._control = control
         self._spawns = spawns
+        self._spares = _spares
+        # By pidfd, those that nobody needs any more.
+        self._ending_spares: dict[int, int] = {}
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
         self._rank_by_pid: dict[int, int] = {}
@@ -71,7 +106,11 @@ class Nursery:
         try:
             is_wanted = True
             while is_wanted:
-                for fd, _ in self._poll.poll():
+                ready = self._poll.poll(_SPARE_MILLISECONDS if self._rank_by_pid and self._spares.pids else None)
+                if not ready:
+                    # All ranks have started, and nobody needs the others.
+                    self._end_spares()
+                for fd, _ in ready:
                     is_wanted = self._on_ready(fd) and is_wanted
         except OSError as error:
             print(f"nursery: lost its runner: {error}", file=sys.stderr)
@@ -91,12 +130,24 @@ class Nursery:
             self._check_lease(self._lease)
         elif fd in self._pid_by_pidfd:
             self._on_exit(fd)
+        elif fd in self._ending_spares:
+            self._poll.unregister(fd)
+            os.close(fd)
+            os.waitpid(self._ending_spares.pop(fd), 0)
         return True
+
+    def _end_spares(self) -> None:
+        for pid in self._spares.pids:
+            pidfd = os.pidfd_open(pid)
+            self._ending_spares[pidfd] = pid
+            self._poll.register(pidfd, select.POLLIN)
+        self._spares.let_go()
 
     def _on_request(self, request: dict[str, Any], fds: list[int]) -> None:
         match request["do"]:
             case "host_store":
-                _, self._store_fd = store_host.fork_store_host(request["address"])
+                store, self._spares.store = self._spares.store, None
+                _, self._store_fd = store_host.fork_store_host(request["address"], store)
                 self._poll.register(self._store_fd, select.POLLIN)
             case "start":
                 self._start(request, fds)
@@ -181,42 +232,27 @@ class Nursery:
         channel.send(self._control, {"event": "started", "rank": request["rank"], "pid": pid})
 
     def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
-        parent_pid = os.getpid()
+        order = {**request, "parent_pid": os.getpid()}
+        # A program takes little time to start, so it leaves the spares to ranks.
+        spare = self._spares.ranks.pop() if self._spares.ranks and not request.get("program") else None
+        if spare is not None and spare.hand_over(order, fds):
+            return spare.pid
         pid = os.fork()
         if pid == 0:
-            self._become_rank(parent_pid, request, fds)
+            self._release()
+            _become_rank(order, fds)
         return pid
 
-    def _become_rank(self, parent_pid: int, request: dict[str, Any], fds: list[int]) -> NoReturn:
-        try:
-            os.setsid()
-            child.reset_signals()
-            self._control.close()
-            for fd in self._pid_by_pidfd:
-                os.close(fd)
-            if self._store_fd >= 0:
-                os.close(self._store_fd)
-            if self._lease is not None:
-                self._lease.close()
-            child.close_standard_input()
-            child.take_output(*fds)
-            if confined := request.get("confinement"):
-                confinement.enter(confined, becomes_program=bool(request.get("program")))
-            # The kernel forgets this order when a process changes its user.
-            child.die_with_parent(parent_pid)
-            child.set_name(f"gangline-rank{request['rank']}")
-            child.set_environment(request["environment"], request["directory"])
-            if program := request.get("program"):
-                child.become(program)
-            child.put_code_first(request["directory"])
-            _settle_libraries(request["num_threads"])
-            status = child.call(request.get("target") or DEFAULT_TARGET)
-        except SystemExit as error:
-            status = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException:  # noqa: BLE001 - a fork must never return into its parent's frames
-            traceback.print_exc()
-            status = 1
-        child.leave_like_a_program(status)
+    def _release(self) -> None:
+        """Closes in a fork what belongs to this process."""
+        self._control.close()
+        for fd in (*self._pid_by_pidfd, *self._ending_spares):
+            os.close(fd)
+        if self._store_fd >= 0:
+            os.close(self._store_fd)
+        if self._lease is not None:
+            self._lease.close()
+        self._spares.let_go()
 
     def _on_exit(self, pidfd: int) -> None:
         pid = self._pid_by_pidfd.pop(pidfd)
@@ -229,6 +265,31 @@ class Nursery:
             ended = {"exit_code": None, "signal": -code}
         ended |= {"rank": self._rank_by_pid.pop(pid), "pid": pid, "was_killed": pid in self._killed_pids}
         channel.send(self._control, {"event": "exited", "at": time.time(), **ended})
+
+
+def _become_rank(request: dict[str, Any], fds: list[int]) -> NoReturn:
+    try:
+        os.setsid()
+        child.reset_signals()
+        child.close_standard_input()
+        child.take_output(*fds)
+        if confined := request.get("confinement"):
+            confinement.enter(confined, becomes_program=bool(request.get("program")))
+        # The kernel forgets this order when a process changes its user.
+        child.die_with_parent(request["parent_pid"])
+        child.set_name(f"gangline-rank{request['rank']}")
+        child.set_environment(request["environment"], request["directory"])
+        if program := request.get("program"):
+            child.become(program)
+        child.put_code_first(request["directory"])
+        _settle_libraries(request["num_threads"])
+        status = child.call(request.get("target") or DEFAULT_TARGET)
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:  # noqa: BLE001 - a fork must never return into its parent's frames
+        traceback.print_exc()
+        status = 1
+    child.leave_like_a_program(status)
 
 
 def _spawn(request: dict[str, Any], fds: list[int]) -> int | None:
@@ -274,6 +335,11 @@ def _settle_libraries(num_threads: int) -> None:
         torch.set_num_threads(num_threads)
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
+
+
+def prepare(num_ranks: int) -> None:
+    """Makes the forks of a nursery, while its process waits to become one."""
+    _spares.fork(num_ranks)
 
 
 def main(arguments: dict[str, Any], fds: list[int]) -> int:

@@ -15,33 +15,40 @@ import sys
 from typing import Any, NoReturn
 
 from gangline.launch import child
+from gangline.launch.spare import Spare
 
 # The same backlog as torch's own listener; the kernel may allow fewer.
 _BACKLOG = 2048
 
 
-def fork_store_host(address: str) -> tuple[int, int]:
-    """Forks the store's process. Returns its pid and a descriptor. The store's port, or the reason why there is none,
-    can be read from that descriptor until its end.
+def fork_store_host(address: str, spare: Spare | None = None) -> tuple[int, int]:
+    """Forks the store's process, or lets a spare become it. Returns its pid and a descriptor. The store's port, or the
+    reason why there is none, can be read from that descriptor until its end.
 
     address: an address of this machine in the network of the gang.
     """
-    parent_pid = os.getpid()
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        os.close(read_fd)
-        _host(parent_pid, write_fd, address)
-    os.close(write_fd)
+    order = {"address": address, "parent_pid": os.getpid()}
+    try:
+        if spare is not None and spare.hand_over(order, [write_fd]):
+            return spare.pid, read_fd
+        pid = os.fork()
+        if pid == 0:
+            os.close(read_fd)
+            become_store_host(order, [write_fd])
+    finally:
+        os.close(write_fd)
     return pid, read_fd
 
 
-def _host(parent_pid: int, answer_fd: int, address: str) -> NoReturn:
+def become_store_host(order: dict[str, Any], fds: list[int]) -> NoReturn:
+    """Hosts the store in this process. fds: where its port is told."""
+    (answer_fd,) = fds
     try:
-        child.die_with_parent(parent_pid)
+        child.die_with_parent(order["parent_pid"])
         child.reset_signals()
         child.set_name("gangline-store")
-        store = open_store(address)
+        store = open_store(order["address"])
         os.write(answer_fd, f"port {store.port}".encode())
         os.close(answer_fd)
         while True:

@@ -24,7 +24,7 @@ from services.agent.agent import Agent, Identity
 from services.agent.allocations.journal import Journal, open_journal
 from services.agent.allocations.launcher import Launcher, RunnerProgram
 from services.agent.allocations.roster import Roster
-from services.agent.allocations.warm import Template
+from services.agent.allocations.warm import Template, spare_options
 from services.agent.connection.leader_stream import LeaderStream, Outbox
 from services.agent.devices.gpu_health import Policy
 from services.agent.devices.monitor import SlotMonitor
@@ -73,7 +73,7 @@ class _Running:
         exposure: str,
     ) -> None:
         self._settings = settings
-        self._templates = _make_templates(settings, program) if settings.warm else []
+        self._templates = _make_templates(settings, program, len(slots.slots)) if settings.warm else []
         runner, rank = self._templates or (None, None)
         launcher = Launcher(program, runner, rank.socket_path if rank else "")
         self._outbox: Outbox = asyncio.Queue()
@@ -170,11 +170,12 @@ def _make_room(journal: Journal, code: CodeCache) -> None:
     journal.drop_kept()
 
 
-def _make_templates(settings: AgentSettings, program: RunnerProgram) -> list[Template]:
+def _make_templates(settings: AgentSettings, program: RunnerProgram, num_slots: int) -> list[Template]:
+    state = settings.state_dir
     # The runner template loads no torch: runners are cheap, and a CUDA context cannot be forked.
     return [
-        Template("runner-template", (*program.preload, "services.agent.allocations.runner_entry"), settings.state_dir),
-        Template("rank-template", program.rank_preload, settings.state_dir, with_huge_pages(os.environ)),
+        Template("runner-template", (*program.preload, "services.agent.allocations.runner_entry"), state),
+        Template("rank-template", program.rank_preload, state, with_huge_pages(os.environ), spare_options(num_slots)),
     ]
 
 

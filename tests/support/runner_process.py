@@ -35,10 +35,18 @@ IMPORT_SECONDS = 200.0
 class WarmProcess:
     """A fork server as the agent runs it. folder: its working directory; None for that of this process."""
 
-    def __init__(self, socket_path: Path, preload: str, prefix: Sequence[str] = (), folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        socket_path: Path,
+        preload: str,
+        prefix: Sequence[str] = (),
+        folder: Path | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
         self.socket_path = str(socket_path)
         command = [*prefix, sys.executable, "-m", "gangline.launch.forkserver", "--socket", self.socket_path]
-        self._process = subprocess.Popen([*command, "--preload", preload], stdin=subprocess.PIPE, cwd=folder)
+        command += ["--preload", preload, *options]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=folder)
         deadline = time.monotonic() + 60
         while not socket_path.exists():
             assert self._process.poll() is None, "the fork server ended"
@@ -49,6 +57,10 @@ class WarmProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def spares(self) -> list[int]:
+        """Returns the fork that waits, if there is one yet, and those that it has made."""
+        return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
 
     def close(self) -> None:
         assert self._process.stdin is not None

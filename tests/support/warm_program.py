@@ -320,7 +320,7 @@ async def _start_template(template: Any, server: str) -> _ForkedTemplate:
             forkserver.fork,
             server,
             f"{__name__}:serve_template",
-            {"socket": template.socket_path, "preload": template._preload},
+            {"options": ["--socket", template.socket_path, "--preload", template._preload, *template._options]},
             environment=os.environ,
             directory=str(Path.cwd()),
             fds=[read_end, output],
@@ -360,19 +360,18 @@ class _ForkedTemplate:
         return self.returncode
 
 
-def serve_template(arguments: Mapping[str, str], fds: Sequence[int]) -> int:
+def serve_template(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
     """The fork that becomes an agent's fork server. fds: the pipe that its agent holds, and its log."""
     parent, output = fds
     for source, number in ((parent, 0), (output, 1), (output, 2)):
         os.dup2(source, number)
     os.close(parent)
     os.close(output)
-    options = ["--socket", arguments["socket"], "--preload", arguments["preload"]]
-    show([sys.executable, "-P", "-m", "gangline.launch.forkserver", *options])
-    listener = forkserver._bind(arguments["socket"])
+    show([sys.executable, "-P", "-m", "gangline.launch.forkserver", *arguments["options"]])
+    options = forkserver.parse_options(arguments["options"])
+    listener = forkserver._bind(options.socket)
     # A rank must not find modules of the tests loaded.
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
-    forkserver.ForkServer(listener, 0, {}).serve()
-    Path(arguments["socket"]).unlink(missing_ok=True)
+    forkserver.serve(options, listener, 0, {})
     return 0

@@ -32,18 +32,33 @@ BIND_SECONDS = 3.0
 # Size of a server's log beyond which the next start empties it.
 LOG_BYTES = 1 << 20
 
+# Ranks that are forked before they are needed, for each start. A machine with more slots forks the others then.
+MOST_SPARES = 16
+
 log = structlog.get_logger(__name__)
 
 
+def spare_options(num_slots: int) -> tuple[str, ...]:
+    """Returns the options of a rank template on a machine with so many slots."""
+    return ("--prepare", "gangline.launch.nursery:prepare", "--prepare-count", str(min(num_slots, MOST_SPARES)))
+
+
 class Template:
-    """One fork server. `run` is its long-lived task. environment: of the server; its forks get one each."""
+    """One fork server. `run` is its long-lived task. environment: of the server; its forks get one each. options: more
+    options of its command line."""
 
     def __init__(
-        self, name: str, preload: Sequence[str], state_directory: Path, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        preload: Sequence[str],
+        state_directory: Path,
+        environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.name = name
         self._environment = environment
         self._preload = ",".join(preload)
+        self._options = options
         self._socket = state_directory.absolute() / f"{name}.sock"
         self._log_path = state_directory / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
@@ -141,6 +156,7 @@ class Template:
                 self.socket_path,
                 "--preload",
                 self._preload,
+                *self._options,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -99,8 +100,15 @@ def test_the_runners_imports_leave_one_thread_behind() -> None:
         made.close()
 
 
-def test_a_child_is_what_was_asked_for(server: WarmProcess) -> None:
-    _, read_fd = fork(server, "tell", environment={"ONLY": "this"})
+@pytest.mark.parametrize("waits", [True, False], ids=["made before", "made anew"])
+async def test_a_child_is_what_was_asked_for(server: WarmProcess, waits: bool) -> None:
+    await until(lambda: len(server.spares()) == 1, "the fork that waits")
+    (spare,) = server.spares()
+    if not waits:
+        os.kill(spare, signal.SIGKILL)
+        await until(lambda: spare not in server.spares(), "its end")
+    pid, read_fd = fork(server, "tell", environment={"ONLY": "this"})
+    assert (pid == spare) == waits
     with os.fdopen(read_fd) as told_file:
         told = json.loads(told_file.read())
     assert told["arguments"] == {"number": 7}
@@ -109,6 +117,24 @@ def test_a_child_is_what_was_asked_for(server: WarmProcess) -> None:
     assert told["is_leader"]
     assert told["is_preloaded"]
     assert len(told["open"]) == 4, "the three standard streams and the one descriptor that it was given"
+
+
+async def test_requests_in_a_row_are_answered_and_another_fork_is_made_afterwards(server: WarmProcess) -> None:
+    await until(lambda: len(server.spares()) == 1, "the fork that waits")
+    forks = [fork(server, "tell") for _ in range(3)]
+    for _, read_fd in forks:
+        with os.fdopen(read_fd) as told_file:
+            assert json.loads(told_file.read())["arguments"] == {"number": 7}
+    pids = {pid for pid, _ in forks}
+    assert len(pids) == 3
+    await until(lambda: len(set(server.spares()) - pids) == 1, "another fork that waits")
+
+
+async def test_the_fork_that_waits_ends_with_a_server_that_is_killed(server: WarmProcess) -> None:
+    await until(lambda: len(server.spares()) == 1, "the fork that waits")
+    (spare,) = server.spares()
+    os.kill(server.pid, signal.SIGKILL)
+    await until(lambda: not living([spare]), "its end")
 
 
 async def test_children_live_on_when_the_server_ends(server: WarmProcess) -> None:

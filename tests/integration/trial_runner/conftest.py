@@ -14,6 +14,7 @@ import pytest
 from gangline.domain.allocation import ExitReport
 from gangline.v1 import runner_pb2
 from services.agent.allocations.launcher import RunnerProgram
+from services.agent.allocations.warm import spare_options
 from tests.support.runner_peers import GatewayPeer, SchedulerPeer
 from tests.support.runner_process import TOKEN, Host, Runner, WarmProcess, make_archive, make_spec
 
@@ -29,7 +30,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Templates]:
     folder = tmp_path_factory.mktemp("templates")
     runner = WarmProcess(folder / "runner.sock", "services.trial_runner.program")
     # As agents do. A rank that imports the training library by itself takes a second of a core.
-    rank = WarmProcess(folder / "rank.sock", ",".join(RunnerProgram().rank_preload))
+    rank = WarmProcess(folder / "rank.sock", ",".join(RunnerProgram().rank_preload), options=spare_options(2))
     yield Templates(runner, rank)
     runner.close()
     rank.close()
