@@ -48,10 +48,10 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 
 # For connections inside a cluster that carry small messages all the time. grpc pings the sender of each message in
-# order to learn how much the network can hold, which wakes both processes once more. Without that, at most 64 KiB are
-# on the way at a time.
-SMALL_MESSAGES = ("grpc.http2.bdp_probe", 0)
-SMALL_MESSAGE_OPTIONS = [*CHANNEL_OPTIONS, SMALL_MESSAGES]
+# order to learn how much the network can hold, which wakes both processes once more. Without that, and without the
+# second option, only 64 KiB of a large one are on the way at a time: 5 MiB over 20 ms take 0.2 s in place of 0.06 s.
+SMALL_MESSAGES = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4 << 20)]
+SMALL_MESSAGE_OPTIONS = [*CHANNEL_OPTIONS, *SMALL_MESSAGES]
 
 # A server closes a connection that has not finished its handshake in 10 s, or that carries no call for 2 minutes. It
 # counts strikes for pings that arrive too often. 100 strikes leave room for a peer whose clock jumps, and still end a

@@ -106,7 +106,7 @@ async def _serve(settings: SchedulerSettings, leader_status: LeaderStatus, clust
         runner_pb2_grpc.add_RunnerServiceServicer_to_server(RunnerService(leader_status), server)
 
     authenticate, limits = authenticator(cluster_token), CallLimits(_MESSAGE_LIMITS)
-    return await serve(settings.listen, add, authenticate, limits=limits, options=[SMALL_MESSAGES])
+    return await serve(settings.listen, add, authenticate, limits=limits, options=SMALL_MESSAGES)
 
 
 async def _run_leadership(
