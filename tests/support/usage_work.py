@@ -312,6 +312,20 @@ class OwnBackwardTrial(ChangingTrial):
         return {"loss": loss}
 
 
+class OwnBackwardBetweenTrial(ChangingTrial):
+    """A pass of its own in each batch without a step."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        loss = functional.mse_loss(self.model(inputs), targets)
+        if batch_idx % 2:
+            self.context.backward(loss)
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+
 class TwiceTrial(ChangingTrial):
     """Two backward passes through one graph."""
 

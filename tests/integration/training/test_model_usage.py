@@ -218,6 +218,12 @@ def test_backward_pass_beside_the_context_is_refused(tmp_path: Path, size: int, 
     _check_refused(usage_work.OwnBackwardTrial, tmp_path, strategies, size, text)
 
 
+def test_backward_pass_beside_the_context_is_refused_where_no_step_follows(tmp_path: Path) -> None:
+    kinds: list[Kind] = [usage_work.OwnBackwardBetweenTrial]
+    for by_rank in run_gang(2, tmp_path / "gang", usage_work.run_aggregated, kinds, tmp_path, _ALL):
+        assert [refusal.partition(":")[0] for refusal, _ in by_rank] == ["pytorch.own_backward"] * len(_ALL)
+
+
 def test_backward_pass_beside_the_context_on_one_slot(tmp_path: Path) -> None:
     """Is refused where context.backward would have changed the loss."""
     refusal, models = changing_work.run(usage_work.OwnBackwardTrial, tmp_path)
