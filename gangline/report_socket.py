@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from contextlib import suppress
 
 from gangline import unix_socket
 
@@ -52,24 +53,27 @@ class ReportSender:
         return bool(self._waiting)
 
     def takes(self, packet: bytes) -> bool:
-        """Returns whether a packet is small enough."""
+        """Returns whether a packet is small enough. False for all after `give_up`."""
         return len(packet) <= self._most_bytes
 
     def send(self, packet: bytes) -> None:
-        """Sends a packet after those that wait, or lets it wait as well."""
+        """Sends a packet after those that wait, or lets it wait as well. Raises as `send_waiting`."""
         self._waiting.append(packet)
         self.send_waiting()
 
     def send_waiting(self) -> None:
-        """Sends what the kernel takes now. What nobody can read any more is dropped."""
-        try:
+        """Sends what the kernel takes now. Raises OSError where the connection is broken; then the caller gives up."""
+        with suppress(BlockingIOError):
             while self._waiting:
                 self._socket.send(self._waiting[0])
                 self._waiting.popleft()
-        except BlockingIOError:
-            return
-        except OSError:
-            self._waiting.clear()
+
+    def give_up(self) -> list[bytes]:
+        """Returns the packets that were not sent, which the caller sends in another way, and takes no more."""
+        waiting = [*self._waiting]
+        self._waiting.clear()
+        self._most_bytes = -1
+        return waiting
 
     def close(self) -> None:
         self._socket.close()

@@ -77,8 +77,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _same_working_directory() -> Iterator[None]:
-    """Fails the test that leaves its process in another directory, or whose fixtures do. What fails otherwise is a test
-    that runs later in the same process."""
+    """Fails the test that leaves its process in another directory, or whose fixtures do. Otherwise a test that runs
+    later in the same process would fail."""
     yield
     left_in = Path.cwd()
     if left_in != _WORKING_DIRECTORY:

@@ -1,4 +1,4 @@
-"""What a rank sends to its trial runner, and the runner's orders.
+"""The messages of a rank to its trial runner, and the runner's orders.
 
 Owns the one connection of this process, and its twin off the cluster. Called by gangline.rank.entrypoint, gangline.core
 and gangline.pytorch.

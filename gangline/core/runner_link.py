@@ -1,9 +1,9 @@
 """A connection of a rank to its trial runner, over the runner's unix socket.
 
-Each frame holds a RankMessage or a RunnerMessage. What is reported all the time goes over a second socket, which the
-runner reads less often; it reads it before each message of the first one. Sending never waits for the runner. A
-background thread sends what a socket does not take at once. The thread starts with the connection, which is made after
-the fork, in the rank. A lost runner ends the rank. Made by link.py.
+Each frame holds a RankMessage or a RunnerMessage. Frequent reports go over a second socket, which the runner reads less
+often; it reads it before each message of the first one, so messages and reports stay in order. Sending never waits for
+the runner. A background thread sends what a socket does not take at once. The thread starts with the connection, which
+is made after the fork, in the rank. A lost runner ends the rank. Made by link.py.
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ class RunnerLink:
         os.set_blocking(self._wake_writer, False)
         self._is_closed = False
         self._path, self._rank = path, rank
-        # Made for the first report; None from an earlier runner, which has no such socket.
+        # Made for the first report; None where the runner has no such socket, as one of an earlier version.
         self._reports: ReportSender | None = None
+        # Frames that wait for the reports before them.
+        self._behind = bytearray()
         self._has_reported = False
         self._send(hello=self._hello())
         self._thread = threading.Thread(target=self._serve, name="gangline-link", daemon=True)
@@ -190,7 +192,9 @@ class RunnerLink:
 
     def flush(self, timeout_seconds: float = FLUSH_SECONDS) -> bool:
         with self._lock:
-            return self._lock.wait_for(lambda: not self._pending and not self._has_stuck_reports, timeout_seconds)
+            return self._lock.wait_for(
+                lambda: not (self._pending or self._behind or self._has_stuck_reports), timeout_seconds
+            )
 
     def close(self) -> None:
         """Ends the connection and its thread without ending the process. It may be called twice."""
@@ -208,37 +212,64 @@ class RunnerLink:
                 self._has_reported = True
                 with suppress(OSError):
                     self._reports = ReportSender(self._path)
-                    self._reports.send(rank_pb2.RankMessage(hello=self._hello()).SerializeToString())
+                    self._send_report(rank_pb2.RankMessage(hello=self._hello()).SerializeToString())
             packet = rank_pb2.RankMessage(**content).SerializeToString()
-            is_taken = self._reports is not None and self._reports.takes(packet)
             was_stuck = self._has_stuck_reports
-            if is_taken and self._reports is not None:
-                self._reports.send(packet)
+            if self._reports is None or not self._reports.takes(packet):
+                self._send_frame(frame.pack(packet))
+            else:
+                self._send_report(packet)
             is_newly_stuck = self._has_stuck_reports and not was_stuck
-        if not is_taken:
-            self._send(**content)
-        elif is_newly_stuck:
+        if is_newly_stuck:
             self._hurry()
 
     @property
     def _has_stuck_reports(self) -> bool:
         return self._reports is not None and self._reports.is_stuck
 
+    def _send_report(self, packet: bytes | None) -> None:
+        """Sends a report, or those that are stuck, and then what waits behind them. The caller holds the lock."""
+        reports = self._reports
+        if reports is None:
+            return
+        try:
+            if packet is None:
+                reports.send_waiting()
+            else:
+                reports.send(packet)
+        except OSError:
+            # The runner has closed this socket alone.
+            for unsent in reports.give_up():
+                self._send_frame(frame.pack(unsent))
+        if not self._has_stuck_reports and self._behind:
+            behind, self._behind = self._behind, bytearray()
+            self._send_frame(behind)
+
     def _hurry(self) -> None:
         """Has the runner read the reports now: it does so before each message, also before an empty one."""
-        self._send()
+        with self._lock:
+            self._send_now(frame.pack(rank_pb2.RankMessage().SerializeToString()))
         self._wake()
 
     def _send(self, **content: Any) -> None:
-        payload = rank_pb2.RankMessage(**content).SerializeToString()
         with self._lock:
-            is_idle = not self._pending
-            # A frame is appended whole under the lock, so frames of several threads do not mix.
-            self._pending += frame.pack(payload)
-            if is_idle:
-                self._send_pending()
-            is_stuck = bool(self._pending)
-        if is_stuck:
+            self._send_frame(frame.pack(rank_pb2.RankMessage(**content).SerializeToString()))
+
+    def _send_frame(self, content: bytes | bytearray) -> None:
+        """Sends frames after all reports before them. The caller holds the lock."""
+        if self._has_stuck_reports:
+            self._behind += content
+        else:
+            self._send_now(content)
+
+    def _send_now(self, content: bytes | bytearray) -> None:
+        """The caller holds the lock."""
+        is_idle = not self._pending
+        # A frame is appended whole under the lock, so frames of several threads do not mix.
+        self._pending += content
+        if is_idle:
+            self._send_pending()
+        if self._pending:
             self._wake()
 
     def _send_pending(self) -> None:
@@ -293,10 +324,9 @@ class RunnerLink:
 
     def _send_stuck_reports(self) -> None:
         with self._lock:
-            assert self._reports is not None
-            self._reports.send_waiting()
+            self._send_report(None)
             self._lock.notify_all()
-            is_stuck = self._reports.is_stuck
+            is_stuck = self._has_stuck_reports
         if is_stuck:
             self._hurry()
 

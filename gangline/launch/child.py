@@ -61,6 +61,11 @@ def set_name(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
 
 
+def name() -> str:
+    """Returns the name that ps and top show."""
+    return Path("/proc/self/comm").read_text().rstrip("\n")
+
+
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")

@@ -34,9 +34,10 @@ from gangline.launch.spare import Spare
 REQUEST_SECONDS = 5.0
 # Connections that wait while the server imports or answers others.
 BACKLOG = 512
-# After a fork, which needs the processors for its start, until the next spare is made. The end of any fork ends this
-# time.
+# After a fork, which needs the processors for its start, until the next spare is made. The end of any other fork ends
+# this time. It doubles with each spare that ends without a request, up to the second number.
 SPARE_SECONDS = 1.0
+LONGEST_SPARE_SECONDS = 300.0
 _TASKS = Path("/proc/self/task")
 
 
@@ -49,13 +50,14 @@ def fork(
     directory: str,
     fds: Sequence[int] = (),
     deadline_seconds: float = 10.0,
+    num_prepared: int | None = None,
 ) -> int:
     """Has the fork server at socket_path start a process, and returns its pid.
 
     target: "pkg.mod:function", called in the new process as function(arguments, fds). Its result becomes the exit
     status.
     environment: all of the new process's environment. directory: its working directory. fds: they arrive under new
-    numbers.
+    numbers. num_prepared: how much the next process shall prepare, at most as much as the server's command line says.
     The process leads its own session, and has /dev/null as standard input and the server's standard output and error.
     The call waits up to deadline_seconds, also for a server that still imports. Raises GanglineError `forkserver.*`.
     Any process of the same user may call it, any number of times.
@@ -65,6 +67,7 @@ def fork(
         "arguments": dict(arguments),
         "environment": dict(environment),
         "directory": directory,
+        "num_prepared": num_prepared,
     }
     return int(_ask(socket_path, request, fds, deadline_seconds)["pid"])
 
@@ -99,15 +102,16 @@ def _unusable(socket_path: str, what: str) -> GanglineError:
 
 
 class ForkServer:
-    """Serves fork requests on a bound socket until `parent_fd` reaches its end. prepare: runs in a spare, while it
-    waits."""
+    """Serves fork requests on a bound socket until `parent_fd` reaches its end. prepare: runs in a spare while it
+    waits, with a number: most_prepared, or what the newest request says."""
 
     def __init__(
         self,
         listener: socket.socket,
         parent_fd: int,
         failed: dict[str, str],
-        prepare: Callable[[], object] = lambda: None,
+        prepare: Callable[[int], object] = lambda _: None,
+        most_prepared: int = 0,
     ) -> None:
         self._listener = listener
         self._parent_fd = parent_fd
@@ -115,7 +119,9 @@ class ForkServer:
         self._prepare = prepare
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._spare: Spare | None = None
+        self._most_prepared = self._num_prepared = most_prepared
         self._spare_due_at = 0.0
+        self._spare_seconds = SPARE_SECONDS
 
     def serve(self) -> None:
         """Serves until the parent is gone."""
@@ -142,11 +148,10 @@ class ForkServer:
     def _keep_spare(self, poll: select.poll) -> None:
         if self._spare is not None or time.monotonic() < self._spare_due_at:
             return
-        self._spare_due_at = time.monotonic() + SPARE_SECONDS
         try:
             self._spare = Spare(self._run, self._settle)
         except OSError as error:
-            log(f"no fork is kept ready: {error}")
+            self._note_lost_spare(f"fork: {error}")
         else:
             poll.register(self._spare.fileno(), select.POLLIN)
 
@@ -155,6 +160,14 @@ class ForkServer:
             poll.unregister(self._spare.fileno())
             self._spare.let_go()
             self._spare = None
+            self._note_lost_spare("it has ended before a request came")
+
+    def _note_lost_spare(self, why: str) -> None:
+        """Writes one line for a row of them."""
+        if self._spare_seconds == SPARE_SECONDS:
+            log(f"no fork is kept ready for the moment: {why}")
+        self._spare_due_at = time.monotonic() + self._spare_seconds
+        self._spare_seconds = min(2 * self._spare_seconds, LONGEST_SPARE_SECONDS)
 
     def _has_parent(self) -> bool:
         return bool(os.read(self._parent_fd, 4096))
@@ -164,7 +177,9 @@ class ForkServer:
             os.read(self._wake_read, 4096)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
-                self._spare_due_at = 0.0
+                # Not after a spare that has ended by itself.
+                if self._spare is None and self._spare_seconds == SPARE_SECONDS:
+                    self._spare_due_at = 0.0
 
     def _accept(self, poll: select.poll) -> None:
         connection, _ = self._listener.accept()
@@ -181,11 +196,12 @@ class ForkServer:
         if "target" not in request:
             channel.send(connection, {"pid": os.getpid(), "threads": num_threads(), "failed": self._failed})
             return
-        self._spare_due_at = time.monotonic() + SPARE_SECONDS
+        wanted = request.get("num_prepared")
+        self._num_prepared = self._most_prepared if wanted is None else min(int(wanted), self._most_prepared)
+        self._spare_due_at = time.monotonic() + self._spare_seconds
         try:
-            channel.send(
-                connection, {"pid": self._hand_over(poll, request, fds) or self._fork(connection, request, fds)}
-            )
+            pid = self._hand_over(poll, request, fds) or self._fork(connection, request, fds)
+            channel.send(connection, {"pid": pid})
         except OSError as error:
             channel.send(connection, {"error": f"fork: {error}"})
         finally:
@@ -199,7 +215,10 @@ class ForkServer:
             return None
         poll.unregister(spare.fileno())
         self._spare = None
-        return spare.pid if spare.hand_over(request, fds) else None
+        if not spare.hand_over(request, fds):
+            return None
+        self._spare_seconds = SPARE_SECONDS
+        return spare.pid
 
     def _fork(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> int:
         # The child would print again what is buffered now.
@@ -227,7 +246,7 @@ class ForkServer:
             os.close(fd)
         child.close_standard_input()
         if prepares:
-            self._prepare()
+            self._prepare(self._num_prepared)
 
     def _run(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
         """Runs in the child: calls the target."""
@@ -314,18 +333,18 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--socket", required=True, help="unix socket to answer on")
     parser.add_argument("--preload", default="", help="modules to import first, separated by commas")
     parser.add_argument("--prepare", default="", help="function that a fork calls while it waits, as pkg.mod:function")
-    parser.add_argument("--prepare-count", type=int, default=0, help="its argument")
+    parser.add_argument("--prepare-count", type=int, default=0, help="the largest number that it is called with")
     return parser.parse_args(arguments)
 
 
 def serve(options: argparse.Namespace, listener: socket.socket, parent_fd: int, failed: dict[str, str]) -> None:
     """Answers requests in this process, which has the preloads, until the parent is gone."""
 
-    def prepare() -> None:
+    def prepare(number: int) -> None:
         if options.prepare:
-            child.call(options.prepare, options.prepare_count)
+            child.call(options.prepare, number)
 
-    ForkServer(listener, parent_fd, failed, prepare).serve()
+    ForkServer(listener, parent_fd, failed, prepare, options.prepare_count).serve()
     Path(options.socket).unlink(missing_ok=True)
 
 

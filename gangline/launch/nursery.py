@@ -43,40 +43,41 @@ import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from gangline.launch import channel, child, confinement, store_host
+from gangline.launch import channel, child, confinement, spare, store_host
 from gangline.launch.lease_record import LeaseGuard
 from gangline.launch.spare import Spare
 
 DEFAULT_TARGET = "gangline.rank.entrypoint:run"
 # Time limit for the kernel to end the killed processes.
 BURIAL_SECONDS = 5.0
-# After the newest request, until forks that were made for more ranks are let go.
+# Without a request or an event while a rank lives, after which the spares for further ranks are let go.
 _SPARE_MILLISECONDS = 1000
 
 
 class Spares:
-    """Forks of a process that will be a nursery, made while it waits for its order."""
+    """The forks of a process that will be a nursery. It makes them while it waits for its order."""
 
     def __init__(self) -> None:
         self.store: Spare | None = None
         self.ranks: list[Spare] = []
 
     def fork(self, num_ranks: int) -> None:
-        """Stops without an error where the machine allows no more processes."""
+        """Stops as soon as this process has its order, and without an error where the machine allows no more
+        processes."""
         with suppress(OSError):
             self.store = Spare(store_host.become_store_host, self.let_go)
-            for _ in range(num_ranks):
+            while len(self.ranks) < num_ranks and not spare.has_order():
                 self.ranks.append(Spare(_become_rank, self.let_go))
 
     @property
     def pids(self) -> list[int]:
-        return [spare.pid for spare in (*self.ranks, self.store) if spare is not None]
+        return [each.pid for each in (*self.ranks, self.store) if each is not None]
 
     def let_go(self) -> None:
         """Lets those that have no order end. In a fork: closes what belongs to its parent."""
-        for spare in (*self.ranks, self.store):
-            if spare is not None:
-                spare.let_go()
+        for each in (*self.ranks, self.store):
+            if each is not None:
+                each.let_go()
         self.store, self.ranks = None, []
 
 
@@ -90,7 +91,7 @@ class Nursery:
         self._control = control
         self._spawns = spawns
         self._spares = _spares
-        # By pidfd, those that nobody needs any more.
+        # The pids of spares that were let go, by pidfd.
         self._ending_spares: dict[int, int] = {}
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
@@ -108,7 +109,7 @@ class Nursery:
             while is_wanted:
                 ready = self._poll.poll(_SPARE_MILLISECONDS if self._rank_by_pid and self._spares.pids else None)
                 if not ready:
-                    # All ranks have started, and nobody needs the others.
+                    # All ranks have started.
                     self._end_spares()
                 for fd, _ in ready:
                     is_wanted = self._on_ready(fd) and is_wanted
@@ -133,21 +134,23 @@ class Nursery:
         elif fd in self._ending_spares:
             self._poll.unregister(fd)
             os.close(fd)
-            os.waitpid(self._ending_spares.pop(fd), 0)
+            with suppress(ChildProcessError):
+                os.waitpid(self._ending_spares.pop(fd), 0)
         return True
 
     def _end_spares(self) -> None:
         for pid in self._spares.pids:
-            pidfd = os.pidfd_open(pid)
-            self._ending_spares[pidfd] = pid
-            self._poll.register(pidfd, select.POLLIN)
+            with suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(pid)
+                self._ending_spares[pidfd] = pid
+                self._poll.register(pidfd, select.POLLIN)
         self._spares.let_go()
 
     def _on_request(self, request: dict[str, Any], fds: list[int]) -> None:
         match request["do"]:
             case "host_store":
                 store, self._spares.store = self._spares.store, None
-                _, self._store_fd = store_host.fork_store_host(request["address"], store)
+                _, self._store_fd = store_host.fork_store_host(request["address"], store, self._release)
                 self._poll.register(self._store_fd, select.POLLIN)
             case "start":
                 self._start(request, fds)
@@ -192,8 +195,13 @@ class Nursery:
         """Kills the processes that the ranks left behind. While a rank has not ended, they are left to the end of this
         process."""
         self._drop_lease()
+        self._spares.let_go()
         if not self._pid_by_pidfd:
             child.bury_descendants(BURIAL_SECONDS)
+            for pidfd in self._ending_spares:
+                self._poll.unregister(pidfd)
+                os.close(pidfd)
+            self._ending_spares.clear()
         channel.send(self._control, {"event": "cleared", "is_empty": not child.descendants(os.getpid())})
 
     def _on_store_answer(self) -> None:
@@ -234,9 +242,9 @@ class Nursery:
     def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
         order = {**request, "parent_pid": os.getpid()}
         # A program takes little time to start, so it leaves the spares to ranks.
-        spare = self._spares.ranks.pop() if self._spares.ranks and not request.get("program") else None
-        if spare is not None and spare.hand_over(order, fds):
-            return spare.pid
+        waiting = self._spares.ranks.pop() if self._spares.ranks and not request.get("program") else None
+        if waiting is not None and waiting.hand_over(order, fds):
+            return waiting.pid
         pid = os.fork()
         if pid == 0:
             self._release()

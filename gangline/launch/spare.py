@@ -1,4 +1,4 @@
-"""A fork that is made before it is needed, and waits for what it shall become.
+"""A fork that is made before it is needed, and waits for its order.
 
 A fork of a process with torch takes ten milliseconds of a core, which a start need not wait for. Standard library only,
 because warm processes load this module.
@@ -7,14 +7,22 @@ because warm processes load this module.
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from gangline.launch import channel, child
 
+# The name that ps and top show of a process that waits.
+NAME = "gangline-spare"
+# Limit for the answer of a process that is handed an order.
+_ANSWER_SECONDS = 5.0
+_TAKEN = b"t"
 Become = Callable[[dict[str, Any], list[int]], NoReturn]
 
 
@@ -46,21 +54,27 @@ class Spare:
         return self._ours.fileno()
 
     def hand_over(self, order: dict[str, Any], fds: Sequence[int]) -> bool:
-        """Lets the process begin. Returns False if it has gone. Called once."""
+        """Lets the process begin, and returns once it has the order and the descriptors. Returns False if it has gone,
+        or does not answer; then it is killed. Called once."""
         try:
             channel.send(self._ours, order, fds)
+            self._ours.settimeout(_ANSWER_SECONDS)
+            has_taken = self._ours.recv(1) == _TAKEN
         except OSError:
-            return False
-        finally:
-            self.let_go()
-        return True
+            has_taken = False
+        if not has_taken:
+            # It is a child that was not reaped, so its number is not that of another process.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self.let_go()
+        return has_taken
 
     def let_go(self) -> None:
-        """Closes this end. A process that has no order ends."""
+        """Closes this end. A process without an order ends."""
         self._ours.close()
 
 
-# Where this process waits for its order, which its own spares must not keep open.
+# The socket at which this process waits for its order. Its own spares must not keep it open.
 _orders: socket.socket | None = None
 
 
@@ -70,12 +84,23 @@ def _wait(orders: socket.socket, become: Become, settle: Callable[[], None]) -> 
         if _orders is not None:
             _orders.close()
         _orders = orders
+        own_name = child.name()
+        child.set_name(NAME)
         settle()
         received = channel.receive(orders)
         if received is None:
             child.leave(0)
+        orders.send(_TAKEN)
         orders.close()
+        _orders = None
+        child.set_name(own_name)
         become(*received)
     except BaseException:  # noqa: BLE001 - a fork must never return into its parent's frames
         traceback.print_exc()
     child.leave(1)
+
+
+def has_order() -> bool:
+    """Returns whether an order waits for this process, or its parent has let it go. False where it waits for
+    none."""
+    return _orders is not None and bool(select.select([_orders], [], [], 0)[0])

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from gangline.launch import child
@@ -21,11 +22,12 @@ from gangline.launch.spare import Spare
 _BACKLOG = 2048
 
 
-def fork_store_host(address: str, spare: Spare | None = None) -> tuple[int, int]:
+def fork_store_host(address: str, spare: Spare | None, release: Callable[[], None]) -> tuple[int, int]:
     """Forks the store's process, or lets a spare become it. Returns its pid and a descriptor. The store's port, or the
     reason why there is none, can be read from that descriptor until its end.
 
-    address: an address of this machine in the network of the gang.
+    address: an address of this machine in the network of the gang. release: closes in a fork what belongs to this
+    process.
     """
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
     order = {"address": address, "parent_pid": os.getpid()}
@@ -35,6 +37,7 @@ def fork_store_host(address: str, spare: Spare | None = None) -> tuple[int, int]
         pid = os.fork()
         if pid == 0:
             os.close(read_fd)
+            release()
             become_store_host(order, [write_fd])
     finally:
         os.close(write_fd)

@@ -198,7 +198,7 @@ class RankMetrics(google.protobuf.message.Message):
     values_json: builtins.str
     """See MetricsPoint."""
     at: builtins.float
-    """When it was reported, in seconds since 1970; 0 from earlier versions."""
+    """When it was gathered, in seconds since 1970; 0 from earlier versions."""
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     def __init__(

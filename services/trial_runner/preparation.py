@@ -104,7 +104,7 @@ class Preparation:
         elif self.forked is not None:
             self.nursery = Nursery(self.forked)
         else:
-            self.nursery = await start_nursery(self.rank_forkserver, self.folder.path)
+            self.nursery = await start_nursery(self.rank_forkserver, self.folder.path, len(self.place.ranks))
         self.folder.write_nursery_pid(self.nursery.pid)
         return self.nursery
 

@@ -22,6 +22,7 @@ from gangline.client import Client
 from gangline.domain.allocation import ExitReport
 from gangline.domain.state import State
 from gangline.domain.view import ExperimentView, TrialView
+from gangline.launch import spare
 from gangline.local.identity import Identity, identify, wait_gone
 from gangline.local.layout import Layout
 from gangline.local.service import read_tail
@@ -137,7 +138,7 @@ class GatedRun:
         left = [process for pid in pids if (process := identify(pid)) is not None and process.is_alive()]
         assert not wait_gone(left, 5), f"ranks are left: {left}"
         wait_for(
-            lambda: len(find_cluster_processes(self.cluster.layout)) == self.num_processes,
+            lambda: len(_find_processes(self.cluster)) == self.num_processes,
             f"{self.num_processes} processes as before",
         )
 
@@ -169,11 +170,16 @@ def wait_whole(cluster: Site, num_agents: int) -> None:
         )
 
 
+def _find_processes(cluster: Site) -> list[psutil.Process]:
+    """Without the forks that wait for an order. The number of those depends on the newest trial."""
+    pids = {process.pid for process in find_cluster_processes(cluster.layout)}
+    processes = [process for process in psutil.process_iter(["cmdline", "name"]) if process.pid in pids]
+    return [process for process in processes if process.info["name"] != spare.NAME]
+
+
 def _num_fork_servers(cluster: Site) -> int:
     """With the runners and ranks that are forks of them, if any run."""
-    pids = {process.pid for process in find_cluster_processes(cluster.layout)}
-    processes = [process for process in psutil.process_iter(["cmdline"]) if process.pid in pids]
-    return sum("gangline.launch.forkserver" in (process.info["cmdline"] or ()) for process in processes)
+    return sum("gangline.launch.forkserver" in (process.info["cmdline"] or ()) for process in _find_processes(cluster))
 
 
 @contextmanager
@@ -186,7 +192,7 @@ def gated_run(cluster: Site, folder: Path, **config: object) -> Iterator[GatedRu
         # An agent is alive before its fork servers are there; they belong to the idle cluster.
         num_servers = 2 * client.get_cluster().num_agents
         wait_for(lambda: _num_fork_servers(cluster) >= num_servers, f"{num_servers} fork servers")
-        num_processes = len(find_cluster_processes(cluster.layout))
+        num_processes = len(_find_processes(cluster))
         created = client.create_experiment(gate.config(**config), gate.code)  # type: ignore[arg-type]  # slots is first
         run = GatedRun(cluster, client, gate, history, created.experiment.id, num_processes)
         try:

@@ -32,8 +32,9 @@ _log = logging.getLogger("gangline")
 
 
 class DriftCheck:
-    """Checks one trial for drift. A check begins with a report and ends one batch later, like the report itself, so
-    that no rank waits for it. Where the next step would hide a difference, it ends with the report."""
+    """Checks one trial for drift. A check begins with an exchange of reports and ends one batch later, as the exchange
+    does, so that no rank waits for it. Where the next step would hide a difference, it begins and ends with a report.
+    """
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self._distributed = context.distributed
@@ -50,6 +51,10 @@ class DriftCheck:
     def ends_at_once(self) -> bool:
         """Returns whether a check has to end before the next step."""
         return self._strategy.overwrites_copies
+
+    def is_urgent(self, batches: int) -> bool:
+        """Returns whether a check is due that has to end before the next step."""
+        return self.ends_at_once and batches >= self._due
 
     def start(self, batches: int) -> None:
         self._newest = (batches, time.perf_counter())

@@ -103,17 +103,17 @@ class TrainingReports:
         self._check_finite(self._sums.nonfinite_loss(), batches)
 
     def begin(self, batches: int, may_wait: bool) -> None:
-        """Begins a report of the mean over the batches since the last report. Called only when no exchange is under
-        way.
+        """Begins a report of the mean over the batches since the last report.
 
-        may_wait: whether the caller calls `end` after the next batch and `exchange` soon, so that no rank waits for the
-        others' numbers. If reducers, callbacks or the profile need the report at once, it ends here anyway.
+        may_wait: whether no exchange is under way, and the caller calls `end` after the next batch and `exchange` soon,
+        so that no rank waits for the others' numbers. If reducers, callbacks or the profile need the report at once, it
+        ends here anyway.
         """
         self.newest = batches
         self._waiting.append(_Report(batches, time.time(), self._sums.take()))
         if self._ends_at_once or not may_wait:
             self.flush(batches)
-        elif not self._is_joint or len(self._waiting) == MOST_TOGETHER:
+        elif not self._is_joint or len(self._waiting) == MOST_TOGETHER or self._drift.is_urgent(batches):
             self.exchange(batches)
 
     def exchange(self, batches: int) -> None:

@@ -238,12 +238,13 @@ class Nursery:
                 self.events.put_nowait(event)
 
 
-async def start_nursery(rank_forkserver: str, directory: Path) -> Nursery:
-    """Starts the nursery warm, or else cold. Raises GanglineError `runner.no_nursery` if neither works."""
+async def start_nursery(rank_forkserver: str, directory: Path, num_ranks: int | None = None) -> Nursery:
+    """Starts the nursery warm, or else cold. num_ranks: that the next one shall have ready; None for the most. Raises
+    GanglineError `runner.no_nursery` if neither works."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            pid = await asyncio.to_thread(_fork, rank_forkserver, directory, theirs)
+            pid = await asyncio.to_thread(_fork, rank_forkserver, directory, theirs, num_ranks)
         except GanglineError as error:
             log.warning("no warm process to fork the ranks from; starting cold", error=error.message)
             pid = await _start_cold(theirs)
@@ -285,7 +286,7 @@ def _become_nursery(control: socket.socket, foreign: Sequence[int]) -> NoReturn:
     child.leave(status)
 
 
-def _fork(rank_forkserver: str, directory: Path, theirs: socket.socket) -> int:
+def _fork(rank_forkserver: str, directory: Path, theirs: socket.socket, num_ranks: int | None) -> int:
     if not rank_forkserver:
         raise unavailable("forkserver.none", "this agent has no rank template")
     return forkserver.fork(
@@ -296,6 +297,7 @@ def _fork(rank_forkserver: str, directory: Path, theirs: socket.socket) -> int:
         directory=str(directory),
         fds=[theirs.fileno()],
         deadline_seconds=FORK_SECONDS,
+        num_prepared=num_ranks,
     )
 
 

@@ -98,7 +98,7 @@ class RankLinkServer:
                 self._send_preempt(writer)
             while True:
                 message = await _read(reader)
-                # What the rank has reported before this message.
+                # The rank has sent its reports before this message.
                 self._reports.read(rank)
                 if message.HasField("hello"):
                     # A worker of a script learns its rank after it has connected.

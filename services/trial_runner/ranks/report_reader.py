@@ -1,7 +1,7 @@
 """The runner's end of the socket for what ranks report all the time: see gangline/report_socket.py.
 
 It reads a report that comes after a pause at once, and those that follow once a second, because each time it takes a
-core from the ranks for a moment. Who needs them earlier calls `read`, as the link does before each message of a rank.
+core from the ranks for a moment. The link calls `read` before each message of a rank, which stays in order so.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -21,8 +20,10 @@ from gangline.v1 import rank_pb2
 PAUSE_SECONDS = 1.0
 _UNKNOWN = -1
 # Packets that are read of one connection at a time, so that a rank that sends without end does not hold up the others.
-# The kernel keeps fewer than that.
-_MOST_PACKETS = 2000
+# The kernel keeps fewer by default.
+_MOST_PACKETS = 50_000
+# After an error of accept(2), as without a free descriptor, until connections are accepted again.
+_REST_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +51,7 @@ class ReportReader:
         self._listener = report_socket.make_socket()
         unix_socket.bind(self._listener, report_socket.path_beside(self._runner_path))
         self._listener.listen(256)
-        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        self._listen()
 
     def read(self, rank: int) -> None:
         """Passes on what a rank has sent by now."""
@@ -75,28 +76,49 @@ class ReportReader:
         self._listener = None
 
     def _accept(self) -> None:
-        assert self._listener is not None
-        with suppress(BlockingIOError, ConnectionError):
+        if self._listener is None:
+            return
+        try:
             while True:
                 accepted, _ = self._listener.accept()
                 accepted.setblocking(False)
                 self._connections.append(_Connection(accepted))
                 if self._timer is None:
                     asyncio.get_running_loop().add_reader(accepted, self._on_readable)
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:
+            log.error("no connection for reports is accepted for the moment", error=str(error))
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listener)
+            loop.call_later(_REST_SECONDS, self._listen)
+
+    def _listen(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def _on_readable(self) -> None:
         """Reads now, and then not before the pause is over."""
         self._ignore()
-        self._read_all()
+        try:
+            self._read_all()
+        finally:
+            self._pause()
+
+    def _pause(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._on_pause_over)
 
     def _on_pause_over(self) -> None:
-        if self._read_all():
-            self._timer = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._on_pause_over)
-            return
         self._timer = None
-        for connection in self._connections:
-            asyncio.get_running_loop().add_reader(connection.socket, self._on_readable)
+        is_over = False
+        try:
+            is_over = not self._read_all()
+        finally:
+            if not is_over:
+                self._pause()
+        if is_over:
+            for connection in self._connections:
+                asyncio.get_running_loop().add_reader(connection.socket, self._on_readable)
 
     def _ignore(self) -> None:
         """Lets the event loop no longer wait for reports."""

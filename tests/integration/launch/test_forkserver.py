@@ -8,14 +8,17 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gangline import frame
 from gangline.errors import GanglineError
 from gangline.launch import forkserver
+from gangline.launch.spare import NAME
 from tests.support.runner_process import WarmProcess, living
 from tests.support.wait import until
 
@@ -32,6 +35,7 @@ def tell(arguments, fds):
         "open": sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:-1],
         "stdin": os.readlink("/proc/self/fd/0"),
         "is_preloaded": "decimal" in sys.modules,
+        "name": open("/proc/self/comm").read().strip(),
     }
     os.write(fds[0], json.dumps(told).encode())
     return 0
@@ -104,6 +108,7 @@ def test_the_runners_imports_leave_one_thread_behind() -> None:
 async def test_a_child_is_what_was_asked_for(server: WarmProcess, waits: bool) -> None:
     await until(lambda: len(server.spares()) == 1, "the fork that waits")
     (spare,) = server.spares()
+    assert psutil.Process(spare).name() == NAME
     if not waits:
         os.kill(spare, signal.SIGKILL)
         await until(lambda: spare not in server.spares(), "its end")
@@ -116,6 +121,7 @@ async def test_a_child_is_what_was_asked_for(server: WarmProcess, waits: bool) -
     assert (told["directory"], told["stdin"]) == ("/", "/dev/null")
     assert told["is_leader"]
     assert told["is_preloaded"]
+    assert told["name"] == psutil.Process(server.pid).name()
     assert len(told["open"]) == 4, "the three standard streams and the one descriptor that it was given"
 
 
@@ -188,3 +194,24 @@ def test_a_target_that_cannot_be_found_ends_its_child_only(server: WarmProcess) 
     pid = forkserver.fork(server.socket_path, "no_such_module:x", {}, environment={"PATH": sys.prefix}, directory="/")
     assert pid > 0
     assert forkserver.describe(server.socket_path, 5)["pid"] == server.pid
+
+
+def test_forks_that_end_by_themselves_are_made_less_and_less_often(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        made = forkserver.ForkServer(listener, 0, {})
+        waits = []
+        for _ in range(12):
+            now = time.monotonic()
+            made._note_lost_spare("it has ended")
+            waits.append(round(made._spare_due_at - now, 1))
+    assert waits[:4] == [1.0, 2.0, 4.0, 8.0]
+    assert waits[-1] == forkserver.LONGEST_SPARE_SECONDS
+    assert capfd.readouterr().err.count("no fork is kept ready") == 1
+
+
+async def test_a_preparation_that_fails_leaves_a_server_that_forks(tmp_path: Path) -> None:
+    made = WarmProcess(tmp_path / "warm.sock", "", options=["--prepare", "no_such_module:x"])
+    await until(lambda: not made.spares(), "the end of the fork that should have waited")
+    pid = forkserver.fork(made.socket_path, "builtins:print", {}, environment={}, directory="/")
+    await until(lambda: not living([pid]), "the end of the fork")
+    made.close()

@@ -36,6 +36,10 @@ def tell():
     }
     print(json.dumps(told), flush=True)
 
+def late():
+    time.sleep(1.5)
+    print("late", flush=True)
+
 def wait():
     print("up", flush=True)
     time.sleep(600)
@@ -138,3 +142,43 @@ async def test_forks_that_wait_end_with_a_template_that_is_killed(template: Warm
     waiting = template.spares()
     os.kill(template.pid, signal.SIGKILL)
     await until(lambda: not living(waiting), "their end")
+
+
+async def test_forks_that_wait_end_though_the_store_was_forked_anew(nursery: Nursery) -> None:
+    """It is then a fork of the process that holds their orders."""
+    waiting = below(nursery)
+    # It was forked first.
+    store = min(waiting)
+    os.kill(store, signal.SIGKILL)
+    await until(lambda: not living([store]), "the end of the store's fork")
+    nursery.ask_store("127.0.0.1")
+    assert await nursery.wait_store() > 0
+    pid, read_fd = await start(nursery, 0, "wait")
+    assert said(read_fd) == "up"
+    (unused,) = waiting - {store, pid}
+    await until(lambda: unused not in below(nursery), "the end of the fork that nobody needs")
+
+
+async def test_a_nursery_that_was_cleared_starts_ranks_of_the_next_allocation(nursery: Nursery) -> None:
+    process = await nursery.release()
+    assert process is not None
+    following = Nursery(process)
+    assert below(following) == set()
+    # It outlives the moment at which a nursery lets unneeded forks go.
+    _, read_fd = await start(following, 0, "late")
+    assert said(read_fd) == "late"
+    await following.close()
+
+
+async def test_the_next_nursery_has_as_many_ranks_ready_as_the_newest_request_says(
+    template: WarmProcess, tmp_path: Path
+) -> None:
+    await until(lambda: len(template.spares()) == 4, "the forks that wait")
+    made = await start_nursery(template.socket_path, tmp_path, 1)
+
+    def is_ready() -> bool:
+        following = [child for child in psutil.Process(template.pid).children() if child.pid != made.pid]
+        return [(each.status(), len(each.children())) for each in following] == [(psutil.STATUS_SLEEPING, 2)]
+
+    await until(is_ready, "a store and one rank that wait for the next request")
+    await made.close()

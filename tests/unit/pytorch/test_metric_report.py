@@ -99,14 +99,22 @@ class _Replicas(SingleStrategy):
         return ()
 
 
+class _Overwriting(_Replicas):
+    """A step gives all ranks the values of one."""
+
+    overwrites_copies = True
+
+
 class _Sent:
     """The reports of one rank, and what the ranks have exchanged for them."""
 
-    def __init__(self, distributed: DistributedContext, is_joint: bool = True) -> None:
+    def __init__(
+        self, distributed: DistributedContext, is_joint: bool = True, strategy: type[SingleStrategy] = _Replicas
+    ) -> None:
         core = gangline.core.init(distributed=distributed)
         config = {"optimizations": {"average_training_metrics": is_joint}}
         setting = make_setting(None, {"global_batch_size": 4}, config, 1)
-        context = pytorch.PyTorchTrialContext(core, setting, _Replicas(), torch.device("cpu"), writes_tensorboard=False)
+        context = pytorch.PyTorchTrialContext(core, setting, strategy(), torch.device("cpu"), writes_tensorboard=False)
         self.distributed = distributed
         self.sent: list[tuple[int, dict[str, float], float]] = []
         self.checked: list[tuple[tuple[str, float] | None, int]] = []
@@ -221,3 +229,29 @@ def test_without_averages_nothing_is_exchanged_and_nothing_waits() -> None:
         return rank.num_exchanged - before, _points(rank.sent)
 
     assert in_ranks(2, work) == [(0, [(1, 1.0)]), (0, [])]
+
+
+def test_a_report_does_not_wait_where_the_next_step_would_hide_that_ranks_drift_apart() -> None:
+    def work(distributed: DistributedContext) -> list[tuple[int, float]]:
+        rank = _Sent(distributed, strategy=_Overwriting)
+        rank.report(1, 1.0)
+        rank.reports.end()
+        return _points(rank.sent)
+
+    chief, _ = in_ranks(2, work)
+    assert chief == [(1, 1.0)]
+
+
+def test_waiting_reports_are_exchanged_when_ranks_ask_each_other_about_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the training loop, at its looks after batches 1 and 4: distances double."""
+    exchanged: list[int] = []
+    exchange = TrainingReports.exchange
+
+    def note(reports: TrainingReports, batches: int) -> None:
+        exchanged.append(batches)
+        exchange(reports, batches)
+
+    monkeypatch.setattr(Pace, "suggest", lambda pace, _batches, _seconds: 2 * pace.distance)
+    monkeypatch.setattr(TrainingReports, "exchange", note)
+    fit(_Numbered, max_length=pytorch.Batch(12), reporting_period=pytorch.Batch(100))
+    assert exchanged[:2] == [1, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -35,6 +36,7 @@ class Heard:
 
     def __init__(self, folder: Path) -> None:
         self.messages: list[tuple[int, str, int]] = []
+        self.raises = False
         self.server = RankLinkServer(folder / "ranks", self._on_message)
         self.links: list[RunnerLink] = []
 
@@ -47,6 +49,9 @@ class Heard:
 
     def _on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
         kind = message.WhichOneof("message")
+        if self.raises:
+            self.raises = False
+            raise ZeroDivisionError
         if kind is not None:
             self.messages.append((rank, kind, getattr(getattr(message, kind), "batches_completed", 0)))
 
@@ -122,7 +127,7 @@ async def test_more_reports_than_the_kernel_holds_are_fetched_and_stay_in_order(
         assert not link.flush(0.05)
         link.send_finished()
         await until(lambda: len(heard.messages) > 5000, "all reports", 30)
-        assert [message for message in heard.messages if message[1] == "metrics"] == points(*range(5000))
+        assert heard.messages == [*points(*range(5000)), (0, "finished", 4999)]
         assert await asyncio.to_thread(link.flush)
 
 
@@ -201,3 +206,53 @@ async def test_a_runner_without_the_socket_gets_all_over_the_link(tmp_path: Path
         report(link, 4)
         await until(lambda: len(heard.messages) == 3, "all reports", 10)
         assert heard.messages == [*points(1, 2), *points(4, rank=3)]
+
+
+@pytest.mark.usefixtures("long_pause")
+async def test_reports_go_over_the_link_where_the_runner_has_closed_their_socket(tmp_path: Path) -> None:
+    async with hearing(tmp_path) as heard:
+        link = heard.link()
+        report(link, 1)
+        await until(lambda: len(heard.messages) == 1, "the first report", 10)
+        reader = heard.server._reports
+        reader._drop(reader._connections[0])
+        report(link, 2, 3)
+        link.send_first_step()
+        await until(lambda: len(heard.messages) == 4, "all messages", 10)
+        assert heard.messages == [*points(1, 2, 3), (0, "first_step", 0)]
+
+
+async def test_without_free_descriptors_links_live_on_and_reports_arrive_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_reader, "_REST_SECONDS", 0.05)
+    accept, num_refused = socket.socket.accept, 0
+
+    def refuse(listener: socket.socket) -> Any:
+        nonlocal num_refused
+        if listener.type == socket.SOCK_SEQPACKET and num_refused < 3:
+            num_refused += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    async with hearing(tmp_path) as heard:
+        monkeypatch.setattr(socket.socket, "accept", refuse)
+        link = heard.link()
+        report(link, 1)
+        link.send_first_step()
+        await until(lambda: len(heard.messages) == 2, "both messages", 10)
+        assert sorted(heard.messages) == [(0, "first_step", 0), *points(1)]
+        assert num_refused == 3
+
+
+async def test_a_report_that_fails_does_not_make_the_reader_deaf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_reader, "PAUSE_SECONDS", 0.05)
+    async with hearing(tmp_path) as heard:
+        link = heard.link()
+        heard.raises = True
+        report(link, 1)
+        await until(lambda: not heard.raises, "the failure", 10)
+        report(link, 2)
+        await until(lambda: heard.messages == points(2), "the next report", 10)
