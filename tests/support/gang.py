@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 _PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch"]
-_SECONDS = 100.0
+# Some gangs train for more than a minute, and twice as long on a busy machine.
+_SECONDS = 200.0
 
 
 class RankFailed(AssertionError):
@@ -33,10 +34,15 @@ def run_gang(size: int, directory: Path, work: Callable[..., Any], *arguments: A
         deadline = time.monotonic() + _SECONDS
         for process in processes:
             process.join(max(0.0, deadline - time.monotonic()))
+        late = [rank for rank, process in enumerate(processes) if process.is_alive()]
+        failures = _failures(directory)
     finally:
         for process in processes:
             process.kill()
             process.join()
+    if late and not failures:
+        # A rank that sees another one killed fails as well, which would hide that.
+        raise RankFailed(f"ranks {late} did not end within {_SECONDS:g} s")
     return [_result_of(directory, rank) for rank in range(size)]
 
 
@@ -54,13 +60,18 @@ def start_gang(size: int, directory: Path, work: Callable[..., Any], *arguments:
     return processes
 
 
+def _failures(directory: Path) -> list[Path]:
+    """Returns the reports of ranks that have failed, the first one first."""
+    return sorted(directory.glob("failure*.txt"), key=lambda path: path.stat().st_mtime_ns)
+
+
 def _result_of(directory: Path, rank: int) -> Any:
-    failures = sorted(directory.glob("failure*.txt"), key=lambda path: path.stat().st_mtime_ns)
+    failures = _failures(directory)
     if failures:
         raise RankFailed(failures[0].read_text())
     path = directory / f"result{rank}.pkl"
     if not path.exists():
-        raise RankFailed(f"rank {rank} ended without a result, or not within {_SECONDS:g} s")
+        raise RankFailed(f"rank {rank} ended without a result")
     return pickle.loads(path.read_bytes())
 
 
