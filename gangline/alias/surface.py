@@ -8,23 +8,23 @@ from gangline.errors import InvalidHP
 ROOT = "determined"
 
 TARGET_BY_MODULE = {
-    ROOT: "gangline.alias.root",
-    "determined.core": "gangline.alias.core",
-    "determined.errors": "gangline.alias.error_class",
-    "determined.experimental": "gangline.alias.sdk.experimental",
-    "determined.experimental.client": "gangline.alias.sdk.experimental_client",
-    "determined.experimental.core_v2": "gangline.alias.sdk.core_v2",
+    ROOT: "gangline.determined.root",
+    "determined.core": "gangline.determined.core",
+    "determined.errors": "gangline.determined.error_class",
+    "determined.experimental": "gangline.determined.sdk.experimental",
+    "determined.experimental.client": "gangline.determined.sdk.experimental_client",
+    "determined.experimental.core_v2": "gangline.determined.sdk.core_v2",
     "determined.launch": "gangline.launch",
     "determined.launch.torch_distributed": "gangline.launch.torch_distributed",
     "determined.launch.wrap_rank": "gangline.launch.wrap_rank",
     "determined.pytorch": "gangline.pytorch",
-    "determined.pytorch.experimental": "gangline.alias.batch_process",
+    "determined.pytorch.experimental": "gangline.determined.batch_process",
     "determined.pytorch.samplers": "gangline.pytorch.sampler",
     "determined.tensorboard": "gangline.alias",
     "determined.tensorboard.metric_writers": "gangline.alias",
     "determined.tensorboard.metric_writers.pytorch": "gangline.pytorch.writer",
     "determined.transformers": "gangline.transformers",
-    "determined.util": "gangline.alias.function",
+    "determined.util": "gangline.determined.function",
 }
 
 

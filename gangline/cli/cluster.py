@@ -17,7 +17,7 @@ from gangline.cli.shared import Json, connect, show, warn
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 
 if TYPE_CHECKING:
-    from gangline.client import ClusterView, EtcdHealth
+    from gangline.client import Client, ClusterView, EtcdHealth
     from gangline.local.layout import Layout
     from gangline.local.plan import Request
     from gangline.local.process_table import ProcessTable
@@ -64,7 +64,7 @@ def up(
     if detach and is_locked(layout.lock):
         _use(layout, Request(agents, slots, http_port, grpc_port), is_json)
         return
-    running = start_cluster(layout, plan, grace_seconds, mention)
+    running = start_cluster(layout, plan, grace_seconds, mention, _connect)
     if running.replaced:
         warn(running.replaced)
     record = _running_record(running, layout)
@@ -78,12 +78,18 @@ def up(
         stop_local_cluster(layout, grace_seconds, mention)
 
 
+def _connect(address: str, token: str) -> Client:
+    from gangline.client import Client  # noqa: PLC0415 - loads grpc, which these steps alone need
+
+    return Client(address, token)
+
+
 def _use(layout: Layout, request: Request, is_json: bool) -> None:
     """Makes commands use the cluster that runs already. Raises GanglineError `local.running` where it has another shape
     than the user asks for."""
     from gangline.local.up import use_cluster  # noqa: PLC0415 - up only
 
-    running, plan = use_cluster(layout)
+    running, plan = use_cluster(layout, _connect)
     if running.replaced:
         warn(running.replaced)
     differences = request.find_differences(plan)

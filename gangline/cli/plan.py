@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _GIB = 1024.0**3
-_PROGRAM = "gangline.pytorch.plan"
+_PROGRAM = "gangline.rank.plan"
 
 
 def plan(

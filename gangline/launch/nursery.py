@@ -1,9 +1,9 @@
 """Forks the ranks of one allocation on one machine, and the host of their store, and reports how they end.
 
 It starts in one of three ways. It is forked from a process that has torch loaded (the rank template), or from the trial
-runner when other programs take the ranks' places. Else it starts cold, see cold_nursery.py. It has one thread, runs no
-grpc and has one socket, to its trial runner. When that socket closes it kills all processes that it started, to the
-last grandchild, and ends.
+runner when other programs take the ranks' places. Else it starts cold, see gangline/rank/cold_nursery.py. It has one
+thread, runs no grpc and has one socket, to its trial runner. When that socket closes it kills all processes that it
+started, to the last grandchild, and ends.
 
 All ranks die with it. The kernel kills the ranks that the nursery forked. The runner kills the programs that the
 nursery spawned; only a nursery that is a child of the runner spawns. Each rank leads a session of its own, with its

@@ -50,6 +50,8 @@ _PACKAGES = (
 )
 
 Report = Callable[[str], None]
+# Returns a client, which is a context, for an address and a token. It loads grpc, so it is called as late as possible.
+Connect = Callable[[str, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Running:
     replaced: str = ""
 
 
-def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, report: Report) -> Running:
+def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, report: Report, connect: Connect) -> Running:
     """Starts a cluster. report: gets a line for each step. Raises GanglineError: local.*, etcd.no_binary."""
     layout_is_free(layout)
     check_packages()
@@ -82,7 +84,7 @@ def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, repor
     try:
         _follow(events, report)
         login = login_of(layout)
-        num_slots, exposure = _await_agents(login, plan)
+        num_slots, exposure = _await_agents(login, plan, connect)
     except BaseException as failure:
         report("stopping what was started")
         _end_supervisor(layout, supervisor, grace_seconds)
@@ -92,17 +94,15 @@ def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, repor
     return Running(login, supervisor, plan.num_agents, num_slots, exposure, take_login(login))
 
 
-def use_cluster(layout: Layout) -> tuple[Running, ClusterPlan]:
+def use_cluster(layout: Layout, connect: Connect) -> tuple[Running, ClusterPlan]:
     """Makes commands use the cluster that runs in this directory. Returns its plan too. Raises GanglineError
     `local.not_ready` while it does not answer."""
-    from gangline.client import Client  # noqa: PLC0415 - loads grpc, which only this step needs
-
     table = load_table(layout.processes)
     try:
         if table is None:
             raise unavailable("local.not_ready", "its services have not begun yet")
         plan, login = ClusterPlan.parse(layout.plan.read_text("utf-8")), login_of(layout)
-        with Client(login.address, login.token) as client:
+        with connect(login.address, login.token) as client:
             cluster = client.get_cluster()
             exposures = [view.agent.exposure for view in client.list_agents() if not view.agent.lost_at]
     except (OSError, ValueError, TypeError, KeyError) as failure:
@@ -239,13 +239,11 @@ def _follow(events: int, report: Report) -> None:
     raise GanglineError("local.supervisor", "the supervisor ended without a word", ErrorKind.INTERNAL)
 
 
-def _await_agents(login: Login, plan: ClusterPlan) -> tuple[int, str]:
+def _await_agents(login: Login, plan: ClusterPlan, connect: Connect) -> tuple[int, str]:
     """Waits until a scheduler leads and the agents have joined. Returns the number of their slots, and what trials can
     read of the cluster."""
-    from gangline.client import Client  # noqa: PLC0415 - loads grpc, which only this step needs
-
     deadline = time.monotonic() + JOIN_SECONDS
-    with Client(login.address, login.token) as client:
+    with connect(login.address, login.token) as client:
         while True:
             has_leader = client.get_cluster().leader is not None
             agents = [view.agent for view in client.list_agents() if view.agent.state is AgentState.ALIVE]

@@ -22,8 +22,8 @@ from gangline.pytorch.checkpoint import open_checked, restore
 from gangline.pytorch.checkpoint.determined import describe_folder, is_determined_folder
 from gangline.pytorch.group import choose_device
 from gangline.pytorch.parallel import choose_strategy
-from gangline.pytorch.setup import make_setting
 from gangline.pytorch.trial.context import PyTorchTrialContext
+from gangline.pytorch.trial.setting import make_setting
 from gangline.pytorch.trial.trial import PyTorchTrial
 
 T = TypeVar("T", bound=PyTorchTrial)

@@ -16,14 +16,13 @@ from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.core import DistributedContext
 from gangline.core.beat import BUILD, GROUP, open_beat
 from gangline.domain.failure import hang_rule_of
-from gangline.domain.manifest import find_unwritable
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch import group
 from gangline.pytorch.data import seed
 from gangline.pytorch.parallel import check_choice, choose_strategy
 from gangline.pytorch.parallel.choice import names_auto
 from gangline.pytorch.trial.context import PyTorchTrialContext
-from gangline.pytorch.trial.setting import TrialSetting, optimizations_from, seed_from
+from gangline.pytorch.trial.setting import TrialSetting, make_setting
 
 if TYPE_CHECKING:
     from gangline.pytorch.plan.auto import AutomaticChoice
@@ -131,27 +130,6 @@ def timeout_of(cluster: ClusterInfo | None) -> timedelta | None:
     # One rank may be waiting for its storage.
     longest = max(rule.seconds, rule.start_seconds, rule.rest_seconds, cluster.storage_wait_seconds if cluster else 0.0)
     return timedelta(seconds=max(_LEAST_TIMEOUT_SECONDS, 2 * longest))
-
-
-def make_setting(
-    cluster: ClusterInfo | None, hparams: Mapping[str, Any], config: Mapping[str, Any], aggregation_frequency: int
-) -> TrialSetting:
-    """Returns the setting from the experiment's own configuration and hyperparameters, or else from the script's.
-    Raises GanglineError `config.hparams` for values that a checkpoint cannot keep."""
-    config = {**config, **(cluster.trial.config if cluster else {})}
-    odd = find_unwritable(hparams)
-    if odd is not None:
-        # Checkpoints keep the hyperparameters. The first one, perhaps after hours, would be too late for this error.
-        raise invalid(
-            "config.hparams",
-            f"hparams.{odd}, which checkpoints cannot keep; give numbers, strings, lists and dictionaries",
-        )
-    return TrialSetting(
-        config=config,
-        hparams={**hparams, **(cluster.trial.hparams if cluster else {})},
-        optimizations=optimizations_from(config, aggregation_frequency),
-        trial_seed=cluster.trial.trial_seed if cluster else seed_from(config),
-    )
 
 
 def _distributed() -> DistributedContext:

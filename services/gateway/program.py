@@ -32,6 +32,7 @@ from services.common.security import load_token
 from services.common.server import Server, serve
 from services.common.settings import ServiceSettings, check_own_storage
 from services.common.telemetry import serve_metrics
+from services.gateway.app import build_app
 from services.gateway.history.database import open_database
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
@@ -39,7 +40,6 @@ from services.gateway.history.retention_policy import FOR_EVER, Days
 from services.gateway.history.retention_sweep import Retention
 from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
-from services.gateway.http.app import build_app
 from services.gateway.http.connection_limit import check_networks
 from services.gateway.http.server import serve_http
 from services.gateway.leader.leader_client import Leader

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from gangline import pytorch
 from gangline.config.strategy_choice import StrategyChoice
 from gangline.errors import GanglineError
-from gangline.pytorch.parallel.recomputation import Recomputed
+from gangline.pytorch.parallel.recomputed import Recomputed
 from gangline.pytorch.plan import place
 from gangline.pytorch.plan.step_time import SPARE_BYTES, SPARE_RATIO
 from tests.support.folder_work import in_folder

@@ -17,9 +17,9 @@ from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel import choose_strategy, recompute
 from gangline.pytorch.parallel.shared.ownership import WrappedModels
 from gangline.pytorch.plan.refusal import Observation
-from gangline.pytorch.setup import make_setting
 from gangline.pytorch.trial.backward import check_loss
 from gangline.pytorch.trial.context import PyTorchTrialContext
+from gangline.pytorch.trial.setting import make_setting
 
 # Calls of the model, of backward and of step_optimizer after the first backward pass. A loop that waits for a change of
 # the parameters would never end here, where no step changes them.

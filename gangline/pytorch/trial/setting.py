@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from gangline.config.optimization import Optimizations, parse_optimizations
 from gangline.config.searcher import HALVING_NAMES, UNITS, Searcher
+from gangline.domain.manifest import find_unwritable
 from gangline.errors import invalid
 from gangline.pytorch.trial.unit import Batch, TrainUnit, parse_unit
+
+if TYPE_CHECKING:
+    from gangline.cluster_info import ClusterInfo
 
 CHECKPOINT_POLICIES = ("best", "all", "none")
 
@@ -167,3 +171,24 @@ def _whole_number(value: Any, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise invalid("config.number", f"{where}: expected a whole number of 0 or more, found {value!r}")
     return value
+
+
+def make_setting(
+    cluster: ClusterInfo | None, hparams: Mapping[str, Any], config: Mapping[str, Any], aggregation_frequency: int
+) -> TrialSetting:
+    """Returns the setting from the experiment's own configuration and hyperparameters, or else from the script's.
+    Raises GanglineError `config.hparams` for values that a checkpoint cannot keep."""
+    config = {**config, **(cluster.trial.config if cluster else {})}
+    odd = find_unwritable(hparams)
+    if odd is not None:
+        # Checkpoints keep the hyperparameters. The first one, perhaps after hours, would be too late for this error.
+        raise invalid(
+            "config.hparams",
+            f"hparams.{odd}, which checkpoints cannot keep; give numbers, strings, lists and dictionaries",
+        )
+    return TrialSetting(
+        config=config,
+        hparams={**hparams, **(cluster.trial.hparams if cluster else {})},
+        optimizations=optimizations_from(config, aggregation_frequency),
+        trial_seed=cluster.trial.trial_seed if cluster else seed_from(config),
+    )

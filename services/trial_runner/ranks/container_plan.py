@@ -153,7 +153,7 @@ def plan_run(request: ContainerRequest, place: ContainerPlace, rules: RankRules)
     for mount in (*place.mounts, *request.mounts):
         command += ["--mount", mount.argument()]
     command += [*rules.container_options, "--entrypoint", request.python, request.image]
-    command += ["-P", "-m", "gangline.launch.cold_nursery", "--connect", place.socket_path]
+    command += ["-P", "-m", "gangline.rank.cold_nursery", "--connect", place.socket_path]
     return [*command, "--bare"] if place.is_bare else command
 
 

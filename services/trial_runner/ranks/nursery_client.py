@@ -303,7 +303,7 @@ def _fork(rank_forkserver: str, directory: Path, theirs: socket.socket, num_rank
 
 async def _start_cold(theirs: socket.socket) -> int:
     # -P: it starts in the allocation's folder, in which the user's code is called as a module of the standard library.
-    command = [sys.executable, "-P", "-m", "gangline.launch.cold_nursery", "--fd", str(theirs.fileno())]
+    command = [sys.executable, "-P", "-m", "gangline.rank.cold_nursery", "--fd", str(theirs.fileno())]
     try:
         process = await asyncio.create_subprocess_exec(
             *command,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.alias.sdk import experimental_client as det
+from gangline.determined.sdk import experimental_client as det
 from gangline.domain.id import number_of, trial_id_of
 from gangline.errors import GanglineError
 from gangline.lacking import NotInGangline

@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 from gangline.cli.main import assemble
-from services.gateway.http.app import build_app
+from services.gateway.app import build_app
 from tests.support.source import ROOT
 
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])

@@ -173,7 +173,7 @@ def test_a_client_alone_is_told_what_a_cluster_needs(monkeypatch: pytest.MonkeyP
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "structlog" else find(name))
     with pytest.raises(GanglineError) as caught:
-        start_cluster(Layout(tmp_path / "data"), make_plan(None, None), 0, print)
+        start_cluster(Layout(tmp_path / "data"), make_plan(None, None), 0, print, lambda *_: None)
     assert caught.value.message == (
         "a cluster needs gangline[cluster,train], and this Python lacks structlog; type: pip install "
         "'gangline[cluster,train]' (docs/install.md says from where)"

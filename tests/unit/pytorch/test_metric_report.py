@@ -15,9 +15,9 @@ from gangline.core import DistributedContext
 from gangline.core.train import TrainContext
 from gangline.pytorch.parallel import Replica
 from gangline.pytorch.parallel.choice import SingleStrategy
-from gangline.pytorch.setup import make_setting
 from gangline.pytorch.training.metric_report import MOST_TOGETHER, TrainingReports
 from gangline.pytorch.training.schedule import Pace
+from gangline.pytorch.trial.setting import make_setting
 from tests.support.small_trial import SmallTrial, fit
 from tests.support.world import in_ranks
 

@@ -20,11 +20,11 @@ from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.profile import SUMMED, ProfileSetting, open_profile
 from gangline.pytorch.profile.trace import Trace
 from gangline.pytorch.profile.traffic import Traffic
-from gangline.pytorch.setup import make_setting
 from gangline.pytorch.training.evaluation import Evaluation
 from gangline.pytorch.training.loop import TrainingLoop
 from gangline.pytorch.training.metric_report import TrainingReports
 from gangline.pytorch.training.schedule import Schedule
+from gangline.pytorch.trial.setting import make_setting
 from gangline.pytorch.trial.trial import PyTorchTrial
 from tests.support.small_trial import DATA, SmallTrial
 from tests.support.world import in_ranks

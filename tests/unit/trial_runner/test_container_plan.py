@@ -67,7 +67,7 @@ def test_the_whole_command_of_podman() -> None:
         *("--mount", "type=bind,source=/data,target=/in,readonly,bind-propagation=rslave"),
         *("--mount", "type=bind,source=/big,target=/state/code/big,bind-propagation=rprivate"),
         *("--ipc", "host", "--entrypoint", "/opt/env/bin/python3", "base:1"),
-        *("-P", "-m", "gangline.launch.cold_nursery", "--connect", "/state/ranks/nursery.sock"),
+        *("-P", "-m", "gangline.rank.cold_nursery", "--connect", "/state/ranks/nursery.sock"),
     ]
 
 

@@ -23,7 +23,7 @@ from torch._dynamo.eval_frame import OptimizedModule, _TorchDynamoContext
 
 from gangline.config.pipeline import SCHEDULES
 from gangline.errors import GanglineError, invalid
-from gangline.pytorch.parallel.recomputation import Recomputed
+from gangline.pytorch.parallel.recomputed import Recomputed
 from gangline.pytorch.parallel.shared.ownership import class_name, inner_of
 from gangline.pytorch.parallel.staged.cutting.cut import CutModel
 from gangline.pytorch.parallel.staged.unit import Unit

@@ -168,7 +168,7 @@ _LEFT_ALONE = (
 # Objects of installed libraries that have one of these are in use by more than the model, as a log writer is.
 _SHARED_BY = frozenset(("_io", "_thread", "asyncio", "concurrent", "multiprocessing", "queue", "socket", "threading"))
 # Callables of ours around code of the user's own.
-_AROUND_CODE = "gangline.pytorch.parallel.recomputation"
+_AROUND_CODE = "gangline.pytorch.parallel.recomputed"
 _LIBRARIES = tuple(
     {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")},
 )

@@ -1,4 +1,4 @@
-"""`python -m gangline.pytorch.plan`: reads a request as JSON on standard input, and writes the plan as JSON.
+"""`python -m gangline.rank.plan`: reads a request as JSON on standard input, and writes the plan as JSON.
 
 Started by `gangline plan`, in a process of its own, because it loads torch and the user's code. What the user's code
 prints goes to standard error. The result is {"plan": ...} or {"error": {"code": ..., "message": ...}}.

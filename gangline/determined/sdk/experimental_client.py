@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from gangline.alias.sdk.experimental import (
+from gangline.determined.sdk.experimental import (
     Checkpoint,
     CheckpointSortBy,
     CheckpointState,

@@ -1,4 +1,4 @@
-"""`python -m gangline.launch.cold_nursery`: a nursery where there is no warm process to fork it from.
+"""`python -m gangline.rank.cold_nursery`: a nursery where there is no warm process to fork it from.
 
 It imports torch itself, once for all ranks, which takes seconds. Started by the trial runner, which leaves it a socket
 (`--fd N`), or as the first process of a container, which connects to its runner (`--connect PATH`). In a container its
@@ -19,7 +19,7 @@ from gangline.launch import channel, child, nursery
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m gangline.launch.cold_nursery", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gangline.rank.cold_nursery", description=__doc__)
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--fd", type=int, help="the inherited socket to the trial runner")
     way.add_argument("--connect", metavar="PATH", help="the socket at which the trial runner listens")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gangline.alias.experiment_config import ExperimentConfig
-from gangline.alias.import_path import import_from_path
 from gangline.alias.surface import LOG_FORMAT, ClusterInfo, InvalidHP, TrialInfo, __version__, get_cluster_info
+from gangline.determined.experiment_config import ExperimentConfig
+from gangline.determined.import_path import import_from_path
 
 if TYPE_CHECKING:
     from gangline.pytorch import PyTorchTrialContext as TrialContext

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from gangline.alias.batch_process import TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
 from gangline.cluster_info import ENVIRONMENT_KEY, CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.core import CheckpointContext, DistributedContext, PreemptContext
+from gangline.determined.batch_process import TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
 from gangline.errors import GanglineError
 from tests.support.world import in_ranks
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.alias.import_path import import_from_path
+from gangline.determined.import_path import import_from_path
 from gangline.errors import GanglineError
 
 

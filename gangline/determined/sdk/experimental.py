@@ -1,7 +1,7 @@
 """`determined.experimental`: Determined's SDK with its names and signatures, over the client of Gangline.
 
-`Determined` is the client; gangline.alias.sdk.experimental_client has the same calls as functions. A trial's id is a
-number here, as in `det.get_cluster_info()`. Calls that Gangline does not have are refused by name. Nothing of a rank
+`Determined` is the client; gangline.determined.sdk.experimental_client has the same calls as functions. A trial's id is
+a number here, as in `det.get_cluster_info()`. Calls that Gangline does not have are refused by name. Nothing of a rank
 imports this module.
 """
 
@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gangline.alias.sdk.experiment_state import (
+from gangline.client import Client
+from gangline.determined.sdk.experiment_state import (
     CheckpointSortBy,
     CheckpointState,
     DownloadMode,
@@ -23,7 +24,7 @@ from gangline.alias.sdk.experiment_state import (
     TrialState,
     experiment_state,
 )
-from gangline.alias.sdk.sdk_object import (
+from gangline.determined.sdk.sdk_object import (
     Checkpoint,
     CheckpointTrainingMetadata,
     Experiment,
@@ -31,7 +32,6 @@ from gangline.alias.sdk.sdk_object import (
     TrialMetrics,
     refuse,
 )
-from gangline.client import Client
 from gangline.domain.id import trial_id_of
 from gangline.lacking import Lacking
 

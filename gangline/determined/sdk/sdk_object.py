@@ -1,5 +1,5 @@
 """The objects of Determined's SDK, with its names and signatures: each has the object of Gangline's SDK that does the
-work. gangline.alias.sdk.experimental makes them."""
+work. gangline.determined.sdk.experimental makes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gangline.alias.sdk.experiment_state import (
+from gangline.client import Client, handle
+from gangline.client.checkpoint_choice import choose_order, value_of
+from gangline.determined.sdk.experiment_state import (
     CheckpointSortBy,
     CheckpointState,
     DownloadMode,
@@ -23,8 +25,6 @@ from gangline.alias.sdk.experiment_state import (
     experiment_state,
     trial_state,
 )
-from gangline.client import Client, handle
-from gangline.client.checkpoint_choice import choose_order, value_of
 from gangline.domain.history import StoredMetrics
 from gangline.domain.id import number_of
 from gangline.domain.state import LogLevel as OurLogLevel
