@@ -292,10 +292,13 @@ def test_cluster_without_its_supervisor_is_found_and_stopped(tmp_path: Path) -> 
         left = find_cluster_processes(cluster.layout)
         assert {entry.pid for entry in cluster.table().services} <= {process.pid for process in left}
         again = cluster.run("up", "--data-dir", cluster.folder, check=False)
-        assert again.stderr == (
-            f"error: {len(left)} processes of a cluster in {cluster.folder} still run without their supervisor; "
+        # A fork server may have made a fork that waits in between.
+        counts = range(len(left), len(find_cluster_processes(cluster.layout)) + 1)
+        assert again.stderr in {
+            f"error: {count} processes of a cluster in {cluster.folder} still run without their supervisor; "
             f"end them with `gangline down --data-dir {cluster.folder}`\n"
-        )
+            for count in counts
+        }
         done = cluster.run("down", "--data-dir", cluster.folder)
         assert done.stdout == f"stopped; its data stays in {cluster.folder}\n"
         assert find_cluster_processes(cluster.layout) == []
