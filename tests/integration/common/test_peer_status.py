@@ -54,9 +54,10 @@ async def test_the_peers_status_is_kept_where_a_write_fails_at_the_same_moment()
                 service.has_ended.clear()
                 call = stub.Connect(timeout=10)
                 peer_status = PeerStatus(call)
-                await call.wait_for_connection()
-                assert service.has_ended.wait(10)
                 try:
+                    # Raises where the stream has ended by now.
+                    await call.wait_for_connection()
+                    assert service.has_ended.wait(10)
                     await call.write(agent_pb2.ConnectRequest(hello=agent_pb2.AgentHello()))
                     await call.read()
                 except asyncio.InvalidStateError:
