@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from gangline import unix_socket
 from gangline.errors import GanglineError, unavailable
 from gangline.launch import channel, child
-from gangline.launch.spare import Spare
+from gangline.launch.spare import Spare, start
 
 # A client that connects and sends nothing must not delay the others.
 REQUEST_SECONDS = 5.0
@@ -200,39 +200,26 @@ class ForkServer:
         self._num_prepared = self._most_prepared if wanted is None else min(int(wanted), self._most_prepared)
         self._spare_due_at = time.monotonic() + self._spare_seconds
         try:
-            pid = self._hand_over(poll, request, fds) or self._fork(connection, request, fds)
-            channel.send(connection, {"pid": pid})
+            channel.send(connection, {"pid": self._start(poll, connection, request, fds)})
         except OSError as error:
             channel.send(connection, {"error": f"fork: {error}"})
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _hand_over(self, poll: select.poll, request: dict[str, Any], fds: list[int]) -> int | None:
-        """Returns the pid of the spare that takes the request; None if there is none."""
-        spare = self._spare
-        if spare is None:
-            return None
-        poll.unregister(spare.fileno())
-        self._spare = None
-        if not spare.hand_over(request, fds):
-            return None
-        self._spare_seconds = SPARE_SECONDS
-        return spare.pid
+    def _start(self, poll: select.poll, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> int:
+        """Returns the pid of the spare that takes the request, or of a fork where there is none."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            poll.unregister(spare.fileno())
 
-    def _fork(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> int:
-        # The child would print again what is buffered now.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                connection.close()
-                self._settle(prepares=False)
-                self._run(request, fds)
-            except BaseException:  # noqa: BLE001 - the child must never return into the server's loop
-                traceback.print_exc()
-            child.leave(1)
+        def settle() -> None:
+            connection.close()
+            self._settle(prepares=False)
+
+        pid = start(spare, self._run, settle, request, fds)
+        if spare is not None and pid == spare.pid:
+            self._spare_seconds = SPARE_SECONDS
         return pid
 
     def _settle(self, *, prepares: bool = True) -> None:

@@ -243,13 +243,7 @@ class Nursery:
         order = {**request, "parent_pid": os.getpid()}
         # A program takes little time to start, so it leaves the spares to ranks.
         waiting = self._spares.ranks.pop() if self._spares.ranks and not request.get("program") else None
-        if waiting is not None and waiting.hand_over(order, fds):
-            return waiting.pid
-        pid = os.fork()
-        if pid == 0:
-            self._release()
-            _become_rank(order, fds)
-        return pid
+        return spare.start(waiting, _become_rank, self._release, order, fds)
 
     def _release(self) -> None:
         """Closes in a fork what belongs to this process."""

@@ -35,14 +35,13 @@ class Spare:
 
     def __init__(self, become: Become, settle: Callable[[], None]) -> None:
         self._ours, theirs = socket.socketpair()
-        # The fork would print again what is buffered now.
-        sys.stdout.flush()
-        sys.stderr.flush()
+
+        def wait() -> NoReturn:
+            self._ours.close()
+            _wait(theirs, become, settle)
+
         try:
-            self.pid = os.fork()
-            if self.pid == 0:
-                self._ours.close()
-                _wait(theirs, become, settle)
+            self.pid = _fork(wait)
         except OSError:
             self._ours.close()
             raise
@@ -80,24 +79,50 @@ _orders: socket.socket | None = None
 
 def _wait(orders: socket.socket, become: Become, settle: Callable[[], None]) -> NoReturn:
     global _orders  # noqa: PLW0603  a process waits once
-    try:
-        if _orders is not None:
-            _orders.close()
-        _orders = orders
-        own_name = child.name()
-        child.set_name(NAME)
+    if _orders is not None:
+        _orders.close()
+    _orders = orders
+    own_name = child.name()
+    child.set_name(NAME)
+    settle()
+    received = channel.receive(orders)
+    if received is None:
+        child.leave(0)
+    orders.send(_TAKEN)
+    orders.close()
+    _orders = None
+    child.set_name(own_name)
+    become(*received)
+
+
+def start(
+    spare: Spare | None, become: Become, settle: Callable[[], None], order: dict[str, Any], fds: Sequence[int]
+) -> int:
+    """Hands the order to the spare, if there is one that lives, else to a process that is forked now. Returns the pid.
+    become, settle: as in Spare. Raises OSError."""
+    if spare is not None and spare.hand_over(order, fds):
+        return spare.pid
+
+    def begin() -> NoReturn:
         settle()
-        received = channel.receive(orders)
-        if received is None:
-            child.leave(0)
-        orders.send(_TAKEN)
-        orders.close()
-        _orders = None
-        child.set_name(own_name)
-        become(*received)
-    except BaseException:  # noqa: BLE001 - a fork must never return into its parent's frames
-        traceback.print_exc()
-    child.leave(1)
+        become(order, [*fds])
+
+    return _fork(begin)
+
+
+def _fork(run: Callable[[], NoReturn]) -> int:
+    """Returns the pid of a process that runs this and ends. Raises OSError."""
+    # The fork would print again what is buffered now.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run()
+        except BaseException:  # noqa: BLE001 - a fork must never return into its parent's frames
+            traceback.print_exc()
+        child.leave(1)
+    return pid
 
 
 def has_order() -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from gangline.launch import child
-from gangline.launch.spare import Spare
+from gangline.launch.spare import Spare, start
 
 # The same backlog as torch's own listener; the kernel may allow fewer.
 _BACKLOG = 2048
@@ -31,17 +31,15 @@ def fork_store_host(address: str, spare: Spare | None, release: Callable[[], Non
     """
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
     order = {"address": address, "parent_pid": os.getpid()}
+
+    def settle() -> None:
+        os.close(read_fd)
+        release()
+
     try:
-        if spare is not None and spare.hand_over(order, [write_fd]):
-            return spare.pid, read_fd
-        pid = os.fork()
-        if pid == 0:
-            os.close(read_fd)
-            release()
-            become_store_host(order, [write_fd])
+        return start(spare, become_store_host, settle, order, [write_fd]), read_fd
     finally:
         os.close(write_fd)
-    return pid, read_fd
 
 
 def become_store_host(order: dict[str, Any], fds: list[int]) -> NoReturn:

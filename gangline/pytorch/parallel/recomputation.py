@@ -7,7 +7,6 @@ with state that cannot be put back does not run again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from torch import nn
@@ -18,8 +17,6 @@ from gangline.pytorch.parallel.forward_state import find_obstacle
 from gangline.pytorch.parallel.recomputed import Recomputed
 from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.unit import find_units
-
-_log = logging.getLogger("gangline")
 
 
 def recompute(model: nn.Module, kind: str, blocks: Sequence[str] | None = None) -> list[str]:
