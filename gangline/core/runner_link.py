@@ -1,9 +1,10 @@
 """A connection of a rank to its trial runner, over the runner's unix socket.
 
 Each frame holds a RankMessage or a RunnerMessage. Frequent reports go over a second socket, which the runner reads less
-often; it reads it before each message of the first one, so messages and reports stay in order. Sending never waits for
-the runner. A background thread sends what a socket does not take at once. The thread starts with the connection, which
-is made after the fork, in the rank. A lost runner ends the rank. Made by link.py.
+often; it reads it before each message of the first one. So no report arrives after a message that was sent later, but
+reports may arrive before a message that was sent earlier. Sending never waits for the runner. A background thread sends
+what a socket does not take at once. The thread starts with the connection, which is made after the fork, in the rank. A
+lost runner ends the rank. Made by link.py.
 """
 
 from __future__ import annotations

@@ -186,6 +186,12 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
             seen = len(self.latencies)
             await asyncio.sleep(seconds)
 
+    async def wait_greeted(self, known: int) -> agent_pb2.AgentHello:
+        """Returns the newest greeting when there are more than `known`. An agent may greet more often than a test
+        expects, as one that learns of a newer term while its first welcome arrives."""
+        await self.wait_for(lambda: len(self.hellos) > known)
+        return self.hellos[-1]
+
     async def wait_connected(self) -> None:
         await self.wait_for(lambda: bool(self.streams))
 

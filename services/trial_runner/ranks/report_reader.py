@@ -1,7 +1,8 @@
 """The runner's end of the socket for what ranks report all the time: see gangline/report_socket.py.
 
 It reads a report that comes after a pause at once, and those that follow once a second, because each time it takes a
-core from the ranks for a moment. The link calls `read` before each message of a rank, which stays in order so.
+core from the ranks for a moment. The link calls `read` before each message of a rank, so that no report is passed on
+after a message that was sent later. Reports may be passed on before a message that was sent earlier.
 """
 
 from __future__ import annotations

@@ -171,11 +171,9 @@ async def test_hello_carries_the_newest_health(
     await _start(agent, scheduler, nvml, "3,4")
     nvml.break_queries([(3, "memory")])
     await scheduler.wait_for(lambda: scheduler.problems)
-    # An agent may have greeted twice by now, as one that learns of a newer term while its first welcome arrives.
     known = len(scheduler.hellos)
     scheduler.drop_streams()
-    await scheduler.wait_for(lambda: len(scheduler.hellos) > known)
-    assert [slot.problem for slot in scheduler.hellos[-1].agent.slots] == [LOST, ""]
+    assert [slot.problem for slot in (await scheduler.wait_greeted(known)).agent.slots] == [LOST, ""]
 
 
 async def test_agent_ends_although_the_driver_hangs(

@@ -234,8 +234,9 @@ async def test_reconnect_greets_anew(linked: Linked) -> None:
     scheduler = await linked.serve()
     link = linked.start(scheduler.address)
     await scheduler.wait_connected()
+    known = len(scheduler.hellos)
     link.reconnect()
-    await scheduler.wait_for(lambda: len(scheduler.hellos) == 2)
+    await scheduler.wait_greeted(known)
 
 
 async def test_silent_server_is_left(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +270,7 @@ async def test_scheduler_that_leads_anew_is_greeted_again(linked: Linked) -> Non
     await scheduler.wait_for(lambda: scheduler.num_questions)
     scheduler.epoch = 11
     scheduler.tell(11, scheduler.address)
-    await scheduler.wait_for(lambda: len(scheduler.hellos) == 2)
+    await scheduler.wait_for(lambda: len(scheduler.hellos) >= 2)
     assert scheduler.hellos[1].highest_epoch == 10
     await scheduler.wait_for(lambda: any(beat.epoch == 11 for _, beat in scheduler.pulses))
 
@@ -282,9 +283,9 @@ async def test_scheduler_whose_welcome_is_older_than_its_term_is_greeted_again(l
     await scheduler.wait_for(lambda: scheduler.hellos and scheduler.num_questions)
     scheduler.epoch = 11
     scheduler.tell(11, scheduler.address)
-    await scheduler.wait_for(lambda: scheduler.num_questions == 2)
+    await scheduler.wait_for(lambda: scheduler.num_questions >= 2)
     scheduler.welcomes.set()
-    await scheduler.wait_for(lambda: len(scheduler.hellos) == 2)
+    await scheduler.wait_for(lambda: len(scheduler.hellos) >= 2)
     await scheduler.wait_for(lambda: any(beat.epoch == 11 for _, beat in scheduler.pulses))
 
 

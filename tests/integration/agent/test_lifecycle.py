@@ -61,11 +61,12 @@ async def test_agent_killed_finds_its_runner_again(scheduler: StandInScheduler, 
     await scheduler.wait_for(lambda: not scheduler.streams)
     assert is_running(pid)
 
+    known = len(scheduler.hellos)
     await agent.start()
-    await scheduler.wait_for(lambda: len(scheduler.hellos) == 2)
-    (journaled,) = scheduler.hellos[-1].allocations
+    hello = await scheduler.wait_greeted(known)
+    (journaled,) = hello.allocations
     assert (journaled.allocation_id, journaled.state) == ("1.1.1", RUNNING)
-    assert scheduler.hellos[-1].highest_epoch == 10
+    assert hello.highest_epoch == 10
     assert is_running(pid)
 
     agent.finish("1.1.1")
@@ -249,9 +250,10 @@ async def test_corrupted_record_keeps_the_trial_running(scheduler: StandInSchedu
     pid = await _start(scheduler, agent)
     agent.end(signal.SIGKILL)
     (agent.folder("1.1.1") / "record.json").write_text('{"half a rec')
+    known = len(scheduler.hellos)
     await agent.start()
-    await scheduler.wait_for(lambda: len(scheduler.hellos) == 2)
-    assert scheduler.hellos[-1].allocations[0].state == RUNNING
+    hello = await scheduler.wait_greeted(known)
+    assert hello.allocations[0].state == RUNNING
     assert (agent.folder("1.1.1") / "record.json.corrupt-1").read_text() == '{"half a rec'
     assert len([line for line in agent.log().splitlines() if "unreadable" in line]) == 1
     scheduler.start_allocation(make_spec("2.1.1", ["a1/0"]))
@@ -313,9 +315,9 @@ async def test_commands_of_an_older_leader_are_refused(scheduler: StandInSchedul
     assert not agent.folder("2.1.1").exists()
     agent.end(signal.SIGKILL)
     scheduler.epoch = 12
+    known = len(scheduler.hellos)
     await agent.start()
-    await scheduler.wait_for(lambda: len(scheduler.hellos) == 2)
-    assert scheduler.hellos[-1].highest_epoch == 11
+    assert (await scheduler.wait_greeted(known)).highest_epoch == 11
 
 
 async def test_start_on_unknown_slot(scheduler: StandInScheduler, agent: AgentProcess) -> None:
