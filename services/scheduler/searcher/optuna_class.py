@@ -6,6 +6,7 @@ Owns the check of their names and arguments. Optuna is imported where it is need
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
 import warnings
 from collections.abc import Mapping
@@ -21,6 +22,14 @@ DEFAULT_SAMPLER = "TPESampler"
 STATELESS = ("TPESampler", "RandomSampler", "GPSampler")
 _OF_GRID = ("BruteForceSampler", "GridSampler", "PartialFixedSampler")
 _WRAPPED = "wrapped_pruner"
+# What some classes import when they are first asked, which may be many trials after the submit, with the extra of
+# Gangline that has it.
+_PACKAGES = {
+    "CmaEsSampler": {"cmaes": "search"},
+    "GPSampler": {"scipy": "search", "torch": "train"},
+    "QMCSampler": {"scipy": "search"},
+    "WilcoxonPruner": {"scipy": "search"},
+}
 # What the type of an argument holds if a YAML file cannot give it.
 _CODE = ("Callable", "Base", "FrozenTrial", "ndarray", "Mapping", "dict")
 
@@ -40,6 +49,21 @@ def make_sampler(part: Mapping[str, Any] | None, seed: int) -> optuna.samplers.B
 def make_pruner(part: Mapping[str, Any] | None) -> optuna.pruners.BasePruner | None:
     """Makes the pruner; None for none. Raises GanglineError `config.searcher.pruner`."""
     return None if part is None else _make("pruner", part, {})
+
+
+def check_packages(sampler: Mapping[str, Any] | None, pruner: Mapping[str, Any] | None) -> None:
+    """Refuses classes that need a package which this scheduler does not have. Only a submit is checked: a search that
+    runs goes on under a leader that lacks a package, until it is needed. Raises GanglineError
+    `config.searcher.sampler` and `config.searcher.pruner`."""
+    for kind, part in (("sampler", sampler), ("pruner", pruner)):
+        inner = part
+        while inner is not None:
+            name = _find(kind, inner).__name__
+            for package, extra in _PACKAGES.get(name, {}).items():
+                if importlib.util.find_spec(package) is None:
+                    text = f"{name} needs {package}, which the scheduler does not have; install gangline[{extra}] there"
+                    raise _fault(kind, text)
+            inner = inner.get(_WRAPPED)
 
 
 def _make(kind: str, part: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
@@ -66,9 +90,6 @@ def _make(kind: str, part: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
             # Optuna marks new classes as experimental.
             warnings.simplefilter("ignore")
             return made(**arguments, **seeded)
-    except ImportError as error:
-        package = error.name or "a package"
-        raise _fault(kind, f"{made.__name__} needs {package}, which the scheduler does not have") from error
     except (TypeError, ValueError, AssertionError) as error:
         shown = ", ".join(f"{name}: {value}" for name, value in arguments.items()) or "none"
         raise _fault(kind, f"{made.__name__} refuses these arguments ({shown}); see Optuna's documentation") from error

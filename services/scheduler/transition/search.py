@@ -24,6 +24,7 @@ from gangline.errors import conflict, invalid, not_found
 from services.scheduler.searcher.draw import derive_seed
 from services.scheduler.searcher.interface import CloseTrial, CreateTrial, Operation, Searcher, ShutDown
 from services.scheduler.searcher.methods import SEARCHERS
+from services.scheduler.searcher.optuna_class import check_packages
 from services.scheduler.searcher.replay import append, keep_searcher, make_searcher, take_searcher
 from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get, live_allocation_of
@@ -52,8 +53,9 @@ _LIST = "gangline checkpoint list"
 
 def begin_search(draft: Draft, experiment: Experiment, seed: int, rules: Rules, now: float) -> None:
     """Begins the search of an experiment that is new and in the draft. Raises GanglineError for a source that is not
-    there, and for a sampler that Optuna does not have."""
+    there, and for a sampler or pruner that Optuna does not have or that needs a package which is not installed."""
     facts = facts_of(experiment.config_json)
+    check_packages(facts.searcher.sampler, facts.searcher.pruner)
     num_planned, source_id = make_searcher(facts, seed).num_planned, _find_source(draft, facts)
     draft.put(Search(experiment.id, seed, num_planned=num_planned, source_checkpoint_id=source_id))
     tell(draft, experiment.id, SearchEvent(SearchEventKind.EXPERIMENT_CREATED), rules, now)

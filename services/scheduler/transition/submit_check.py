@@ -22,6 +22,7 @@ from gangline.errors import GanglineError, conflict, invalid, not_found
 from services.scheduler.placement.capacity.feasibility import never_fits
 from services.scheduler.placement.request.snapshot import PoolConfig
 from services.scheduler.searcher.interface import Brief
+from services.scheduler.searcher.optuna_class import check_packages
 from services.scheduler.searcher.replay import make_searcher
 from services.scheduler.searcher.study import first_suggestions
 from services.scheduler.state.facts import DEFAULT_POOL, Facts, facts_of, facts_of_parsed
@@ -95,6 +96,7 @@ def preview(
     facts = facts_of(_parse(config_json).model_dump_json())
     if pools:
         check_place(facts, pools, agents)
+    check_packages(facts.searcher.sampler, facts.searcher.pruner)
     seed = _choose_seed(facts, rng)
     searcher = make_searcher(facts, seed)
     numbers = range(1, min(limit, searcher.num_planned) + 1)

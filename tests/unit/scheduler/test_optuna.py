@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from statistics import mean
 from typing import Any
 
@@ -14,6 +16,7 @@ from gangline.domain.search import SearchEvent
 from gangline.domain.state import Outcome, SearchEventKind
 from gangline.errors import GanglineError
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, ShutDown
+from services.scheduler.searcher.optuna_class import _PACKAGES, check_packages
 from services.scheduler.searcher.sampled import Sampled
 from services.scheduler.searcher.study import Record, Study, first_suggestions
 
@@ -198,3 +201,62 @@ def test_what_optuna_has_not_is_refused_in_one_line(keys: dict[str, Any], messag
     with pytest.raises(GanglineError) as caught:
         Sampled(_brief("optuna", **keys))
     assert caught.value.message == message
+
+
+_PATIENT = {"name": "patient", "patience": 2, "wrapped_pruner": {"name": "wilcoxon", "p_threshold": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "package", "start", "extra"),
+    [
+        ({"sampler": "cmaes"}, "cmaes", "searcher.sampler: CmaEsSampler needs cmaes", "search"),
+        ({"sampler": "gp"}, "torch", "searcher.sampler: GPSampler needs torch", "train"),
+        ({"sampler": "tpe", "pruner": _PATIENT}, "scipy", "searcher.pruner: WilcoxonPruner needs scipy", "search"),
+    ],
+)
+def test_a_class_without_its_package_is_refused_at_submit(
+    keys: dict[str, Any], package: str, start: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = _brief("optuna", **keys).section
+    check_packages(section.sampler, section.pruner)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(GanglineError) as caught:
+        check_packages(section.sampler, section.pruner)
+    assert caught.value.message == f"{start}, which the scheduler does not have; install gangline[{extra}] there"
+
+
+# Searches with each sampler and pruner of Optuna, long enough that each is asked, without the packages of the extra.
+_WITHOUT_PACKAGES = """
+import inspect, sys, warnings
+for package in ("cmaes", "scipy", "torch"):
+    sys.modules[package] = None
+warnings.simplefilter("ignore")
+import optuna
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+ARGUMENTS = {
+    "PatientPruner": {"wrapped_pruner": None, "patience": 1},
+    "PercentilePruner": {"percentile": 50.0},
+    "ThresholdPruner": {"lower": 0},
+    "WilcoxonPruner": {"p_threshold": 0.1},
+}
+def train(trial):
+    for step in range(4):
+        trial.report(trial.suggest_float("x", 0, 1) + trial.suggest_int("n", 1, 5), step)
+        trial.should_prune()
+    return trial.params["x"]
+for module, key in ((optuna.samplers, "sampler"), (optuna.pruners, "pruner")):
+    for name in module.__all__:
+        made = getattr(module, name)
+        is_refused = name in ("BruteForceSampler", "GridSampler", "PartialFixedSampler")
+        if is_refused or not inspect.isclass(made) or inspect.isabstract(made):
+            continue
+        try:
+            optuna.create_study(**{key: made(**ARGUMENTS.get(name, {}))}).optimize(train, n_trials=14)
+        except ImportError:
+            print(name)
+"""
+
+
+def test_the_classes_that_need_a_package_are_known() -> None:
+    answer = subprocess.run([sys.executable, "-c", _WITHOUT_PACKAGES], capture_output=True, text=True, check=True)
+    assert set(answer.stdout.split()) == set(_PACKAGES)
