@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON_OF_VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup demo test mutants check format protos async-client release-protos wheel bench constraints clean
+.PHONY: help setup demo test mutants check format protos async-client folders release-protos wheel bench constraints clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ test: setup ## Run all tests; ARGS="tests/unit -k name" narrows it down
 mutants: setup ## Plant small defects and show those that no test notices; ARGS="20 --seed 7" chooses how many and which
 	@$(PYTHON_OF_VENV) scripts/mutants.py $(ARGS)
 
-check: setup ## Format, lint, types, layers, protos and size
+check: setup ## Format, lint, types, layers, protos, size and the table of folders
 	@$(PYTHON_OF_VENV) scripts/check.py $(ARGS)
 
 format: setup ## Write all Python files as the formatter wants them
@@ -32,6 +32,9 @@ protos: setup ## Generate gangline/v1 from protos/
 
 async-client: setup ## Write the asynchronous client of the SDK from the one that blocks
 	@$(PYTHON_OF_VENV) scripts/generate_async_client.py
+
+folders: setup ## Write docs/design/folders.md from the docstrings of the packages
+	@$(PYTHON_OF_VENV) scripts/folder_table.py
 
 release-protos: setup ## At a release: make the present protos the ones that later changes may not break
 	@.venv/bin/buf build --exclude-source-info -o protos/released.binpb

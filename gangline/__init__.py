@@ -1,7 +1,11 @@
-"""The library that users import. Importing it loads neither torch nor grpc; the SDK is loaded with its first use.
+"""The library that users import: errors, and small modules that every other part imports. Importing it loads neither
+torch nor grpc; the SDK is loaded with its first use. `gangline/transformers.py` and `gangline/lightning.py` connect
+other trainers with the Core API, and no module imports them.
 
 The types of all names are in __init__.pyi: an import of the SDK here would be a circle, because the SDK needs this
 package.
+
+Start: errors.py
 """
 
 from importlib import import_module

@@ -1,6 +1,10 @@
-"""The SDK: `Client`, its twin `AsyncClient`, and the objects and records that they return.
+"""The SDK: one method for each call of the gateway, in `Client` and its twin `AsyncClient`, and the objects and records
+that they return. `gangline/protocol/retry_rule.py` decides what is repeated, and at which gateway.
+`scripts/generate_async_client.py` writes the modules `async_*` from those of the blocking client.
 
 Importing it loads grpc, but nothing that trains. The asynchronous client is loaded with its first use.
+
+Start: session.py
 """
 
 from typing import TYPE_CHECKING, Any

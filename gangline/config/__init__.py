@@ -2,6 +2,8 @@
 
 Imports pydantic and PyYAML, nothing of the cluster. Each section has a module of its own; this module exports what
 other packages use.
+
+Start: experiment.py
 """
 
 from gangline.config.batch import BatchSplit, split_batch

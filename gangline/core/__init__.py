@@ -1,5 +1,8 @@
-"""The Core API: the parts of the cluster that a training script uses, also off the cluster. Importing it loads neither
-torch nor grpc and starts nothing."""
+"""The Core API: metrics, checkpoints, preemption and small exchanges between ranks, for a training script, also off the
+cluster. Importing it loads neither torch nor grpc and starts nothing.
+
+Start: context.py
+"""
 
 from gangline.core.checkpoint import CheckpointContext, DownloadMode
 from gangline.core.context import Context, init

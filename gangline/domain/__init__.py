@@ -1,2 +1,5 @@
-"""PURE: the domain, as plain frozen records that every floor shares. The records mirror the messages of
-protos/gangline/v1 field by field; gangline.protocol.wire maps between the two."""
+"""PURE: the records, states and ids that all programs share, as plain frozen records. They mirror the messages of
+protos/gangline/v1 field by field; gangline.protocol.wire maps between the two.
+
+Start: state.py
+"""

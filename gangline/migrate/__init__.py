@@ -1,1 +1,5 @@
-"""`gangline migrate`: what a folder of experiments that was written for Determined needs before it runs here."""
+"""`gangline migrate`: the check of a folder that was written for Determined, and the settings made from Determined's
+cluster files. It runs nothing.
+
+Start: check.py
+"""

@@ -1,7 +1,10 @@
-"""Training library: a trial class, its context and loader, and the trainer that runs it on one rank or many.
+"""The training library: start, samplers, loading of trained models. Its folders have a trial class, its context and
+loader, and the trainer that runs it on one rank or many.
 
 Importing it loads torch, but starts no thread and touches no GPU, so that ranks can be forked from a process that has
 imported it.
+
+Start: setup.py
 """
 
 from gangline.pytorch.checkpoint import load_checkpoint

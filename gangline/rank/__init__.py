@@ -1,1 +1,4 @@
-"""The start of a rank: from the forked process to the user's trial or script."""
+"""The start of a rank: from the forked process to the user's trial or script.
+
+Start: entrypoint.py
+"""

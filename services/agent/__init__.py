@@ -1,2 +1,5 @@
 """The agent: owns one machine's slots and starts one trial runner for each allocation. Trial runners outlive the
-agent."""
+agent.
+
+Start: agent.py
+"""

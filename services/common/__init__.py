@@ -1,1 +1,5 @@
-"""Floor 2: code that the four services share. Never imported by gangline/."""
+"""Floor 2: code that the four services share: settings, telemetry, security, gRPC server, election. Never imported by
+gangline/.
+
+Start: election.py
+"""

@@ -12,7 +12,7 @@
 | workspaces/<workspace id>        | Workspace           | leader                  | until deleted              |
 | projects/<project id>            | Project             | leader                  | until deleted              |
 | templates/<name>                 | Template            | leader                  | until removed              |
-| agents/<agent id>                | Agent               | leader                  | until removed              |
+| agents/<agent id>                | Agent               | leader                  | for ever                   |
 | experiments/<experiment id>      | Experiment          | leader                  | until deleted              |
 | trials/<trial id>                | Trial               | leader                  | with its experiment        |
 | searches/<experiment id>         | Search              | leader                  | with its experiment        |

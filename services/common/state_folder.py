@@ -22,6 +22,8 @@
 | metrics.address     | runner     | 0600 | "host:port" of the runner's /metrics, which the agent checks   |
 | exit.json           | runner     | 0600 | AllocationStatus as proto JSON, written atomically as the last |
 |                     |            |      | step; in shared memory if this disk refuses it                 |
+| outcome.json        | runner     | 0600 | how the ranks have ended, for the agent of a runner that dies  |
+|                     |            |      | before it writes exit.json                                     |
 | nursery.pid         | runner     | 0600 | the process with which the ranks die; it leads a process group |
 | ranks.pid           | runner     | 0600 | the ranks; each leads a process group                          |
 | container.json      | runner     | 0600 | program and name of the ranks' container, until it is removed  |

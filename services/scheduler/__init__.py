@@ -1,1 +1,4 @@
-"""The scheduler: decides which trial runs on which slots. One of several processes leads; the others stand by."""
+"""The scheduler: decides which trial runs on which slots. One of several processes leads; the others stand by.
+
+Start: __main__.py
+"""

@@ -1,1 +1,4 @@
-"""The commands about users, passwords and tokens."""
+"""The commands about users, passwords and tokens.
+
+Start: user.py
+"""

@@ -1,1 +1,5 @@
-"""Creates experiments for the CLI: submits once, remembers requests on disk, and asks before a repetition."""
+"""`experiment create`: one submit, its request id on disk, the question before a repetition, and the preview of a
+search.
+
+Start: submit.py
+"""

@@ -1,1 +1,4 @@
-"""The CLI's output: the terminal, tables and JSON, and the texts about experiments and jobs."""
+"""The CLI's output: the terminal, tables and JSON, the live view, and the texts about experiments and jobs.
+
+Start: terminal.py
+"""

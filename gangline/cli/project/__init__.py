@@ -1,1 +1,4 @@
-"""Commands about workspaces, projects and templates."""
+"""Commands about workspaces, projects and templates.
+
+Start: project.py
+"""

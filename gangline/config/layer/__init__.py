@@ -1,1 +1,5 @@
-"""Settings that an experiment inherits from its workspace, its project and its template: names, merging and checks."""
+"""PURE: settings that an experiment inherits from its workspace, its project and a template: their look-up and their
+checks. `gangline/config/merge.py` merges them.
+
+Start: lookup.py
+"""

@@ -1,1 +1,4 @@
-"""`determined.experimental`: the names of the SDK of Determined, over that of Gangline."""
+"""`determined.experimental`: the names of the SDK of Determined, over that of Gangline.
+
+Start: experimental.py
+"""

@@ -10,6 +10,8 @@ The two kinds of .pth have tensors, numbers, strings, lists and dictionaries onl
 weights_only.
 
 Checkpoints of Determined's trainer are read as well (determined.py).
+
+Start: __init__.py
 """
 
 from gangline.domain.foreign_checkpoint import TRIAL_ID

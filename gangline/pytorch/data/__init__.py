@@ -1,1 +1,4 @@
-"""The data of a trial: loaders, the division of records over ranks, batches, and random numbers."""
+"""The data of a trial: loaders, the division of records over ranks, batches, and random numbers.
+
+Start: shard.py
+"""

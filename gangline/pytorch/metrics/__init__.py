@@ -1,1 +1,4 @@
-"""Metrics of a trial: on one rank, and reduced over all ranks."""
+"""Metrics of a trial: on one rank, and reduced over all ranks.
+
+Start: metric.py
+"""

@@ -1,4 +1,8 @@
-"""Strategies that spread one trial over its ranks: one file for each, all behind `Strategy`."""
+"""The choice of the strategy that spreads a trial over its ranks, and recomputation, which works below all strategies.
+Each strategy is behind `Strategy`.
+
+Start: choice.py
+"""
 
 from gangline.pytorch.parallel.choice import check_choice, choose_strategy, recomputation_of
 from gangline.pytorch.parallel.recomputation import recompute

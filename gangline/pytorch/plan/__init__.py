@@ -1,1 +1,5 @@
-"""Plans how a trial would be spread over slots: memory and time of every strategy, and the choice among them."""
+"""`gangline plan` and `parallelism: auto`: a trial's sizes, the memory and time of every strategy over its slots, and
+the choice among them.
+
+Start: rule.py
+"""

@@ -1,1 +1,4 @@
-"""The trainer: the training loop, evaluation, the schedule, reports, and checks while it runs."""
+"""The trainer: the training loop, evaluation, the schedule, reports, and checks while it runs.
+
+Start: loop.py
+"""

@@ -1,1 +1,4 @@
-"""The slots of an agent: the GPUs of the machine, their health, and artificial CPU slots."""
+"""The slots of an agent: the GPUs of the machine, their health, and artificial CPU slots.
+
+Start: slot.py
+"""

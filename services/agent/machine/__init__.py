@@ -1,1 +1,4 @@
-"""The agent's machine: its name, network interfaces, state directory, and the metrics about it."""
+"""The agent's machine: its name, network interfaces, state directory, disk, and the metrics about it.
+
+Start: host.py
+"""

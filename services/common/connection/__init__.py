@@ -1,1 +1,4 @@
-"""The connections that a service keeps: how many, and whose are closed when places run short."""
+"""The connections that a service keeps: how many, and whose are closed when places run short.
+
+Start: stranger_watch.py
+"""

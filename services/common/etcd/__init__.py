@@ -1,6 +1,8 @@
-"""The one client of etcd: the names that services import.
+"""The one client of etcd, and the names that services import: calls, transactions, leases, watches, health.
 
 The calls are in `client.py`, the records that they exchange in `record.py`. This module owns no code.
+
+Start: client.py
 """
 
 from services.common.etcd.client import EtcdClient

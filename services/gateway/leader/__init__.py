@@ -1,1 +1,4 @@
-"""The gateway's calls to the leading scheduler."""
+"""The gateway's calls to the leading scheduler, and groups of submits.
+
+Start: leader_client.py
+"""

@@ -1,1 +1,4 @@
-"""The cluster's state as the gateway mirrors it from etcd, and what is decided by it alone."""
+"""The cluster's state as the gateway mirrors it from etcd, tokens, and what is decided by it alone.
+
+Start: mirror.py
+"""

@@ -1,1 +1,4 @@
-"""The gRPC surface: translates between gateway.proto, ingest.proto and the use cases."""
+"""The gRPC surface: translates between gateway.proto, ingest.proto and the use cases.
+
+Start: gateway_service.py
+"""

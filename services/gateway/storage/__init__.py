@@ -1,1 +1,4 @@
-"""The gateway's file storage: code archives, and the deletion of checkpoints."""
+"""The gateway's file storage: code archives and checkpoints, and the deletion of files.
+
+Start: storage.py
+"""

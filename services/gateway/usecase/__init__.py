@@ -2,4 +2,6 @@
 
 Both surfaces only translate: they authenticate, call one method here with the principal and its arguments, and map the
 records that it returns. Errors for users are GanglineErrors.
+
+Start: experiment.py
 """

@@ -1,1 +1,4 @@
-"""One scheduler's way through leadership: standing by, leading for a term, and the cycle of a term."""
+"""One scheduler's way through leadership: standing by, leading for a term, and the cycle of a term.
+
+Start: cycle.py
+"""

@@ -1,5 +1,8 @@
-"""PURE: the placement core. `plan(snapshot, now)` decides; no module of this package reads a clock, a socket or a
-store."""
+"""PURE: the planner: `plan(snapshot, now)` decides, and `gangline simulate` uses the same function on a snapshot file.
+No module of this package reads a clock, a socket or a store.
+
+Start: plan.py
+"""
 
 from services.scheduler.placement.plan import Plan, plan
 from services.scheduler.placement.request.assignment import Assignment, Preemption, Reservation

@@ -4,4 +4,6 @@ A searcher receives events and answers with operations. It has no clock, no rand
 beyond the events: the same configuration, seed and events give the same operations, so a new leader replays the log and
 continues. services.scheduler.transition.search passes the events and carries out the operations. CONTRIBUTING.md lists
 the steps for a new searcher.
+
+Start: interface.py
 """

@@ -1,2 +1,5 @@
 """`gangline simulate`: the planner on a snapshot file, and whole traces in virtual time. It needs no running
-cluster."""
+cluster.
+
+Start: engine.py
+"""

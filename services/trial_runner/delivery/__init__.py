@@ -1,1 +1,4 @@
-"""Everything that leaves a trial runner: reports to the scheduler, records to a gateway, and its own metrics."""
+"""Everything that leaves a trial runner: reports to the scheduler, records to a gateway, and its own metrics.
+
+Start: delivery.py
+"""

@@ -1,1 +1,4 @@
-"""The ranks of one machine: their start, output, messages and end."""
+"""The ranks of one machine: their start, output, messages and end.
+
+Start: rank_group.py
+"""

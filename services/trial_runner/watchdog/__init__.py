@@ -1,1 +1,4 @@
-"""The hang watchdog: reads the progress of ranks, decides whether the gang hangs, and dumps stacks."""
+"""The hang watchdog: reads the progress of ranks, decides whether the gang hangs, and dumps stacks.
+
+Start: hang_rule.py
+"""

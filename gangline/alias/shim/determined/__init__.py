@@ -3,6 +3,8 @@
 This folder is on such a process's PYTHONPATH, which comes before installed packages. So it steps aside at once, for an
 installed Determined or for Gangline's proxy. An interpreter without Gangline, which a command may start, has no proxy.
 In a trial that is an error: an installed Determined would train without this cluster, and no metric would arrive.
+
+Start: __init__.py
 """
 
 import importlib

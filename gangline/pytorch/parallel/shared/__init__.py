@@ -1,1 +1,5 @@
-"""The parts that several strategies use: their interface, broadcasts, norms, and the division of optimizer steps."""
+"""The interface of all strategies, and the parts that several of them use: broadcasts, norms, and the division of
+optimizer steps.
+
+Start: strategy.py
+"""

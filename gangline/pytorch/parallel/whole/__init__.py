@@ -1,1 +1,4 @@
-"""Strategies in which each rank holds the whole model: ddp and zero1."""
+"""Strategies in which each rank holds the whole model: ddp and zero1.
+
+Start: ddp.py
+"""

@@ -1,1 +1,4 @@
-"""PURE: why a request waits, until when, and which change would start it."""
+"""PURE: why a request waits, until when, and which change would start it.
+
+Start: reason.py
+"""

@@ -1,4 +1,7 @@
-"""PURE: the policies of resource pools. A new policy needs one file and one line here."""
+"""PURE: the policies of resource pools, which order its requests. A new policy needs one file and one line here.
+
+Start: priority.py
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Changes of users and of their tokens."""
+"""PURE: changes of users and of their tokens.
+
+Start: user_change.py
+"""

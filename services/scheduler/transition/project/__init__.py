@@ -1,1 +1,4 @@
-"""Changes of workspaces, projects and templates, and the project of an experiment."""
+"""PURE: changes of workspaces, projects and templates, and the project of an experiment.
+
+Start: rule.py
+"""
