@@ -106,7 +106,6 @@ def _config(too_large: list[str], **changes: Any) -> str:
     )
 
 
-@pytest.mark.timeout(300)
 def test_a_trial_steps_down_once_where_its_first_choice_runs_out_of_memory(
     cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
@@ -137,7 +136,6 @@ def _losses(client: Client, experiment_id: int) -> dict[int, float]:
     return {point.batches_completed: point.metrics["loss"] for point in points}
 
 
-@pytest.mark.timeout(300)
 def test_a_trial_goes_on_with_another_strategy_where_its_first_choice_refuses_it_later(
     cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:

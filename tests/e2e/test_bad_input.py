@@ -28,8 +28,6 @@ from tests.support.cluster import Cluster
 from tests.support.failing_trial import failing_config, failing_source, write_code
 from tests.support.gated_trial import wait_for
 
-pytestmark = pytest.mark.timeout(180)
-
 BOOM = "raise RuntimeError('boom')"
 
 

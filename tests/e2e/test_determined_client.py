@@ -17,8 +17,6 @@ from tests.support.determined_client import DeterminedClient, determined_client
 from tests.support.gated_trial import wait_for
 from tests.support.wait import until
 
-pytestmark = pytest.mark.timeout(300)
-
 CONFIG = """
 name: lab
 entrypoint: python3 train.py

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import yaml
 
 from gangline.domain.state import ExitKind, Outcome
@@ -14,8 +13,6 @@ from gangline.pytorch import load_checkpoint
 from tests.support.cluster import running_cluster
 from tests.support.determined_source import DISTRIBUTED, LAUNCHED, MNIST
 from tests.support.event_file import read_scalars
-
-pytestmark = pytest.mark.timeout(300)
 
 _CONFIG = """
 name: bars

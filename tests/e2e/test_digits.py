@@ -18,8 +18,6 @@ from tests.support.cluster import Cluster
 from tests.support.gated_trial import wait_for
 from tests.support.source import ROOT
 
-pytestmark = pytest.mark.timeout(240)
-
 DIGITS = ROOT / "examples" / "digits"
 NUM_BATCHES = 220
 # The example prints nothing by itself. It trains once it has been looked at.

@@ -18,8 +18,6 @@ from gangline.domain.state import Outcome
 from gangline.errors import GanglineError
 from tests.support.cluster import Cluster
 
-pytestmark = pytest.mark.timeout(300)
-
 SECRET = "s3cr3t-of-the-test"
 TRAIN = """
 import os, sys

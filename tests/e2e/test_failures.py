@@ -18,8 +18,6 @@ from gangline.errors import GanglineError
 from tests.support.cluster import Cluster
 from tests.support.failing_trial import failing_config, failing_source, write_code
 
-pytestmark = pytest.mark.timeout(180)
-
 FIRST = "__import__('gangline').get_cluster_info().attempt == 1"
 # The first attempt saves after batch 4 and fails after batch 8. Its loss is the better one.
 RESTARTING = """

@@ -29,7 +29,6 @@ def cluster(one_agent: Cluster) -> Cluster:
     return one_agent
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["transformers", "lightning"])
 def test_paused_training_resumes_at_its_step(name: str, cluster: Cluster, frameworks: Path, tmp_path: Path) -> None:
     code = tmp_path / "code"

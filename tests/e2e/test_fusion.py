@@ -15,7 +15,6 @@ from gangline.domain.state import Outcome
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.fused_trial import SCRIPTED
 
-pytestmark = pytest.mark.timeout(240)
 _CONFIG = """
 name: fused
 entrypoint: model_def:FusedTrial

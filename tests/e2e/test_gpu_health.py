@@ -19,8 +19,6 @@ from tests.support.fleet import Fleet
 from tests.support.gated_trial import wait_for
 from tests.support.nvml import StandInNvml, gpu_uuid
 
-pytestmark = pytest.mark.timeout(300)
-
 SECONDS = 90.0
 AGENT = "agent-1"
 SLOT = f"{AGENT}/{gpu_uuid(3)}"

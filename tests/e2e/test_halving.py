@@ -18,8 +18,6 @@ from gangline.domain.view import ExperimentView
 from gangline.pytorch import load_checkpoint
 from tests.support.cluster import Cluster, running_cluster
 
-pytestmark = pytest.mark.timeout(300)
-
 SOURCE = '''
 import time
 

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.cluster import running_cluster
 
 COMMAND = str(Path(sys.executable).with_name("schemathesis"))
@@ -17,7 +15,6 @@ COMMAND = str(Path(sys.executable).with_name("schemathesis"))
 LEFT_OUT = "positive_data_acceptance"
 
 
-@pytest.mark.timeout(300)
 def test_the_interface_is_as_it_is_described(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "cluster", agents=1, slots=1) as cluster:
         address, token = f"{cluster.http_url}/openapi.json", f"Authorization: Bearer {cluster.login.token}"

@@ -17,8 +17,6 @@ from tests.support.gated_run import ALL_CHECKPOINTS, check_loads, gated_run, ser
 from tests.support.gated_trial import NUM_BATCHES, NUM_RANKS, Gate
 from tests.support.source import ROOT
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:

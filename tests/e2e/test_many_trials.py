@@ -16,7 +16,6 @@ from tests.support.cluster import Cluster, running_cluster
 from tests.support.fused_trial import SCRIPTED
 from tests.support.gated_trial import wait_for
 
-pytestmark = pytest.mark.timeout(240)
 STEPS = 60
 
 

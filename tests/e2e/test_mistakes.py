@@ -23,8 +23,6 @@ from tests.support.failing_trial import failing_config, failing_source
 from tests.support.gated_trial import wait_for
 from tests.support.warm_program import WarmPair
 
-pytestmark = pytest.mark.timeout(180)
-
 # Parts of sentences of pydantic, grpc, httpx, PyYAML, typer, the operating system's names and Python's tracebacks.
 FOREIGN = (
     "Input should", "should be a valid", "should have at", "Extra inputs", "Field required", "validation error",

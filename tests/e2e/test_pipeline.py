@@ -20,7 +20,6 @@ from gangline.pytorch import load_checkpoint
 from tests.support.cluster import Cluster
 from tests.support.gated_trial import wait_for
 
-pytestmark = pytest.mark.timeout(300)
 SECONDS = 120.0
 NUM_BATCHES = 10
 

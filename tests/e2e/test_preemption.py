@@ -13,8 +13,6 @@ from tests.support.cluster import Cluster, running_cluster
 from tests.support.gated_run import GatedRun, gated_run
 from tests.support.gated_trial import NUM_BATCHES, NUM_RANKS, Gate, wait_for
 
-pytestmark = pytest.mark.timeout(300)
-
 POOLS = '[[resource_pools]]\npool_name = "default"\nscheduler = { preemption = true }\n'
 SECONDS = 120.0
 LONG = 200

@@ -106,7 +106,6 @@ def _running_prometheus(cluster: Cluster, folder: Path) -> Iterator[str]:
         process.wait(timeout=30)
 
 
-@pytest.mark.timeout(300)
 async def test_prometheus_scrapes_a_running_trial(folder: Path) -> None:
     # The page of a fork has the metrics of all services.
     started = running_cluster(folder, is_forked=False)

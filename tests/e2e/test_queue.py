@@ -15,8 +15,6 @@ from gangline.domain.state import Outcome, ReasonCode, State
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gated_trial import NUM_BATCHES, Gate, wait_for
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:

@@ -14,8 +14,6 @@ import pytest
 from gangline.login import HOME_VARIABLE
 from tests.support.source import ROOT
 
-pytestmark = pytest.mark.timeout(240)
-
 PAGE = (ROOT / "docs" / "quickstart.md").read_text()
 
 

@@ -24,8 +24,6 @@ from tests.support.gated_run import gated_run, services_away
 from tests.support.gated_trial import wait_for
 from tests.support.source import ROOT
 
-pytestmark = pytest.mark.timeout(300)
-
 PAGE = (ROOT / "docs" / "sdk.md").read_text()
 FACE = "\N{GRINNING FACE}"
 # What the followers of one experiment have read: ids of log lines, ids of metrics, and its outcome.

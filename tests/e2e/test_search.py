@@ -15,8 +15,6 @@ from gangline.errors import GanglineError
 from tests.support.cluster import Cluster
 from tests.support.gated_trial import NUM_BATCHES, Gate
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def cluster(one_agent: Cluster) -> Cluster:

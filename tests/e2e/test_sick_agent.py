@@ -24,8 +24,6 @@ from gangline.domain.view import ExperimentView, TrialView
 from tests.support.fleet import Fleet
 from tests.support.gated_trial import wait_for
 
-pytestmark = pytest.mark.timeout(240)
-
 SICK, WELL = "agent-1", "agent-2"
 # Says that it is up, waits for the test, and does `then` in its first attempt.
 SCRIPT = """

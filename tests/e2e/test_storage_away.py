@@ -20,8 +20,6 @@ from tests.support.gated_run import GatedRun, gated_run
 from tests.support.gated_trial import CHECKPOINT_PERIOD, NUM_BATCHES, wait_for
 from tests.support.lost_storage import StorageDisk, storage_disk, storage_fleet
 
-pytestmark = pytest.mark.timeout(240)
-
 SLOTS = 2
 SECONDS = 90.0
 

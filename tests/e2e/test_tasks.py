@@ -30,8 +30,6 @@ from tests.support.cluster import COMMAND, Cluster, running_cluster
 from tests.support.determined_client import DeterminedClient, determined_client
 from tests.support.wait import until
 
-pytestmark = pytest.mark.timeout(300)
-
 UPGRADE = "GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 
 

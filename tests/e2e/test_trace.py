@@ -14,8 +14,6 @@ from tests.support.cluster import Cluster
 from tests.support.gated_run import GatedRun, gated_run
 from tests.support.gated_trial import wait_for
 
-pytestmark = pytest.mark.timeout(300)
-
 SECONDS = 120.0
 LONG = 5000
 SCRIPT = """

@@ -19,8 +19,6 @@ from tests.support.gated_run import ALL_CHECKPOINTS, gated_run, wait_whole
 from tests.support.gated_trial import NUM_BATCHES, wait_for
 from tests.support.network import DEAD_INTERFACE, LIVE_INTERFACE, HostNetwork
 
-pytestmark = pytest.mark.timeout(180)
-
 AGENTS = ("agent-1", "agent-2")
 ONE_SLOT = {
     "name": "alone",

@@ -19,7 +19,6 @@ from gangline.local.etcd_program import BINARY_VARIABLE, find_etcd_binary
 from gangline.login import HOME_VARIABLE
 from tests.support.source import ROOT
 
-pytestmark = pytest.mark.timeout(240)
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 CONFIG = """\
 name: from-the-wheel

@@ -22,8 +22,6 @@ from tests.support.gated_run import ALL_CHECKPOINTS, GatedRun, gated_run, is_who
 from tests.support.gated_trial import RankDesk, wait_for
 from tests.support.network import LIVE_INTERFACE, HostNetwork
 
-pytestmark = pytest.mark.timeout(240)
-
 AGENTS = ("agent-1", "agent-2")
 SLOTS = 2
 LEASE_SECONDS = 5.0

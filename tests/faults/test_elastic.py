@@ -20,8 +20,6 @@ from tests.support.fleet import Fleet
 from tests.support.gated_run import GatedRun, gated_run, wait_whole
 from tests.support.gated_trial import NUM_RANKS, wait_for
 
-pytestmark = pytest.mark.timeout(300)
-
 LENGTH = 60
 SECONDS = 90.0
 LEASE_SECONDS = 3.0

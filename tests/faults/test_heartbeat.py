@@ -18,8 +18,6 @@ import pytest
 from tests.support.agent_process import AgentProcess, make_spec
 from tests.support.stand_in_scheduler import StandInScheduler
 
-pytestmark = pytest.mark.timeout(180)
-
 BUSY_SECONDS = 15.0
 # A load average of 20 on two cores.
 BUSY_PROCESSES_PER_CORE = 10

@@ -21,8 +21,6 @@ from tests.support.cluster import COMMAND, Cluster
 from tests.support.gated_run import ALL_BATCHES, ALL_CHECKPOINTS, gated_run, is_whole, services_away
 from tests.support.gated_trial import NUM_BATCHES, wait_for
 
-pytestmark = pytest.mark.timeout(240)
-
 KILL_GRACE_SECONDS = 5.0
 
 

@@ -33,8 +33,6 @@ from tests.support.proxy import Proxy
 from tests.support.scheduler import ADMIN_TOKEN, SchedulerProcess
 from tests.support.wait import until, until_async, within
 
-pytestmark = pytest.mark.timeout(180)
-
 GANGLINE = str(Path(sys.executable).with_name("gangline"))
 NAME = "the-only-one"
 CONFIG = f"""name: {NAME}

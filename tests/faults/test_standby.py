@@ -17,8 +17,6 @@ from tests.support.gated_run import ALL_CHECKPOINTS, GatedRun, gated_run, is_who
 from tests.support.gated_trial import NUM_BATCHES, wait_for
 from tests.support.state_history import Revision
 
-pytestmark = pytest.mark.timeout(180)
-
 SCHEDULERS = ("scheduler", "scheduler-2")
 # Of the leader, as by default.
 LEASE_SECONDS = 5.0

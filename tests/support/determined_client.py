@@ -110,14 +110,14 @@ def determined_client(cluster: Cluster, folder: Path, user: str = "admin") -> It
         "DET_USER": user,
         "DET_PASS": cluster.login.token,
     }
-    client = DeterminedClient(_install(), environment, folder)
+    client = DeterminedClient(install_determined(), environment, folder)
     try:
         yield client
     finally:
         client.close()
 
 
-def _install() -> Path:
+def install_determined() -> Path:
     """Returns the interpreter of the virtual environment, which the first caller makes."""
 
     def command(folder: Path) -> list[str]:

@@ -24,7 +24,6 @@ from tests.support.cluster import COMMAND, Cluster, running_cluster
 from tests.support.gated_run import gated_run
 from tests.support.port import own_ports
 
-pytestmark = pytest.mark.timeout(240)
 needs_root = pytest.mark.skipif(not can_change_account(), reason="only root can act as another account")
 
 # Tries to open every path that it is given.

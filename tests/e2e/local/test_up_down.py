@@ -25,7 +25,6 @@ from gangline.login import HOME_VARIABLE, Login
 from tests.support.cluster import COMMAND, UP_SECONDS, Cluster, running_cluster
 
 RESTART_SECONDS = 30.0
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")

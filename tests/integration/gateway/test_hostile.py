@@ -37,8 +37,6 @@ from tests.support.scheduler import ADMIN_TOKEN, SchedulerProcess
 HEALTHY_SECONDS = 5.0
 CODE = pack({"model_def.py": b"x = 1"})
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest_asyncio.fixture(scope="module")
 async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:

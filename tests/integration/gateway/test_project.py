@@ -29,8 +29,6 @@ from tests.support.proxy import Proxy
 from tests.support.scheduler import SchedulerProcess
 from tests.support.wait import until_async
 
-pytestmark = pytest.mark.timeout(120)
-
 T = TypeVar("T")
 BOB_TOKEN = "token-of-bob-in-the-tests"
 CONFIG = "entrypoint: python3 train.py\nsearcher: {name: single, metric: loss}\n"

@@ -30,8 +30,6 @@ from tests.support.proxy import Proxy
 from tests.support.scheduler import ADMIN_TOKEN, CLUSTER_TOKEN, SchedulerProcess
 from tests.support.wait import until_async
 
-pytestmark = pytest.mark.timeout(120)
-
 T = TypeVar("T")
 CONFIG = "name: digits\nentrypoint: python3 train.py\nsearcher: {name: single, metric: loss}\n"
 PASSWORD, NEW_PASSWORD = "Password-of-ann-1", "Password-of-ann-2"

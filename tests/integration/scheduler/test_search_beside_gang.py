@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from gangline.domain.state import Availability, ExitKind
 from gangline.v1 import types_pb2
 from tests.integration.scheduler.conftest import Bench
@@ -42,7 +40,6 @@ async def _reason(bench: Bench, trial_id: str) -> types_pb2.Reason:
     return standings[trial_id]
 
 
-@pytest.mark.timeout(120)
 async def test_a_search_uses_the_slots_that_a_gang_waits_for_and_does_not_starve_it(bench: Bench) -> None:
     """The default settings: trials pass the gang on call."""
     await bench.scheduler()
@@ -65,7 +62,6 @@ async def test_a_search_uses_the_slots_that_a_gang_waits_for_and_does_not_starve
     assert len(again) == 2, "the trials that made room go on first"
 
 
-@pytest.mark.timeout(120)
 async def test_a_gang_that_cannot_start_at_all_reserves_nothing(bench: Bench, tmp_path: Path) -> None:
     """Its second agent is drained, and trials never start on call in this pool. When the agent is back, the gang is
     next: no other trial starts before it."""

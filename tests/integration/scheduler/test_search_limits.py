@@ -16,8 +16,6 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, ExperimentAction, State
@@ -180,7 +178,6 @@ class _History:
         await until_async(is_over, "the ends of all searches", 90)
 
 
-@pytest.mark.timeout(240)
 async def test_limits_hold_in_every_revision(bench: Bench) -> None:
     async with _watched(bench) as watch:
         for name in ("s1", "s2"):

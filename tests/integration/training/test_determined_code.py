@@ -66,7 +66,6 @@ def test_script_in_two_ranks_goes_on_from_its_checkpoint(tmp_path: Path) -> None
     assert again.runner.metric("training", "loss") == pytest.approx({12: losses[12], 16: losses[16]}, abs=1e-6)
 
 
-@pytest.mark.timeout(400)
 def test_script_off_the_cluster_under_the_launcher(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(MNIST)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GANGLINE_")}

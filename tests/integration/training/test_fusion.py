@@ -22,7 +22,6 @@ from tests.support.fused_trial import FUSED, SCRIPTED, fused_config
 from tests.support.rank import RunningTrial, Trial, run_trial, start_trial
 from tests.support.wait import until
 
-pytestmark = pytest.mark.timeout(300)
 _ROOT = str(Path(__file__).parents[3])
 _STEPS = 60
 _SECONDS = 140.0

@@ -10,13 +10,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from gangline.v1 import types_pb2
 from tests.support.fused_trial import fused_config, over_slow_link
 from tests.support.rank import RunningTrial, Trial, run_trial
 
-pytestmark = pytest.mark.timeout(300)
 _ALPHA_SECONDS = 0.008
 _BYTES_PER_SECOND = 1e7
 _LAYER_SECONDS = 0.004

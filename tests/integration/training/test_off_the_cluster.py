@@ -14,9 +14,6 @@ import torch
 from gangline.pytorch import load_checkpoint
 from tests.support.trial_source import LINEAR
 
-# Each run starts cold, and imports torch once for each rank and once for the launcher.
-pytestmark = pytest.mark.timeout(400)
-
 _DIGITS = Path(__file__).parents[3] / "examples" / "digits" / "model_def.py"
 _SCRIPT = (
     LINEAR

@@ -26,8 +26,6 @@ from tests.support.wait import until
 
 __all__ = ["open_world"]
 
-pytestmark = pytest.mark.timeout(180)
-
 RULES = RankRules(container_command=COMMAND, container_options=(*OPTIONS, *mounts()))
 
 

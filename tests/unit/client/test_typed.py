@@ -7,11 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.source import ROOT
-
-pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = """
 from pathlib import Path

@@ -21,8 +21,6 @@ from scripts.mutation_tests import MeasuredTest, select
 from tests.support.source import ROOT
 from tests.support.wait import until, within
 
-# Each defect is a run of pytest of its own.
-pytestmark = pytest.mark.timeout(300)
 SOURCE = '''"""Doc 1."""
 
 from __future__ import annotations
