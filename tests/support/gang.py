@@ -17,6 +17,8 @@ from typing import Any
 _PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch"]
 # Some gangs train for more than a minute, and twice as long on a busy machine.
 _SECONDS = 200.0
+# A rank that was killed tells nothing.
+_SECONDS_FOR_OTHERS = 20.0
 
 
 class RankFailed(AssertionError):
@@ -94,6 +96,15 @@ def _be_rank(place: dict[str, Any], work: Callable[..., Any], arguments: tuple[A
         partial = directory / f"partial{rank}.pkl"
         partial.write_bytes(pickle.dumps(result))
         partial.rename(directory / f"result{rank}.pkl")
+        _wait_for_others(directory, size)
     except BaseException:  # noqa: BLE001  whatever it is, the test tells it
         (directory / f"failure{rank}.txt").write_text(f"rank {rank}:\n{traceback.format_exc()}")
     os._exit(0)
+
+
+def _wait_for_others(directory: Path, size: int) -> None:
+    """Keeps this rank's connections until the others have ended as well, or have failed. One that is still connecting a
+    group that this rank has used would fail otherwise."""
+    deadline = time.monotonic() + _SECONDS_FOR_OTHERS
+    while len(list(directory.glob("result*.pkl"))) < size and not _failures(directory) and time.monotonic() < deadline:
+        time.sleep(0.01)

@@ -25,6 +25,7 @@ from gangline.pytorch.profile.profile import Profile
 from gangline.pytorch.training.evaluation import Evaluation
 from gangline.pytorch.training.fusion_opening import Fusion, Untuned, open_fusion
 from gangline.pytorch.training.metric_report import TrainingReports
+from gangline.pytorch.training.part_state import PartState
 from gangline.pytorch.training.schedule import BestValidation, Pace, Schedule
 from gangline.pytorch.trial.callback import PyTorchCallback, call_all, start_epoch
 from gangline.pytorch.trial.calling import train_call
@@ -87,6 +88,7 @@ class TrainingLoop:
         self._newest_checkpoint = self._newest_validation = -1
         self._newest_metrics: dict[str, float] = {}
         self._has_its_validation = False
+        self._part_state = PartState(trial, context.lr_schedulers)
         self._rounds = context.rounds
         self._replica = context.replica
         # Replicas of the full gang. Positions and batches are counted as the full gang would make them.
@@ -224,6 +226,8 @@ class TrainingLoop:
             if meaning is None:
                 raise
             raise meaning from error
+        finally:
+            context.update.leave_batch()
         context.update.end_batch()
         return result
 
@@ -231,7 +235,7 @@ class TrainingLoop:
         """Calls train_batch with a batch, or with a part of one. is_last: of the calls for this batch."""
         if is_last:
             return self._call_train(batch, self._position.epoch, self._position.batches)
-        with self._context.update.without_step():
+        with self._context.update.without_step(), self._part_state.unchanged():
             return self._call_train(batch, self._position.epoch, self._position.batches)
 
     def _after_batch(self) -> None:

@@ -193,6 +193,7 @@ class PyTorchTrialContext(Lacking):
         wrapped = self.strategy.prepare_model(model if self.strategy.places_models else model.to(self.device))
         if not self.strategy.runs_batch:
             self._own_backward.watch(wrapped)
+        self.update.guard.watch_model(wrapped)
         self.models.append(wrapped)
         return wrapped
 
@@ -214,7 +215,9 @@ class PyTorchTrialContext(Lacking):
         """
         if average_aggregated_gradients is not None:
             self._average_gradients(average_aggregated_gradients)
+        self.update.guard.watch_step(optimizer)
         wrapped = self.strategy.prepare_optimizer(optimizer)
+        self.update.guard.watch_clearing(wrapped)
         self.strategy.keep_own_state(wrapped)
         self._compress_gradients(wrapped, fp16_compression)
         self.optimizers.append(wrapped)
@@ -325,6 +328,7 @@ class PyTorchTrialContext(Lacking):
         """Clips gradients like torch.nn.utils.clip_grad_norm_, for step_optimizer's clip_grads: clip_grads=lambda
         parameters: context.clip_grad_norm(parameters, 1.0). Returns the norm over all ranks' parts as a plain tensor
         with every strategy. All ranks call it in step."""
+        self.update.guard.check_clipping()
         return self.strategy.clip_gradients(parameters, max_norm, norm_type)
 
     def get_full_model_state(self, model: nn.Module) -> dict[str, Any]:
@@ -465,6 +469,11 @@ class PyTorchTrialContext(Lacking):
             rounds=self.rounds,
             may_shrink=self.setting.may_shrink,
         )
+        for model in self.models:
+            self.update.guard.watch_model(model)
+        for optimizer in self.optimizers:
+            self.update.guard.watch_step(optimizer)
+            self.update.guard.watch_clearing(optimizer)
         scaler = self.precision.make_scaler()
         if scaler is not None:
             self.update.own_scaler = scaler

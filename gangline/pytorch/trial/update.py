@@ -22,6 +22,7 @@ from gangline.pytorch.data.torch_error import explain
 from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.trial.backward import Pass, check_loss, second_order
+from gangline.pytorch.trial.gradient_guard import GradientGuard
 
 _ZERO_GRAD = Optimizer.zero_grad
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -138,6 +139,21 @@ class ParameterUpdate:
         self._rounds = rounds
         self._may_shrink = may_shrink
         self.averages(optimizations.average_aggregated_gradients)
+        self.guard = GradientGuard(
+            self._reason_of_parts(), has_parts=strategy.runs_batch, may_clear=strategy.is_clearing_right
+        )
+
+    def _reason_of_parts(self) -> str:
+        """See GradientGuard."""
+        if self._strategy.runs_batch:
+            return f"{self._strategy.name} calls it once for each microbatch"
+        if self._frequency > 1:
+            return f"aggregation_frequency makes one step of {self._frequency} batches"
+        if self._precision.kind == "fp16":
+            return "mixed_precision fp16 scales gradients until context.step_optimizer"
+        if self._may_shrink:
+            return "resources.min_slots_per_trial makes several calls of a batch on fewer slots"
+        return ""
 
     def averages(self, is_on: bool) -> None:
         """Sets whether gradients that are aggregated over several batches become a mean, or stay a sum."""
@@ -149,6 +165,7 @@ class ParameterUpdate:
         self.is_step_batch = is_step_batch
         self._weight = weight
         self._is_first_backward = self._is_in_batch = True
+        self.guard.begin_batch(is_step_batch)
 
     @property
     def refuses_own_backward(self) -> bool:
@@ -183,6 +200,7 @@ class ParameterUpdate:
                 raise meaning from error
             finally:
                 Pass.depth -= 1
+                self.guard.on_backward()
 
     def step(
         self,
@@ -204,8 +222,18 @@ class ParameterUpdate:
                 "step_optimizer(auto_zero_grads=False) with resources.min_slots_per_trial: on fewer slots only the "
                 "trainer knows after which batches gradients may be cleared; leave auto_zero_grads on",
             )
-        if not self.is_step_batch:
-            return
+        with self.guard.stepping(optimizer) if self.guard.is_on else _NOTHING:
+            if self.is_step_batch:
+                self._step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
+
+    def _step(
+        self,
+        optimizer: Optimizer,
+        clip_grads: Callable[[Iterable[nn.Parameter]], Any] | None,
+        auto_zero_grads: bool,
+        scaler: Any,
+        closure: Callable[[], Any] | None,
+    ) -> None:
         with self._clock.phase("optimizer"), self._precision.without_autocast():
             self._strategy.before_step(optimizer)
             scaler = scaler if scaler is not None else self.own_scaler
@@ -237,10 +265,14 @@ class ParameterUpdate:
         finally:
             self.is_step_batch = is_step_batch
 
+    def leave_batch(self) -> None:
+        """Called when train_batch has ended or failed."""
+        self._is_in_batch = False
+        self.guard.end_batch()
+
     def end_batch(self) -> None:
         """Updates each scaler that has stepped an optimizer, once for all its optimizers. Skips a scaler that the trial
         has updated already: in torch an update without a step before it is an error."""
-        self._is_in_batch = False
         for scaler in self.scalers:
             states = getattr(scaler, "_per_optimizer_states", {})
             if any(state["found_inf_per_device"] for state in states.values()):

@@ -43,7 +43,10 @@ def clear_with_modules(modules: Iterable[FSDPModule]) -> None:
 
 def _zero_grad(module: Any, set_to_none: bool = True) -> None:
     user_class: type[nn.Module] = type(module).__mro__[2]
-    user_class.zero_grad(module, set_to_none)
+    # False where the trial's call is left out: see gangline/pytorch/trial/gradient_guard.py.
+    has_cleared: Any = user_class.zero_grad(module, set_to_none)
+    if has_cleared is False:
+        return
     divided = [part for part in module.modules() if isinstance(part, FSDPModule)]
     for fsdp_parameter in _all_of(group for part in divided for group in parameter_groups(part)):
         _clear_whole(fsdp_parameter)

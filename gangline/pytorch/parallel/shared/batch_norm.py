@@ -8,6 +8,7 @@ computes the same statistics with operations that autograd knows. Called when a 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,14 +29,24 @@ def prepare_batch_norm(model: nn.Module) -> None:
         if isinstance(layer, nn.SyncBatchNorm) and _is_on_cpu(layer):
             _run_on_cpu(layer)
     local = [module for module in layers if not isinstance(module, nn.SyncBatchNorm | CpuSyncBatchNorm)]
-    if local and dist.get_rank() == 0:
-        _log.warning(
-            "%s has %d %s layers, which normalise over one slot's part of the batch, so its losses differ from those "
-            "of one slot; use GroupNorm, or torch.nn.SyncBatchNorm.convert_sync_batchnorm before context.wrap_model",
-            type(model).__name__,
-            len(local),
-            type(local[0]).__name__,
-        )
+    converts = ", or torch.nn.SyncBatchNorm.convert_sync_batchnorm before context.wrap_model"
+    _warn(
+        model,
+        local,
+        f"one slot's part of the batch, so its losses differ from those of one slot; use GroupNorm{converts}",
+    )
+
+
+def warn_of_microbatches(model: nn.Module) -> None:
+    """Warns once of layers that a pipeline lets normalise over one microbatch."""
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    _warn(model, layers, "one microbatch, so its losses differ from those of one slot; use GroupNorm")
+
+
+def _warn(model: nn.Module, layers: Sequence[nn.Module], text: str) -> None:
+    if layers and dist.get_rank() == 0:
+        name, kind = type(model).__name__, type(layers[0]).__name__
+        _log.warning("%s has %d %s layers, which normalise over %s", name, len(layers), kind, text)
 
 
 class CpuSyncBatchNorm(_BatchNorm):

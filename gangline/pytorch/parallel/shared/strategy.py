@@ -111,6 +111,10 @@ class Strategy(ABC):
         """Makes the backward pass of context.backward."""
         loss.backward(gradient=gradient, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
+    def is_clearing_right(self) -> bool:
+        """Returns whether a zero_grad in train_batch drops now what it would drop if one call made the whole batch."""
+        return True
+
     @abstractmethod
     def accumulate(self) -> AbstractContextManager[None]:
         """Returns a context for a forward and backward pass whose gradients are not exchanged yet."""

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from gangline.core.beat import EXCHANGE, FORWARD, Beat
@@ -92,6 +93,13 @@ class BatchRun:
     @property
     def count(self) -> int:
         return len(self._microbatches)
+
+    @property
+    def is_clearing_right(self) -> bool:
+        """See Strategy.is_clearing_right. Gradients of other microbatches exist from the model's call on; after the
+        backward call of the last one they are those of the whole batch."""
+        call = self._calls[-1]
+        return not call.has_called_model or (call.has_backward and call.number == self.count - 1)
 
     def run(self) -> Any:
         """Returns the joined results of train_batch on the rank of the last part, elsewhere that of the last call."""
@@ -191,6 +199,8 @@ class BatchRun:
         except (LookupError, AttributeError) as error:
             if call.has_called_model and self._layout is not None and self._layout.collected:
                 raise self._without_collected(error, self._layout.collected) from error
+            if call.has_called_model and isinstance(error, AttributeError) and isinstance(error.obj, nn.Module):
+                raise _without_attribute(error) from error
             raise
         finally:
             self._calls.pop()
@@ -234,6 +244,14 @@ class BatchRun:
         output = self._parts.share_output(None, self._layout)
         self._beat.stay(FORWARD)
         return tree_map_only(torch.Tensor, lambda tensor: tensor.requires_grad_(tensor.is_floating_point()), output)
+
+
+def _without_attribute(error: AttributeError) -> GanglineError:
+    kind = type(error.obj).__name__
+    return _unfit(
+        f"reads {error.name} of {kind} behind the model, which this slot does not have, because its forward keeps it "
+        f"on another one; return it from forward beside the output, or give {kind} a default for it"
+    )
 
 
 def to_send(tensor: torch.Tensor) -> torch.Tensor:

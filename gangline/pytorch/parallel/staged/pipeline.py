@@ -29,6 +29,7 @@ from gangline.config.pipeline import (
 from gangline.core.beat import VALIDATION, Beat, NoBeat
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.data.batch_data import count_records
+from gangline.pytorch.parallel.shared.batch_norm import warn_of_microbatches
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.copies import Copies
 from gangline.pytorch.parallel.shared.norm import gradient_norm
@@ -126,6 +127,7 @@ class PipelineStrategy(Strategy):
         self._units = units = find_units(model)
         counts = divide_units(model, units, self._stages, self._split, self._schedule)
         check_carried(units, self._carry)
+        warn_of_microbatches(model)
         self._replicas = Replicas(self._stages, self._device, self._timeout)
         self._random = StageRandom(self._replicas)
         self._parts = Parts(
@@ -189,8 +191,7 @@ class PipelineStrategy(Strategy):
             prepare=self._divide_by_time,
             beat=self._beat,
         )
-        self._batch = run
-        self._is_in_stream = False
+        self._batch, self._is_in_stream = run, False
         try:
             return run.run()
         finally:
@@ -208,6 +209,9 @@ class PipelineStrategy(Strategy):
         if self._batch is None:
             raise self._outside("context.backward was called")
         self._batch.on_backward(loss)
+
+    def is_clearing_right(self) -> bool:
+        return self._batch is None or self._batch.is_clearing_right
 
     @contextmanager
     def gather(self) -> Iterator[None]:

@@ -1,0 +1,340 @@
+"""What users of torch write into train_batch from habit: zero_grad, steps, clipping and counts of their own. It trains
+as without the habit, or is refused in one line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from gangline import pytorch
+from gangline.errors import GanglineError
+from tests.support.folder_work import in_folder
+from tests.support.gang import run_gang
+
+WIDTH = 6
+_CLIPS = "train_batch measures or clips gradients itself, but "
+PIPELINE = {"strategy": "pipeline", "microbatches": 4}
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class KeepingLayers(Layers):
+    """Keeps a term of the loss where its forward computes it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        if self.training:
+            self.size = out.square().mean()
+        return out
+
+
+class NormLayers(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks.append(nn.BatchNorm1d(WIDTH))
+
+
+class HabitTrial(pytorch.PyTorchTrial):
+    make: Callable[[], nn.Module] = Layers
+    does: Callable[[Any, Any], None]
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        torch.manual_seed(7)
+        self.count = 0
+        self.model = context.wrap_model(type(self).make().to(self.kind))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9))
+        self.scheduler = context.wrap_lr_scheduler(
+            torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5), pytorch.LRScheduler.StepMode.MANUAL_STEP
+        )
+
+    @property
+    def kind(self) -> torch.dtype:
+        return torch.float32 if self.context.setting.optimizations.autocast_type else torch.float64
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        inputs = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(3)).to(self.kind)
+        data = TensorDataset(inputs, torch.tanh(inputs[:, :3] + inputs[:, 3:]))
+        return pytorch.DataLoader(data, batch_size=self.context.get_per_slot_batch_size())
+
+    build_validation_data_loader = build_training_data_loader
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        return functional.mse_loss(self.model(inputs), targets)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        type(self).does(self, batch)
+        return {}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"error": self.loss(batch)}
+
+
+def _plain(trial: HabitTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch))
+    trial.context.step_optimizer(trial.optimizer)
+
+
+def _clears_first(trial: HabitTrial, batch: Any) -> None:
+    trial.optimizer.zero_grad()
+    _plain(trial, batch)
+
+
+def _clears_between(trial: HabitTrial, batch: Any) -> None:
+    loss = trial.loss(batch)
+    trial.optimizer.zero_grad()
+    trial.context.backward(loss)
+    trial.context.step_optimizer(trial.optimizer)
+
+
+def _model_clears_between(trial: HabitTrial, batch: Any) -> None:
+    loss = trial.loss(batch)
+    trial.model.zero_grad()
+    trial.context.backward(loss)
+    trial.context.step_optimizer(trial.optimizer)
+
+
+def _clears_last(trial: HabitTrial, batch: Any) -> None:
+    _plain(trial, batch)
+    trial.optimizer.zero_grad()
+    trial.model.zero_grad()
+
+
+def _clears_after_backward(trial: HabitTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch))
+    trial.optimizer.zero_grad()
+    trial.context.step_optimizer(trial.optimizer)
+
+
+def _model_clears_after_backward(trial: HabitTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch))
+    trial.model.zero_grad()
+    trial.context.step_optimizer(trial.optimizer)
+
+
+def _steps(trial: HabitTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch))
+    trial.optimizer.step()
+    trial.optimizer.zero_grad()
+
+
+def _clips_norm(trial: HabitTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch))
+    nn.utils.clip_grad_norm_(trial.model.parameters(), 0.1)
+    trial.context.step_optimizer(trial.optimizer)
+
+
+def _clips_values(trial: HabitTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch))
+    nn.utils.clip_grad_value_(trial.model.parameters(), 0.1)
+    trial.context.step_optimizer(trial.optimizer)
+
+
+def _clips_with_context(trial: HabitTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch))
+    trial.context.clip_grad_norm(trial.model.parameters(), 0.1)
+    trial.context.step_optimizer(trial.optimizer)
+
+
+def _measures(trial: HabitTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch))
+    nn.utils.get_total_norm([parameter.grad for parameter in trial.model.parameters() if parameter.grad is not None])
+    trial.context.step_optimizer(trial.optimizer)
+
+
+def _steps_scheduler(trial: HabitTrial, batch: Any) -> None:
+    _plain(trial, batch)
+    trial.scheduler.step()
+
+
+def _counts(trial: HabitTrial, batch: Any) -> None:
+    trial.count += 1
+    _plain(trial, batch)
+
+
+def _uses_what_the_model_keeps(trial: HabitTrial, batch: Any) -> None:
+    loss = trial.loss(batch)
+    trial.context.backward(loss + trial.model.size)  # type: ignore[operator]  # torch types attributes loosely
+    trial.context.step_optimizer(trial.optimizer)
+
+
+def train(does: Callable[[Any, Any], None], config: dict[str, Any], make: Any = Layers) -> dict[str, torch.Tensor]:
+    kind = type("Habit", (HabitTrial,), {"does": does, "make": make})
+    full = {"scheduling_unit": 100, **config}
+    with pytorch.init(hparams={"global_batch_size": 16}, exp_conf=full) as context:
+        trial: HabitTrial = kind(context)
+        pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(4), checkpoint_policy="none")
+        return context.get_full_model_state(trial.model)
+
+
+def _config(parallelism: Any, **optimizations: Any) -> dict[str, Any]:
+    return {"parallelism": parallelism, "optimizations": optimizations}
+
+
+HARMLESS = [_clears_first, _clears_between, _model_clears_between, _clears_last]
+SETTINGS = {
+    "ddp": _config("ddp"),
+    "ddp, two batches": _config("ddp", aggregation_frequency=2),
+    "zero2, two batches": _config("zero2", aggregation_frequency=2),
+    "zero3, two batches": _config("zero3", aggregation_frequency=2),
+    "zero3, one batch": _config("zero3"),
+    "1F1B": _config(PIPELINE),
+    "GPipe": _config({**PIPELINE, "schedule": "GPipe"}),
+    "zero bubble": _config({**PIPELINE, "schedule": "ZBVZeroBubble"}),
+    "pipeline, two batches": _config(PIPELINE, aggregation_frequency=2),
+}
+
+
+@in_folder
+def train_harmless(directory: Path) -> list[list[float]]:
+    """Returns the largest difference from training without each habit, for each setting."""
+    differences = []
+    for config in SETTINGS.values():
+        plain = train(_plain, config)
+        states = [train(habit, config) for habit in HARMLESS]
+        differences.append([max(float((state[key] - plain[key]).abs().max()) for key in plain) for state in states])
+    return differences
+
+
+def test_a_zero_grad_of_a_call_s_own_drops_nothing(tmp_path: Path) -> None:
+    for differences in run_gang(2, tmp_path / "gang", train_harmless, tmp_path / "work"):
+        assert dict(zip(SETTINGS, differences, strict=True)) == dict.fromkeys(SETTINGS, [0.0] * len(HARMLESS))
+
+
+@in_folder
+def refuse(directory: Path, does: Callable[[Any, Any], None], make: Any = Layers) -> str:
+    try:
+        train(does, _config(PIPELINE), make)
+    except GanglineError as error:
+        return error.message
+    except RuntimeError as error:
+        return f"other rank: {error}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [
+        (_steps, "train_batch calls SGD.step() itself, but pipeline calls it once for each microbatch; call context."),
+        (_clips_norm, _CLIPS + "pipeline calls it once for each microbatch; pass the"),
+        (_clips_values, _CLIPS + "pipeline calls it once for each microbatch; pass the"),
+        (_clips_with_context, _CLIPS + "pipeline calls it once for each microbatch; pass the"),
+        (_measures, _CLIPS + "pipeline calls it once for each microbatch; pass the"),
+        (_steps_scheduler, "train_batch steps a learning rate scheduler, which a pipeline would step once for each"),
+    ],
+)
+def test_what_a_pipeline_would_repeat_is_refused(
+    does: Callable[[Any, Any], None], message: str, tmp_path: Path
+) -> None:
+    told = run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", does)
+    real = [text for text in told if not text.startswith("other rank: ")]
+    assert real
+    assert all(text.startswith(message) for text in real), told
+
+
+def test_what_the_model_keeps_on_another_slot_is_named(tmp_path: Path) -> None:
+    told = run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", _uses_what_the_model_keeps, KeepingLayers)
+    (text,) = (text for text in told if not text.startswith("other rank: "))
+    assert text.startswith(
+        "pipeline cannot run this trial: its train_batch reads size of KeepingLayers behind the model"
+    )
+    assert "return it from forward beside the output, or give KeepingLayers a default for it" in text
+
+
+@in_folder
+def train_and_listen(directory: Path, does: Callable[[Any, Any], None], make: Any = Layers) -> list[str]:
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gangline").addHandler(handler)
+    train(does, _config(PIPELINE), make)
+    return messages
+
+
+def test_a_count_of_a_pipeline_s_calls_is_warned_of_once(tmp_path: Path) -> None:
+    told = run_gang(2, tmp_path / "gang", train_and_listen, tmp_path / "work", _counts)
+    start = "train_batch changes self.count, and a pipeline calls it once for each microbatch; "
+    assert [sum(text.startswith(start) for text in messages) for messages in told] == [1, 1]
+
+
+def test_batch_norm_over_microbatches_is_warned_of(tmp_path: Path) -> None:
+    told = run_gang(2, tmp_path / "gang", train_and_listen, tmp_path / "work", _plain, NormLayers)
+    assert [text for text in told[0] if "BatchNorm1d" in text] == [
+        "NormLayers has 1 BatchNorm1d layers, which normalise over one microbatch, so its losses differ from those of "
+        "one slot; use GroupNorm"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("does", "options", "message"),
+    [
+        (
+            _steps,
+            {"aggregation_frequency": 2},
+            "train_batch calls SGD.step() itself, but aggregation_frequency makes one step of 2 batches; call "
+            "context.step_optimizer(optimizer) in its place",
+        ),
+        (
+            _steps,
+            {"mixed_precision": "fp16"},
+            "train_batch calls SGD.step() itself, but mixed_precision fp16 scales gradients until "
+            "context.step_optimizer; call context.step_optimizer(optimizer) in its place",
+        ),
+        (
+            _clips_norm,
+            {"mixed_precision": "fp16"},
+            _CLIPS + "mixed_precision fp16 scales",
+        ),
+        (_clips_values, {"aggregation_frequency": 2}, _CLIPS + "aggregation_frequency"),
+        (_clips_with_context, {"aggregation_frequency": 2}, _CLIPS + "aggregation_"),
+        (
+            _clears_after_backward,
+            {"aggregation_frequency": 2},
+            "train_batch clears gradients between a backward pass and context.step_optimizer, which would drop those "
+            "of earlier calls, but aggregation_frequency makes one step of 2 batches; leave zero_grad out",
+        ),
+        (_model_clears_after_backward, {"aggregation_frequency": 2}, "train_batch clears gradients between a backward"),
+    ],
+)
+def test_what_is_wrong_before_a_whole_step_is_refused(
+    does: Callable[[Any, Any], None], options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GanglineError) as caught:
+        train(does, _config("none", **options))
+    assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize("does", [_steps, _clips_norm, _clips_with_context, _clears_after_backward, _measures])
+def test_a_step_of_one_call_leaves_torch_to_the_trial(
+    does: Callable[[Any, Any], None], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(does, _config("none"))
+
+
+def test_a_norm_of_aggregated_gradients_may_be_measured(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(_measures, _config("none", aggregation_frequency=2))
