@@ -182,7 +182,8 @@ def _keys_by_parameter(
         raise invalid(
             "checkpoint.other_trial",
             f"the checkpoint's optimizer {number} has groups of {', '.join(map(str, there))} parameters, this trial's "
-            f"{type(optimizer).__name__} has groups of {', '.join(map(str, here))}; it belongs to another trial",
+            f"{type(optimizer).__name__} has groups of {', '.join(map(str, here))}; it belongs to another trial, or "
+            "this one adds groups while it trains: make them all in __init__, with requires_grad off until they train",
         )
     for ours, theirs in zip(chain(*groups), chain(*saved), strict=True):
         if isinstance(theirs, str) and ours != theirs:

@@ -127,6 +127,9 @@ class _DividedSource(Source):
         self._rename_values()
 
     def _rename_values(self) -> None:
+        for rank in self.ranks:
+            for values, others in zip(self.trainer[MODEL_VALUES], rank.get(MODEL_VALUES, []), strict=False):
+                values |= {name: value for name, value in others.items() if name not in values}
         self.trainer[MODEL_VALUES] = [plain_names(values) for values in self.trainer[MODEL_VALUES]]
         for optimizer in self.trainer[OPTIMIZERS]:
             for group in optimizer["param_groups"]:

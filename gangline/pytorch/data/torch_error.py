@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from gangline.errors import GanglineError, invalid
 
@@ -125,3 +126,19 @@ def explain(error: BaseException, strategy: str) -> GanglineError | None:
         if words in text:
             return invalid(code, meaning.format(strategy=strategy))
     return None
+
+
+def explain_step(error: BaseException, optimizer: Any, strategy: str) -> GanglineError | None:
+    """Returns a GanglineError for an error of torch in an optimizer's step; None where `explain` says nothing better
+    about one in the trial's own code."""
+    meaning = explain(error, strategy)
+    if meaning is None or meaning.code != _PART_OPERATION[0]:
+        return meaning
+    is_fused = bool(getattr(optimizer, "defaults", {}).get("fused"))
+    kind = f"{type(optimizer).__name__}{' with fused=True' if is_fused else ''}"
+    advice = "leave fused=True out" if is_fused else "use another optimizer"
+    return invalid(
+        "parallelism.optimizer",
+        f"{strategy} divides parameters over ranks, and torch cannot run the step of {kind} on parts of them; "
+        f"{advice}, or use ddp or zero1",
+    )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from gangline.core import DistributedContext
 from gangline.errors import invalid
@@ -125,11 +126,12 @@ class Reducers:
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Restores the reducers at the end of the block. A trial's own class gets back the plain data in its
-        attributes."""
-        before = [(wrapped.reducer, _plain_content(wrapped.reducer)) for wrapped in self._wrapped]
+        attributes, and in those of modules and of objects with nothing but plain data that it keeps there."""
+        kept = [each for wrapped in self._wrapped for each in (wrapped.reducer, *_objects_in(wrapped.reducer))]
+        before = [(each, _plain_content(each)) for each in kept]
         yield
-        for reducer, content in before:
-            vars(reducer).update(content)
+        for each, content in before:
+            vars(each).update(content)
 
     def _of(self, is_training: bool) -> list[_Wrapped]:
         return [
@@ -137,9 +139,21 @@ class Reducers:
         ]
 
 
-def _plain_content(reducer: MetricReducer) -> dict[str, Any]:
-    """Returns a copy of the numbers, collections, arrays and tensors among a reducer's attributes."""
-    return {name: _copy(value) for name, value in vars(reducer).items() if isinstance(value, _PLAIN)}
+def _objects_in(reducer: MetricReducer) -> Iterator[Any]:
+    """Yields the objects among a reducer's attributes that may be its data."""
+    for value in vars(reducer).values():
+        if isinstance(value, nn.Module):
+            yield from value.modules()
+        elif all(isinstance(entry, _PLAIN) for entry in getattr(value, "__dict__", {"": reducer}).values()):
+            yield value
+
+
+def _plain_content(owner: Any) -> dict[str, Any]:
+    """Returns a copy of the numbers, collections, arrays and tensors among an object's attributes."""
+    left_out = ("_modules", "_parameters") if isinstance(owner, nn.Module) else ()
+    return {
+        name: _copy(value) for name, value in vars(owner).items() if isinstance(value, _PLAIN) and name not in left_out
+    }
 
 
 def _copy(value: Any) -> Any:

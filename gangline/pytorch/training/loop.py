@@ -220,7 +220,7 @@ class TrainingLoop:
         try:
             exchange = _NOTHING if is_step else context.strategy.accumulate()
             with exchange, context.clock.phase("forward"), context.autocast():
-                result = context.strategy.run_batch(self._train_part, batch)
+                result = context.strategy.run_batch(self._train_part, batch, self._trial.get_batch_length)
         except (RuntimeError, ValueError) as error:
             meaning = explain(error, context.strategy.name)
             if meaning is None:

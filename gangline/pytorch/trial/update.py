@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from gangline.config.optimization import Optimizations
 from gangline.errors import invalid
-from gangline.pytorch.data.torch_error import explain
+from gangline.pytorch.data.torch_error import explain, explain_step
 from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.trial.backward import Pass, check_loss, second_order
@@ -222,6 +222,12 @@ class ParameterUpdate:
                 "step_optimizer(auto_zero_grads=False) with resources.min_slots_per_trial: on fewer slots only the "
                 "trainer knows after which batches gradients may be cleared; leave auto_zero_grads on",
             )
+        if closure is not None and self._strategy.runs_batch:
+            raise invalid(
+                "parallelism.optimizer",
+                f"{self._strategy.name} steps once all microbatches are trained, and step_optimizer has a closure, "
+                "which would train them again; call it without a closure, or use ddp",
+            )
         with self.guard.stepping(optimizer) if self.guard.is_on else _NOTHING:
             if self.is_step_batch:
                 self._step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
@@ -244,10 +250,16 @@ class ParameterUpdate:
                 parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
                 with self._strategy.clipping():
                     clip_grads(parameters)
-            if scaler is not None:
-                scaler.step(optimizer)
-            else:
-                optimizer.step(closure) if closure is not None else optimizer.step()
+            try:
+                if scaler is not None:
+                    scaler.step(optimizer)
+                else:
+                    optimizer.step(closure) if closure is not None else optimizer.step()
+            except RuntimeError as error:
+                meaning = explain_step(error, optimizer, self._strategy.name)
+                if meaning is None:
+                    raise
+                raise meaning from error
             if auto_zero_grads:
                 _clear_gradients(optimizer)
 

@@ -193,6 +193,39 @@ def _config(parallelism: Any, **optimizations: Any) -> dict[str, Any]:
     return {"parallelism": parallelism, "optimizations": optimizations}
 
 
+def _steps_with_closure(trial: HabitTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch))
+    trial.context.step_optimizer(trial.optimizer, closure=lambda: None)
+
+
+def _clips_by(measure: Callable[..., torch.Tensor]) -> Callable[[Any, Any], None]:
+    def clip(parameters: Any) -> None:
+        chosen = [parameter for parameter in parameters if parameter.grad is not None]
+        norm = measure([parameter.grad for parameter in chosen])
+        for parameter in chosen:
+            parameter.grad.mul_(torch.clamp(0.1 / norm, max=1.0))
+
+    def train(trial: HabitTrial, batch: Any) -> None:
+        trial.context.backward(trial.loss(batch))
+        trial.context.step_optimizer(trial.optimizer, clip)
+
+    return train
+
+
+_IMPORTED_BEFORE = nn.utils.get_total_norm
+
+
+def _clips_by_norm(trial: HabitTrial, batch: Any) -> None:
+    def measure(gradients: list[torch.Tensor]) -> torch.Tensor:
+        return nn.utils.get_total_norm(gradients)
+
+    _clips_by(measure)(trial, batch)
+
+
+def _clips_by_imported_norm(trial: HabitTrial, batch: Any) -> None:
+    _clips_by(_IMPORTED_BEFORE)(trial, batch)
+
+
 HARMLESS = [_clears_first, _clears_between, _model_clears_between, _clears_last]
 SETTINGS = {
     "ddp": _config("ddp"),
@@ -242,6 +275,11 @@ def refuse(directory: Path, does: Callable[[Any, Any], None], make: Any = Layers
         (_clips_values, _CLIPS + "pipeline calls it once for each microbatch; pass the"),
         (_clips_with_context, _CLIPS + "pipeline calls it once for each microbatch; pass the"),
         (_measures, _CLIPS + "pipeline calls it once for each microbatch; pass the"),
+        (_steps_with_closure, "pipeline steps once all microbatches are trained, and step_optimizer has a closure"),
+        (
+            _clips_by_imported_norm,
+            "clip_grads measures the norm of one stage's gradients; call torch.nn.utils.get_",
+        ),
         (_steps_scheduler, "train_batch steps a learning rate scheduler, which a pipeline would step once for each"),
     ],
 )
@@ -252,6 +290,17 @@ def test_what_a_pipeline_would_repeat_is_refused(
     real = [text for text in told if not text.startswith("other rank: ")]
     assert real
     assert all(text.startswith(message) for text in real), told
+
+
+@in_folder
+def train_alike(directory: Path, does: Callable[[Any, Any], None]) -> float:
+    """Returns the largest difference between a pipeline and ddp, of whose batches each slot has a half."""
+    state, other = train(does, _config(PIPELINE)), train(does, _config("ddp"))
+    return max(float((state[key] - other[key]).abs().max()) for key in other)
+
+
+def test_a_norm_in_clip_grads_is_that_of_all_stages(tmp_path: Path) -> None:
+    assert max(run_gang(2, tmp_path / "gang", train_alike, tmp_path / "work", _clips_by_norm)) < 1e-12
 
 
 def test_what_the_model_keeps_on_another_slot_is_named(tmp_path: Path) -> None:
@@ -274,9 +323,10 @@ def train_and_listen(directory: Path, does: Callable[[Any, Any], None], make: An
 
 
 def test_a_count_of_a_pipeline_s_calls_is_warned_of_once(tmp_path: Path) -> None:
+    # On the first slot no call but the last one returns.
     told = run_gang(2, tmp_path / "gang", train_and_listen, tmp_path / "work", _counts)
     start = "train_batch changes self.count, and a pipeline calls it once for each microbatch; "
-    assert [sum(text.startswith(start) for text in messages) for messages in told] == [1, 1]
+    assert [sum(text.startswith(start) for text in messages) for messages in told] == [0, 1]
 
 
 def test_batch_norm_over_microbatches_is_warned_of(tmp_path: Path) -> None:

@@ -124,6 +124,49 @@ def test_refused_results(make: type[SmallTrial], words: str) -> None:
         fit(make, max_length=pytorch.Batch(1))
 
 
+class _Meter(torch.nn.Module):
+    """Counts as the metrics of common libraries do: in a buffer, in a list, and in a module of its own."""
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+        self.seen: list[int] = []
+        self.inner = torch.nn.Linear(1, 1)
+
+    def add(self, count: int) -> None:
+        self.total += count
+        self.seen.append(count)
+        self.inner.weight.count = len(self.seen)  # type: ignore[attr-defined]
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class _Keeping(_Spread):
+    def __init__(self) -> None:
+        super().__init__()
+        self.meter, self.tally = _Meter(), _Tally()
+
+
+def test_data_that_a_reducer_keeps_in_objects_is_put_back() -> None:
+    reducers = Reducers(DistributedContext())
+    reducer = _Keeping()
+    reducers.wrap(reducer, None, True, True)
+    meter, tally, weight = reducer.meter, reducer.tally, reducer.meter.inner.weight
+    meter.add(3)
+    tally.count = 3
+    with reducers.unchanged():
+        meter.add(5)
+        tally.count += 5
+        assert float(reducer.meter.total) == 8
+    assert (float(meter.total), meter.seen, tally.count) == (3.0, [3], 3)
+    assert (reducer.meter, reducer.tally, meter.inner.weight) == (meter, tally, weight)
+
+
 def test_refused_reducers() -> None:
     reducers = Reducers(DistributedContext())
     reducers.wrap(sum, "total", True, True)

@@ -19,7 +19,6 @@ from gangline.pytorch.parallel.staged.cutting.cut import CutModel
 from gangline.pytorch.parallel.staged.cutting.part_run import PartRun
 from gangline.pytorch.parallel.staged.cutting.watch import ValuesNeeded
 from gangline.pytorch.parallel.staged.layout import Described, decode, encode, tensors_of
-from gangline.pytorch.parallel.staged.microbatch import cut_batch, join_results
 from gangline.pytorch.parallel.staged.unit import divide_units, find_units
 from tests.support.pipeline_models import Backwards, Chain, Paired, Recurrent, Reentrant, Skipping, Tied, make_norm
 
@@ -496,20 +495,3 @@ def test_descriptions_survive_their_way() -> None:
     hidden, number = layer.fill([torch.zeros(2, 5, 8)])
     assert (tuple(hidden.shape), number) == ((2, 5, 8), 1)
     assert [tuple(tensor.shape) for tensor in tensors_of(output)] == [(2, 5, 11)]
-
-
-def test_batches_are_cut_by_records() -> None:
-    names, pair = ["a", "b", "c", "d"], (torch.ones(4, 2), 5)
-    batch = {"x": torch.arange(4), "names": names, "scale": torch.tensor(2.0), "pair": pair}
-    first, second = cut_batch(batch, 2)
-    assert first["x"].tolist() + second["x"].tolist() == [0, 1, 2, 3]
-    assert (first["names"], second["names"]) == (["a", "b"], ["c", "d"])
-    assert (first["scale"].item(), tuple(second["pair"][0].shape), second["pair"][1]) == (2.0, (2, 2), 5)
-
-
-def test_results_are_joined_to_their_means() -> None:
-    joined = join_results([{"loss": torch.tensor(1.0), "hits": 2}, {"loss": torch.tensor(3.0), "hits": 5}])
-    assert (float(joined["loss"]), joined["hits"]) == (2.0, 3.5)
-    assert join_results([None, None]) is None
-    with pytest.raises(GanglineError, match="other metrics for one microbatch"):
-        join_results([{"loss": 1.0}, {"error": 1.0}])

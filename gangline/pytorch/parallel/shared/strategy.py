@@ -102,9 +102,9 @@ class Strategy(ABC):
         gangline.config.parallelism says."""
         return Replica(rank, world_size)
 
-    def run_batch(self, train: Train, batch: Any) -> Any:
+    def run_batch(self, train: Train, batch: Any, count_records: Callable[[Any], int]) -> Any:
         """Trains one batch and returns the result of train_batch. A strategy may call `train` with parts of the batch,
-        and joins the results then."""
+        and joins the results then. count_records: the trial's get_batch_length."""
         return train(batch, True)
 
     def run_backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:

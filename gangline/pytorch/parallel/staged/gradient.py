@@ -3,6 +3,8 @@ them, averages all over the replicas, and measures their norm over all parts."""
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grad
 
+from gangline.errors import invalid
 from gangline.pytorch.parallel.shared.broadcast import average_tensors, sum_tensors
 
 
@@ -61,17 +64,33 @@ def torch_clipping_over(
     clip_grad_value_ changes nothing on a rank without gradients, where torch itself would fail."""
     torch_clips: Any = clip_grad
     original, group_tensors = torch_clips._get_total_norm, torch_clips._group_tensors_by_device_and_dtype
+    norm_code, is_joining = inspect.unwrap(original).__code__, False
 
     def total_norm(tensors: Any, norm_type: float = 2.0, *arguments: Any, **options: Any) -> torch.Tensor:
+        nonlocal is_joining
         counted = [tensor for tensor in tensors if is_counted(tensor)]
-        own: torch.Tensor = original(counted, norm_type, *arguments, **options)
+        is_joining = True
+        try:
+            own: torch.Tensor = original(counted, norm_type, *arguments, **options)
+        finally:
+            is_joining = False
         return norm_over(own, float(norm_type), group, device)
 
     def group_any(lists: Any, *arguments: Any, **options: Any) -> Any:
+        # The name that a trial has imported before is torch's own function.
+        if not is_joining and sys._getframe(1).f_code is norm_code:
+            raise invalid(
+                "pytorch.partial_gradients",
+                "clip_grads measures the norm of one stage's gradients; call torch.nn.utils.get_total_norm by its full "
+                "name, or use context.clip_grad_norm",
+            )
         return group_tensors(lists, *arguments, **options) if lists[0] else {}
 
     torch_clips._get_total_norm, torch_clips._group_tensors_by_device_and_dtype = total_norm, group_any
+    public = nn.utils.get_total_norm
+    nn.utils.get_total_norm = total_norm
     try:
         yield
     finally:
         torch_clips._get_total_norm, torch_clips._group_tensors_by_device_and_dtype = original, group_tensors
+        nn.utils.get_total_norm = public

@@ -9,17 +9,17 @@ import numpy as np
 import torch
 
 from gangline.errors import invalid
-from gangline.pytorch.data.batch_data import count_records
 
 _NUMBERS = (int, float, np.number, torch.Tensor)
 
 
-def cut_batch(batch: Any, count: int) -> list[Any]:
+def cut_batch(batch: Any, count: int, records: int) -> list[Any]:
     """Returns `count` equal parts of a batch in the order of its records. Tensors, arrays and lists with one entry for
-    each record are cut; other values go into every part. count: divides the number of records."""
+    each record are cut; other values go into every part. count: divides the number of records. Raises GanglineError
+    `parallelism.batch` for a tensor or array that has its records in another dimension than the first one."""
     if count == 1:
         return [batch]
-    records = count_records(batch)
+    _check_dimensions(batch, records)
     size = records // count
     return [_part_of(batch, records, slice(place * size, (place + 1) * size)) for place in range(count)]
 
@@ -35,6 +35,21 @@ def _part_of(value: Any, records: int, chosen: slice) -> Any:
         parts = [_part_of(entry, records, chosen) for entry in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
+
+
+def _check_dimensions(value: Any, records: int) -> None:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        shape = tuple(value.shape)
+        if records in shape[1:] and shape[0] != records:
+            raise invalid(
+                "parallelism.batch",
+                f"pipeline cuts a batch along the first dimension, but the batch of {records} records has a tensor of "
+                f"shape {list(shape)}, with the records in dimension {shape.index(records)}; put the records first and "
+                "turn the tensor in the model, or use ddp",
+            )
+    elif isinstance(value, Mapping | list | tuple):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            _check_dimensions(entry, records)
 
 
 def join_results(results: Sequence[Any]) -> Any:

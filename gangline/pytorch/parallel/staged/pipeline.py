@@ -28,7 +28,6 @@ from gangline.config.pipeline import (
 )
 from gangline.core.beat import VALIDATION, Beat, NoBeat
 from gangline.errors import GanglineError, invalid
-from gangline.pytorch.data.batch_data import count_records
 from gangline.pytorch.parallel.shared.batch_norm import warn_of_microbatches
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.copies import Copies
@@ -178,13 +177,14 @@ class PipelineStrategy(Strategy):
         # Gradients are joined before a step only.
         return nullcontext()
 
-    def run_batch(self, train: Train, batch: Any) -> Any:
+    def run_batch(self, train: Train, batch: Any, count_records: Callable[[Any], int]) -> Any:
         if self._model is None:
             return train(batch, True)
+        records = count_records(batch)
         run = BatchRun(
             self._parts,
             self._device,
-            cut_batch(batch, self._count_for(count_records(batch))),
+            cut_batch(batch, self._count_for(records), records),
             train,
             thread=self._thread,
             begin=self._begin,
