@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gangline.pytorch.data.torch_error import explain
+import torch
+
+from gangline.pytorch.data.torch_error import explain, explain_step
 
 _FREED = RuntimeError("Trying to backward through the graph a second time (or directly access saved tensors)")
 
@@ -21,3 +23,19 @@ def test_words_of_one_family_mean_nothing_to_another() -> None:
     assert explain(text, "ddp") is None
     assert "leaves each stage the graph of its own units" in str(explain(text, "pipeline"))
     assert "divides parameters" in str(explain(text, "zero2"))
+
+
+def test_an_optimizer_that_cannot_step_parts_is_named() -> None:
+    error = RuntimeError("Operator aten._fused_sgd_.default does not have a sharding strategy registered.")
+    weight = [torch.nn.Parameter(torch.zeros(1))]
+    fused, plain = torch.optim.SGD(weight, lr=0.1), torch.optim.Rprop(weight)
+    fused.defaults["fused"] = True
+    start = "zero3 divides parameters over ranks, and torch cannot run the step of "
+    assert str(explain_step(error, fused, "zero3")) == (
+        f"{start}SGD with fused=True on parts of them; leave fused=True out, or use ddp or zero1"
+    )
+    assert str(explain_step(error, plain, "zero3")) == (
+        f"{start}Rprop on parts of them; use another optimizer, or use ddp or zero1"
+    )
+    assert explain_step(RuntimeError("of the trial's own"), plain, "zero3") is None
+    assert "read whole values from tensor.full_tensor()" in str(explain(error, "zero3"))
