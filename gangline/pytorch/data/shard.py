@@ -41,10 +41,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of a step. entries: of this rank; of the first rank where is_spare. step: all ranks' entries."""
+    """Part of a step."""
 
-    step: range
-    entries: range
+    step: range  # entries of all ranks
+    entries: range  # entries of this rank; those of the first rank if is_spare
     is_spare: bool = False
 
 
