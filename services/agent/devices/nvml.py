@@ -44,16 +44,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The result of one check of a GPU.
+    """The result of one check of a GPU."""
 
-    devices: the GPU itself, or its MIG devices, as in list_devices.
-    reading: of the whole GPU.
-    samples: of the devices that answered.
-    """
-
-    devices: tuple[Device, ...]
-    reading: Reading
-    samples: tuple[Sample, ...] = ()
+    devices: tuple[Device, ...]  # the GPU itself, or its MIG devices, as in list_devices
+    reading: Reading  # reading of the whole GPU
+    samples: tuple[Sample, ...] = ()  # samples of the devices that answered
 
 
 @contextmanager

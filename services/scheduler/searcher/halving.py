@@ -147,12 +147,12 @@ class _Bracket:
 
 @dataclass(slots=True)
 class _Trial:
-    """rung: the index of the next rung to reach. results: the rungs that have one of it. is_over: it was told to end,
-    or has ended."""
+    """A trial of the search."""
 
     bracket: _Bracket
-    rung: int = 0
-    is_over: bool = False
+    rung: int = 0  # index of the next rung to reach
+    is_over: bool = False  # whether it was told to end, or has ended
+    # rungs that have a result of the trial, with that result
     results: list[tuple[_Rung, float]] = field(default_factory=list)
 
     def withdraw(self) -> None:

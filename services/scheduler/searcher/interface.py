@@ -35,10 +35,10 @@ Operation = CreateTrial | CloseTrial | ShutDown
 
 @dataclass(frozen=True)
 class Brief:
-    """Holds what a searcher may know of its experiment. section, hyperparameters: of the configuration."""
+    """Holds what a searcher may know of its experiment."""
 
-    section: Section
-    hyperparameters: Mapping[str, Any]
+    section: Section  # section `searcher` of the configuration
+    hyperparameters: Mapping[str, Any]  # section `hyperparameters` of the configuration
     seed: int
 
 

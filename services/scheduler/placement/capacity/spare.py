@@ -21,11 +21,10 @@ _End = tuple[float, Running]
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """Holds spare slots. slots_by_agent: covers the agents where the holder may start; every other agent is open to all
-    requests. sure_until: the holder cannot start earlier in any order of ends, so work that is certain to be over by
-    then cannot delay it."""
+    """Holds spare slots."""
 
-    slots_by_agent: Slots
+    slots_by_agent: Slots  # covers the agents where the holder may start; every other agent is open to all requests
+    # The holder cannot start earlier, in any order of ends. So work that is certain to be over by then cannot delay it.
     sure_until: float
 
 
