@@ -23,10 +23,10 @@ _SPAN = struct.Struct("<18d")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Holds one finite value. row_id: the id of its report's row. at: seconds since 1970."""
+    """Holds one finite value."""
 
-    row_id: int
-    at: float
+    row_id: int  # id of the report's row
+    at: float  # seconds since 1970
     batches_completed: int
     value: float
 

@@ -54,15 +54,12 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The records `first` to `last`, which cannot be read.
-
-    num_bytes: the size of their place, as far as it is left. is_least: more records may have followed them.
-    """
+    """The records `first` to `last`, which cannot be read."""
 
     first: int
     last: int
-    num_bytes: int
-    is_least: bool = False
+    num_bytes: int  # size of their place, as far as it is left
+    is_least: bool = False  # whether more records may have followed them
 
     @property
     def num_records(self) -> int:
