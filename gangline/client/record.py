@@ -40,17 +40,16 @@ class ImportedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """id grows within an experiment. rank is None for lines of the trial runner. stream: stdout, stderr or runner.
-    level: INFO also for lines from versions that graded no line."""
+    """A line of a log."""
 
-    id: int
+    id: int  # grows within an experiment
     trial_id: str
     at: float
     text: str
-    rank: int | None = None
+    rank: int | None = None  # None for lines of the trial runner
     agent_id: str = ""
-    stream: str = "stdout"
-    level: LogLevel = LogLevel.INFO
+    stream: str = "stdout"  # stdout, stderr or runner
+    level: LogLevel = LogLevel.INFO  # INFO also for lines from versions that graded no line
 
 
 def ignore_progress(work: str, num_bytes: int, total_bytes: int) -> None:
@@ -62,13 +61,11 @@ def ignore_view(view: ExperimentView) -> None:
 
 
 class LogOptions(TypedDict, total=False):
-    """Selects log entries that match all of these. since, until: a time or Unix seconds; an entry of the time `until`
-    does not match. ranks, agents: empty for all. level: the least one, such as "warning". pattern: of RE2, found
-    anywhere in the text."""
+    """Selects log entries that match all of these."""
 
-    since: datetime | float | None
-    until: datetime | float | None
-    ranks: Sequence[int] | int
-    level: LogLevel | str
-    agents: Sequence[str] | str
-    pattern: str
+    since: datetime | float | None  # a time or Unix seconds
+    until: datetime | float | None  # a time or Unix seconds; an entry of this very time does not match
+    ranks: Sequence[int] | int  # empty for all
+    level: LogLevel | str  # the lowest level that matches, such as "warning"
+    agents: Sequence[str] | str  # empty for all
+    pattern: str  # a pattern of RE2, found anywhere in the text

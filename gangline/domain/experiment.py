@@ -252,14 +252,14 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """config_json: the settings as a user wrote them, without defaults. request_ids: as of a workspace."""
+    """A template of settings."""
 
     name: str
     owner: str = ""
-    config_json: str = "{}"
+    config_json: str = "{}"  # settings as a user wrote them, without defaults
     created_at: float = 0.0
     updated_at: float = 0.0
-    request_ids: tuple[str, ...] = ()
+    request_ids: tuple[str, ...] = ()  # as in a workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,11 +293,10 @@ class ConfigLayer:
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """The project of a new experiment, and the settings that it inherits. template: empty for none. layers: in the
-    order of increasing precedence."""
+    """The project of a new experiment, and the settings that it inherits."""
 
     workspace: str = UNCATEGORIZED
     project: str = UNCATEGORIZED
     project_id: int = DEFAULT_PROJECT_ID
-    template: str = ""
-    layers: tuple[ConfigLayer, ...] = ()
+    template: str = ""  # empty for none
+    layers: tuple[ConfigLayer, ...] = ()  # in the order of increasing precedence

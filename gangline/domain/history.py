@@ -20,25 +20,23 @@ from gangline.errors import GanglineError, invalid
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """Holds a line of a log. rank: None for lines of the trial runner itself. stream: "stdout", "stderr" or "runner".
-    level: None from runners of earlier versions, which graded no line."""
+    """Holds a line of a log."""
 
-    rank: int | None
+    rank: int | None  # None for lines of the trial runner itself
     agent_id: str
-    stream: str
+    stream: str  # "stdout", "stderr" or "runner"
     text: str
-    level: LogLevel | None = None
+    level: LogLevel | None = None  # None from runners of earlier versions, which graded no line
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsPoint:
-    """Holds metrics of one batch. group: "training", "validation", or any other name that a trial reports under.
-    values_json: the metrics that are no numbers, as a JSON object by name; empty without any."""
+    """Holds metrics of one batch."""
 
-    group: str
+    group: str  # "training", "validation", or any other name under which a trial reports
     batches_completed: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    values_json: str = ""
+    values_json: str = ""  # the metrics that are no numbers, as a JSON object by name; empty without any
 
     @property
     def values(self) -> dict[str, Any]:
@@ -72,14 +70,13 @@ class StoredLog:
 
 @dataclass(frozen=True, slots=True)
 class StoredMetrics:
-    """Holds stored metrics. id: as for `StoredLog`. attempt: of the trial, from 1; 0 where an earlier version stored
-    the row."""
+    """Holds stored metrics."""
 
-    id: int
+    id: int  # as in `StoredLog`
     trial_id: str
     at: float
     point: MetricsPoint
-    attempt: int = 0
+    attempt: int = 0  # attempt of the trial, from 1; 0 if an earlier version stored the row
 
 
 # A reader's choice of all attempts, in place of the rows that count or of one attempt.
@@ -109,15 +106,14 @@ class SeriesPoint:
 @dataclass(frozen=True, slots=True)
 class MetricSeries:
     """Holds one metric of a trial, in the order in which it was reported. All values are there, or the first, the last,
-    and the least and the greatest of equally long runs of reports. num_values: reported values; num_nonfinite: those of
-    them that are infinite or no number, which are never among the points."""
+    and the least and the greatest of equally long runs of reports."""
 
     trial_id: str
     group: str
     metric: str
     points: tuple[SeriesPoint, ...] = ()
-    num_values: int = 0
-    num_nonfinite: int = 0
+    num_values: int = 0  # number of reported values
+    num_nonfinite: int = 0  # number of values that are infinite or NaN, which are never among the points
 
 
 def check_series(metric: str, max_points: int) -> None:
@@ -162,18 +158,14 @@ _PREFIX = "LOG_LEVEL_"
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Selects the lines that match all parts. A part that is None or empty matches every line.
+    """Selects the lines that match all parts. A part that is None or empty matches every line."""
 
-    since, until: Unix seconds; a line of the time `since` matches, one of the time `until` does not. pattern: of RE2,
-    found anywhere in the line without its colours.
-    """
-
-    since: float | None = None
-    until: float | None = None
+    since: float | None = None  # Unix seconds; a line of this very time matches
+    until: float | None = None  # Unix seconds; a line of this very time does not match
     ranks: tuple[int, ...] = ()
     levels: tuple[LogLevel, ...] = ()
     agent_ids: tuple[str, ...] = ()
-    pattern: str = ""
+    pattern: str = ""  # a pattern of RE2, found anywhere in the line without its colours
 
 
 NO_FILTER = LogFilter()

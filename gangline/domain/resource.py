@@ -116,18 +116,13 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class EtcdHealth:
-    """Describes whether etcd works. is_available: a linearizable read was answered. num_members: number of configured
-    endpoints.
+    """Describes whether etcd works."""
 
-    problem: one sentence while etcd is not available. since: wall-clock time at which this state began; 0 for the
-    start.
-    """
-
-    is_available: bool = True
-    num_members: int = 0
+    is_available: bool = True  # whether a linearizable read was answered
+    num_members: int = 0  # number of configured endpoints
     num_answering: int = 0
-    problem: str = ""
-    since: float = 0.0
+    problem: str = ""  # one sentence while etcd is not available
+    since: float = 0.0  # wall-clock time at which this state began; 0 for the start
 
 
 @dataclass(frozen=True, slots=True)

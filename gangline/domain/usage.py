@@ -18,14 +18,14 @@ MAX_ATTEMPT_USAGES = 16
 
 @dataclass(frozen=True, slots=True)
 class AttemptUsage:
-    """The slots that one attempt has held. started_at, ended_at: by the leader's clock."""
+    """The slots that one attempt has held."""
 
     attempt: int
     pool: str = ""
     cpu_slots: int = 0
     gpu_slots: int = 0
-    started_at: float = 0.0
-    ended_at: float = 0.0
+    started_at: float = 0.0  # by the leader's clock
+    ended_at: float = 0.0  # by the leader's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class UsageEntry:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """since, until: the period, as Unix seconds. entries: the largest first."""
+    """Slot-hours of a period."""
 
-    since: float
-    until: float
+    since: float  # start of the period, as Unix seconds
+    until: float  # end of the period, as Unix seconds
     by: UsageGroup
-    entries: tuple[UsageEntry, ...] = ()
+    entries: tuple[UsageEntry, ...] = ()  # the largest first
 
 
 def usage_of(allocation: Allocation, ended_at: float) -> AttemptUsage:

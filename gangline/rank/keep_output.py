@@ -97,12 +97,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The place in the storage. filesystem: of fsspec. writer: names unfinished copies, so that no other attempt writes
-    into them."""
+    """The place in the storage."""
 
-    filesystem: Any
+    filesystem: Any  # a filesystem of fsspec
     root: str
-    writer: str
+    writer: str  # names unfinished copies, so that no other attempt writes into them
 
     @property
     def is_local(self) -> bool:
