@@ -48,12 +48,12 @@ ATTEMPT_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One model with one batch. length: tokens of a record."""
+    """One model with one batch."""
 
     width: int
     blocks: int
     batch: int
-    length: int = 1024
+    length: int = 1024  # tokens of a record
     words: int = GPT2_WORDS
 
     @property

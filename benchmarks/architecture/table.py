@@ -38,9 +38,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """versions: of torch and of the libraries."""
+    """The results of all architectures."""
 
-    versions: Mapping[str, str]
+    versions: Mapping[str, str]  # versions of torch and of the libraries
     rows: Sequence[Row]
 
 

@@ -24,18 +24,19 @@ OnView = Callable[[ExperimentView], object]
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """warnings: about settings that are not carried out as written, from the client and from the cluster."""
+    """A new experiment."""
 
     experiment: Experiment
+    # warnings of the client and the cluster about settings that are not carried out as written
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedCheckpoint:
-    """is_new: False where the same content was imported before."""
+    """A checkpoint in the cluster's storage."""
 
     checkpoint: Checkpoint
-    is_new: bool
+    is_new: bool  # False if the same content was imported before
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,10 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class ForkedExperiment:
-    """An experiment with changes. archive: None for the code that it has."""
+    """An experiment with changes."""
 
     config_json: str
-    archive: CodeArchive | None
+    archive: CodeArchive | None  # None for the code that the experiment has
     warnings: tuple[str, ...]
 
 

@@ -42,9 +42,9 @@ _IMPORT_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-8[0-9a-f]{3}-[0-9
 
 @dataclass(frozen=True, slots=True)
 class ImportedFile:
-    """One file of the folder. path: inside it, with slashes."""
+    """One file of the folder."""
 
-    path: str
+    path: str  # path inside the folder, with slashes
     bytes: int
     sha256: str
 

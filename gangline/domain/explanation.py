@@ -29,10 +29,10 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class TaskExplanation:
-    """A task with its blockers. blockers: the things that the ids in the task's reason name, in their order."""
+    """A task with its blockers."""
 
     task: Task
-    blockers: tuple[Blocker, ...] = ()
+    blockers: tuple[Blocker, ...] = ()  # the things that the ids in the task's reason name, in their order
 
 
 @dataclass(frozen=True, slots=True)

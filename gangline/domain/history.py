@@ -51,18 +51,18 @@ class MetricsPoint:
 
 @dataclass(frozen=True, slots=True)
 class ProgressPoint:
-    """Holds a report of progress. batches_total: 0 when unknown."""
+    """Holds a report of progress."""
 
     batches_completed: int
-    batches_total: int
+    batches_total: int  # 0 if unknown
     samples_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLog:
-    """Holds a stored log line. id: grows with the order in which rows became visible."""
+    """Holds a stored log line."""
 
-    id: int
+    id: int  # grows with the order in which rows became visible
     trial_id: str
     at: float
     line: LogLine
@@ -96,10 +96,10 @@ MAX_SERIES_POINTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SeriesPoint:
-    """Holds one finite value of a metric. at: seconds since 1970."""
+    """Holds one finite value of a metric."""
 
     batches_completed: int
-    at: float
+    at: float  # seconds since 1970
     value: float
 
 
@@ -129,13 +129,12 @@ def check_series(metric: str, max_points: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """Holds the newest history of one trial; None for each part that it has not reported. progress_attempt: the attempt
-    that reported the progress; 0 in a history of an earlier version."""
+    """Holds the newest history of one trial; None for each part that it has not reported."""
 
     progress: ProgressPoint | None = None
     training: MetricsPoint | None = None
     validation: MetricsPoint | None = None
-    progress_attempt: int = 0
+    progress_attempt: int = 0  # attempt that reported the progress; 0 in a history of an earlier version
 
 
 # The highest rank that the messages and the tables can hold.

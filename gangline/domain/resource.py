@@ -95,8 +95,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class ServiceInstance:
-    """A scheduler or a gateway that registers itself under its own lease. storage_marker: see
-    gangline.domain.storage_fault."""
+    """A scheduler or a gateway that registers itself under its own lease."""
 
     id: str
     kind: str
@@ -104,7 +103,7 @@ class ServiceInstance:
     http_address: str = ""
     metrics_address: str = ""
     started_at: float = 0.0
-    storage_marker: str = ""
+    storage_marker: str = ""  # see gangline.domain.storage_fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,10 +60,13 @@ class SearchLog:
 
 @dataclass(frozen=True, slots=True)
 class SearchRung:
-    """One rung. length: after which it decides, in the searcher's unit. The others: how many trials reach the rung if
-    each trial is better than all before it (max), worse (min), or if trials come in random order (expected)."""
+    """One rung, and how many trials reach it.
 
-    length: int
+    The counts hold if each trial is better than all before it (max), if each is worse (min), and if trials come in
+    random order (expected).
+    """
+
+    length: int  # length after which it decides, in the searcher's unit
     min_trials: int
     expected_trials: int
     max_trials: int
@@ -71,11 +74,11 @@ class SearchRung:
 
 @dataclass(frozen=True, slots=True)
 class SearchBracket:
-    """One bracket of a search by successive halving. rungs: ascending; the last one is the whole length."""
+    """One bracket of a search by successive halving."""
 
     num_trials: int
     max_concurrent_trials: int
-    rungs: tuple[SearchRung, ...] = ()
+    rungs: tuple[SearchRung, ...] = ()  # ascending; the last one is the whole length
 
 
 @dataclass(frozen=True, slots=True)

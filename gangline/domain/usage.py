@@ -40,9 +40,9 @@ class AllocationUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageEntry:
-    """What one owner, pool, experiment, project or workspace has held. key: its name, or its id as text."""
+    """What one owner, pool, experiment, project or workspace has held."""
 
-    key: str
+    key: str  # its name, or its id as text
     cpu_slot_seconds: float = 0.0
     gpu_slot_seconds: float = 0.0
     num_allocations: int = 0

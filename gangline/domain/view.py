@@ -99,21 +99,21 @@ class WorkspaceView:
 
 @dataclass(frozen=True, slots=True)
 class ProjectView:
-    """num_active_experiments: those that have not ended."""
+    """Joins a project with its experiments' numbers."""
 
     project: Project
     workspace_name: str
     num_experiments: int = 0
-    num_active_experiments: int = 0
+    num_active_experiments: int = 0  # number of experiments that have not ended
     workspace_archived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """Joins an agent with its allocations. allocation_id_by_slot_id: free slots are absent."""
+    """Joins an agent with its allocations."""
 
     agent: Agent
-    allocation_id_by_slot_id: Mapping[str, str] = field(default_factory=dict)
+    allocation_id_by_slot_id: Mapping[str, str] = field(default_factory=dict)  # free slots are absent
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,11 @@ class _Left(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or a link below the folder. why: it cannot be kept; empty if it may."""
+    """A file or a link below the folder."""
 
     path: str
     is_link: bool = False
-    why: str = ""
+    why: str = ""  # why it cannot be kept; empty if it can
 
 
 @dataclass(slots=True)

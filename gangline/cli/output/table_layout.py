@@ -27,10 +27,10 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Holds a cell as it is shown, with its padding. state: the word that decides its colour; empty for none."""
+    """Holds a cell as it is shown, with its padding."""
 
     text: str
-    state: str = ""
+    state: str = ""  # word that decides the cell's colour; empty for none
 
 
 def lay_out(

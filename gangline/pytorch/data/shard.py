@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Entries of an epoch. batch_size: entries of one rank in a whole step."""
+    """Entries of an epoch."""
 
     length: int
-    batch_size: int
+    batch_size: int  # entries of one rank in a whole step
     drop_last: bool = False
 
     @property

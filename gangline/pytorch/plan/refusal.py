@@ -56,13 +56,13 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The trial that is judged. is_gpu: whether the slots are GPUs."""
+    """The trial that is judged."""
 
     models: Sequence[nn.Module]
     optimizers: Sequence[Optimizer]
     observed: Observation
     section: Parallelism
-    is_gpu: bool
+    is_gpu: bool  # whether the slots are GPUs
 
 
 def left_out(model: nn.Module, unreached: Collection[int]) -> list[str]:

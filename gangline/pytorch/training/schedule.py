@@ -95,10 +95,9 @@ class Schedule:
 
 @dataclass(slots=True)
 class BestValidation:
-    """Keeps the best value of the deciding metric. metric: None where no metric decides; every validation then counts
-    as best."""
+    """Keeps the best value of the deciding metric."""
 
-    metric: str | None
+    metric: str | None  # None if no metric decides; every validation then counts as best
     smaller_is_better: bool = True
     value: float | None = None
 

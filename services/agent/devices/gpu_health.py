@@ -44,12 +44,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A finding that is not confirmed yet. xid: None for memory errors that a check counted."""
+    """A finding that is not confirmed yet."""
 
     at: float
     what: str
     remedy: str
-    xid: Xid | None = None
+    xid: Xid | None = None  # None for memory errors that a check counted
 
     @property
     def is_memory(self) -> bool:

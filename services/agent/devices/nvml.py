@@ -33,11 +33,10 @@ class NvmlUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The load of one device, each number None if the device does not report it. utilization_ratio: 0 to 1; MIG devices
-    have none."""
+    """The load of one device, each number None if the device does not report it."""
 
     uuid: str
-    utilization_ratio: float | None
+    utilization_ratio: float | None  # 0 to 1; MIG devices have none
     memory_used_bytes: int | None
     memory_total_bytes: int | None
 

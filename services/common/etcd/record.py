@@ -20,14 +20,11 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Writes a whole new value, never a change relative to the old one, because a put may be applied twice.
-
-    lease: the id of the lease that the key is deleted with; 0 for none.
-    """
+    """Writes a whole new value, never a change relative to the old one, because a put may be applied twice."""
 
     key: str
     value: bytes
-    lease: int = 0
+    lease: int = 0  # id of the lease with which the key is deleted; 0 for none
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,10 @@ Matcher = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """A checked filter. matches: searches a text for the filter's pattern; None without one."""
+    """A checked filter."""
 
     filter: LogFilter = NO_FILTER
-    matches: Matcher | None = None
+    matches: Matcher | None = None  # searches a text for the filter's pattern; None without one
 
     @property
     def is_selective(self) -> bool:

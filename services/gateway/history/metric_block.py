@@ -33,14 +33,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Summarises consecutive values. The samples are None where no value is finite. The first of equal values counts.
-    num_values: with those that are not finite."""
+    """Summarises consecutive values.
+
+    The samples are None where no value is finite. The first of equal values counts.
+    """
 
     first: Sample | None
     last: Sample | None
     least: Sample | None
     greatest: Sample | None
-    num_values: int
+    num_values: int  # number of values, with those that are not finite
     num_nonfinite: int
 
 

@@ -18,22 +18,23 @@ from gangline.domain.resource import EtcdHealth
 
 @dataclass(frozen=True, slots=True)
 class IngestRecord:
-    """Holds one record of a spool. sequence: counts from 1 within its spool."""
+    """Holds one record of a spool."""
 
-    sequence: int
+    sequence: int  # counts from 1 within its spool
     at: float
     content: LogLine | MetricsPoint | ProgressPoint
 
 
 @dataclass(frozen=True, slots=True)
 class IngestBatch:
-    """Holds records of one spool in the order of their sequence numbers. last_sequence: everything up to it is settled
-    with this batch, including records that were left out; 0 for the last record's number."""
+    """Holds records of one spool in the order of their sequence numbers."""
 
     spool_id: str
     experiment_id: int
     trial_id: str
     records: tuple[IngestRecord, ...]
+    # All records up to it are settled with this batch, including records that were left out. 0 for the last record's
+    # number.
     last_sequence: int = 0
 
     @property

@@ -35,10 +35,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Holds a trial's reason and place. queue_place: from 1, in the order in which the pool considers its requests."""
+    """Holds a trial's reason and place."""
 
     reason: Reason
-    queue_place: int
+    queue_place: int  # from 1, in the order in which the pool considers its requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from gangline.domain.state import ExitKind, State
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """One allocation in an agent's journal. exit: set when it is TERMINAL."""
+    """One allocation in an agent's journal."""
 
     allocation_id: str
     state: State
     accepted_at: float = 0.0
-    exit: ExitReport | None = None
+    exit: ExitReport | None = None  # set if it is TERMINAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,14 +136,14 @@ class Memory:
 
 @dataclass(slots=True)
 class _Known:
-    """Holds one experiment. waiting: the requests of its waiting trials."""
+    """Holds one experiment."""
 
     record: Experiment
     group: Group
     is_preemptible: bool
     smaller_sizes: tuple[int, ...] = ()
     is_single_agent: bool = False
-    waiting: list[PendingRequest] = field(default_factory=list)
+    waiting: list[PendingRequest] = field(default_factory=list)  # requests of its waiting trials
 
 
 def all_pools(configured: Iterable[PoolConfig], agents: Iterable[Agent]) -> tuple[PoolConfig, ...]:

@@ -38,11 +38,11 @@ Probes = Mapping[str, tuple[FailedProbe, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RendezvousFailure:
-    """suspects: see ExitReport.suspect_agent_ids."""
+    """Why a gang did not link."""
 
     kind: ExitKind
     message: str
-    suspects: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()  # see ExitReport.suspect_agent_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,10 +113,10 @@ class SuccessiveHalving:
 
 @dataclass(slots=True)
 class _Rung:
-    """values: all results, ascending, as if smaller were better."""
+    """A rung of a bracket."""
 
     length: int
-    values: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)  # all results, ascending, as if smaller were better
 
     def insert(self, trial: _Trial, value: float) -> int:
         """Adds a result and returns its rank, from 1 on. NaN is worse than every number."""

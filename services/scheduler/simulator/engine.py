@@ -48,14 +48,13 @@ class EngineContext:
 
 @dataclass(slots=True)
 class _Job:
-    """Tracks one submission. attempt: counts its spells, so that an event of an earlier spell is recognised as
-    stale."""
+    """Tracks one submission."""
 
     submission: Submission
     done_seconds: float = 0.0
     restart_seconds: float = 0.0
     first_started_at: float = -1.0
-    attempt: int = 0
+    attempt: int = 0  # counts its spells, so that an event of an earlier spell is recognised as stale
     num_preemptions: int = 0
     answers: list[Answer] = field(default_factory=list)
 

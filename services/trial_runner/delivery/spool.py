@@ -39,16 +39,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Segment:
-    """One file of the spool.
-
-    is_last_known: False if the end of another process's last file cannot be read. `last` is then the lowest number that
-    its last record can have.
-    """
+    """One file of the spool."""
 
     path: Path
     first: int
     last: int
     size: int
+    # False if the end of another process's last file cannot be read. `last` is then the lowest number that its last
+    # record can have.
     is_last_known: bool = True
 
 

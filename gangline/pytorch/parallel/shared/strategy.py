@@ -44,12 +44,13 @@ class Holder:
 class Replica:
     """The data replica that a rank belongs to: the index-th of count.
 
-    All ranks of a replica train on the same records; different replicas train on different ones. is_counted: whether
-    this rank's metrics count for the replica. One rank of each replica has it, so that no record counts twice.
+    All ranks of a replica train on the same records; different replicas train on different ones.
     """
 
     index: int = 0
     count: int = 1
+    # Whether this rank's metrics count for the replica. One rank of each replica has it, so that no record counts
+    # twice.
     is_counted: bool = True
 
 

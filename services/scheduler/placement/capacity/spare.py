@@ -58,11 +58,10 @@ def find_spare(holder: PendingRequest, room: Room, outlook: Outlook, now: float,
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Holds the time in which the order of ends decides whether the holder starts. last_at: the holder starts then for
-    certain; None for never."""
+    """Holds the time in which the order of ends decides whether the holder starts."""
 
     first_at: float
-    last_at: float | None
+    last_at: float | None  # time at which the holder starts for certain; None for never
 
     def has(self, at: float) -> bool:
         return self.last_at is None or at < self.last_at

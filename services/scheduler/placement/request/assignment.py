@@ -27,12 +27,11 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Stops a live allocation to make room for a request. is_growth: for its own trial, which starts again on all of
-    its slots."""
+    """Stops a live allocation to make room for a request."""
 
     allocation_id: str
     for_trial_id: str
-    is_growth: bool = False
+    is_growth: bool = False  # whether it makes room for its own trial, which starts again on all of its slots
 
 
 @dataclass(frozen=True, slots=True)
