@@ -43,7 +43,7 @@ class Passes:
     peak_bytes: list[float]  # the most bytes in the unit's own passes; 0 if not known
     batch_bytes: float = 0.0  # bytes of the batch's own tensors, which no other field counts
     kernels: int = 0  # number of operations that the forward pass issued
-    convolved: float = 0.0  # the part of all operations that convolutions have, as in OperationCounter
+    convolved: float = 0.0  # the part of all operations in convolutions, 0 to 1, as in OperationCounter
     all_flops: float = 0.0  # operations of both passes; 0 if the backward pass failed
     all_kernels: int = 0  # number of operations that both passes issued; 0 if the backward pass failed
     moments: tuple[Moment, ...] = ()  # those that need most memory; empty if the backward pass failed

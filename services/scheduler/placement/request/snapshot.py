@@ -188,7 +188,7 @@ class PoolConfig:
     # Which requests may start before the first one that has to wait: none (False), those that do not delay it (True),
     # or also those that can be preempted for it ("on_call").
     backfill: Backfill = True
-    # keys of agents' labels, the widest first; a gang over several agents spans few of their values
+    # keys of agents' labels, the widest first; a gang over several agents spans as few values of them as it can
     network_labels: tuple[str, ...] = ("zone", "rack")
 
     @property
