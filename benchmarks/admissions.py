@@ -66,15 +66,14 @@ RUN_DEADLINE_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Class:
-    """Describes a class of requests. count: in each queue. every_seconds: Kueue's interval between two of them.
-    priority: 1 is the most urgent."""
+    """Describes a class of requests."""
 
     name: str
-    count: int
+    count: int  # requests in each queue
     slots: int
     run_seconds: float
-    every_seconds: float
-    priority: int
+    every_seconds: float  # Kueue's interval between two of them
+    priority: int  # 1 is the most urgent
 
 
 CLASSES = (
@@ -91,13 +90,12 @@ CLASS_BY_SLOTS = {request_class.slots: request_class for request_class in CLASSE
 
 @dataclass(frozen=True)
 class Measurement:
-    """Holds the figures of one run. waits: by class, seconds from the agents' connecting to the admission.
-    whole_per_second: requests over the time from the first submission to the last end on record."""
+    """Holds the figures of one run."""
 
     submits_per_second: float
     admissions_per_second: float
-    whole_per_second: float
-    waits: dict[str, list[float]]
+    whole_per_second: float  # requests over the time from the first submission to the last end on record
+    waits: dict[str, list[float]]  # by class, seconds from the agents' connecting to the admission
     processor_ms: dict[str, float]
     faults: tuple[str, ...]
 

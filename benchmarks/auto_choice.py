@@ -37,12 +37,12 @@ _SLOW = Link("100 Mbit, 5 ms", 100, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model of benchmarks/sized.py on a link. batch: records of all ranks. steps: counted in each pass."""
+    """A model of benchmarks/sized.py on a link."""
 
     model: str
-    batch: int
+    batch: int  # records of all ranks
     link: Link
-    steps: int = 3
+    steps: int = 3  # counted steps of each pass
     passes: int = PASSES
 
     @property

@@ -28,10 +28,10 @@ _ORDER_OF_SLOW_LINKS = ("none", "ddp", "zero1", "zero2", "pipeline", "hsdp", "ze
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One level of a case in one run. record: of the choice. seconds: of a step, for each row without a limit."""
+    """One level of a case in one run."""
 
-    record: StrategyChoice
-    seconds: Mapping[str, float]
+    record: StrategyChoice  # record of the choice
+    seconds: Mapping[str, float]  # time of a step, for each row without a limit
 
     @property
     def fitting(self) -> list[CandidateRow]:
@@ -40,15 +40,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Judgment:
-    """One level of a case over all runs. fastest: the fitting row with the smallest median. ratios: for each run, the
-    step of the chosen row over that of the fastest. ddp_ratios, thumb_ratios: the same for ddp, empty where it does not
-    fit, and for the rule of thumb. choices: the chosen rows, and how often."""
+    """One level of a case over all runs."""
 
-    fastest: str
-    choices: Mapping[str, int]
-    ratios: tuple[float, ...]
-    ddp_ratios: tuple[float, ...]
-    thumb_ratios: tuple[float, ...]
+    fastest: str  # the fitting row with the smallest median
+    choices: Mapping[str, int]  # the chosen rows, and how often each was chosen
+    ratios: tuple[float, ...]  # for each run, the step of the chosen row over that of the fastest
+    ddp_ratios: tuple[float, ...]  # the same for ddp; empty if it does not fit
+    thumb_ratios: tuple[float, ...]  # the same for the rule of thumb
 
     @property
     def median(self) -> float:

@@ -52,13 +52,13 @@ POOLS = (PoolConfig("default"),)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Milliseconds for which each service's loop could not run. refusal: the refusing error's code; empty for none."""
+    """Milliseconds for which each service's loop could not run."""
 
     name: str
     num_bytes: int
     gateway_ms: float
     leader_ms: float
-    refusal: str
+    refusal: str  # code of the refusing error; empty for none
 
 
 def main() -> int:

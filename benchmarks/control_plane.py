@@ -30,11 +30,11 @@ READY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """Represents the running processes. address: of the scheduler's gRPC server. token: the cluster's."""
+    """Represents the running processes."""
 
-    address: str
+    address: str  # address of the scheduler's gRPC server
     etcd_address: str
-    token: str
+    token: str  # token of the cluster
     scheduler: psutil.Process
     etcd: psutil.Process
 

@@ -59,11 +59,11 @@ _NAME = re.compile(rb"kill-(\d+)-end")
 
 @dataclass
 class Result:
-    """kills: of etcd. acknowledged: the numbers of all submits that were acknowledged. lost: those that were not in
-    etcd after the restart that followed."""
+    """The result of kills of etcd."""
 
-    kills: int = 0
-    acknowledged: set[int] = field(default_factory=set)
+    kills: int = 0  # number of kills of etcd
+    acknowledged: set[int] = field(default_factory=set)  # numbers of all submits that were acknowledged
+    # numbers of acknowledged submits that were not in etcd after the restart that followed
     lost: set[int] = field(default_factory=set)
 
 

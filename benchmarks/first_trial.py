@@ -40,18 +40,18 @@ ENDING = "COMPLETED"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A sequence of commands that a user types. name: of the program."""
+    """A sequence of commands that a user types."""
 
-    name: str
+    name: str  # name of the program
     commands: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The result of one run. silence: the longest time without output. Both in seconds."""
+    """The result of one run. Both times are in seconds."""
 
     seconds: float
-    silence: float
+    silence: float  # the longest time without output
 
 
 def make_ways(folder: Path) -> list[Way]:

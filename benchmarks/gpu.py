@@ -49,16 +49,15 @@ RECORDS_OF_EPOCH = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Describes the training of both sides. make_records: inputs and targets on a device. units_per_record: tokens or
-    images."""
+    """Describes the training of both sides."""
 
     name: str
     unit: str
-    units_per_record: int
+    units_per_record: int  # tokens or images
     batch_size: int
     make_model: Callable[[], nn.Module]
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    make_records: Callable[[torch.device], tuple[torch.Tensor, torch.Tensor]]
+    make_records: Callable[[torch.device], tuple[torch.Tensor, torch.Tensor]]  # returns inputs and targets on a device
     steps_per_block: int = 20
 
 

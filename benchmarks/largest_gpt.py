@@ -48,12 +48,12 @@ ATTEMPT_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One model with one batch. length: tokens of a record."""
+    """One model with one batch."""
 
     width: int
     blocks: int
     batch: int
-    length: int = 1024
+    length: int = 1024  # tokens of a record
     words: int = GPT2_WORDS
 
     @property
@@ -71,13 +71,12 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an attempt did. problem: why it trained no step; empty for one that trained. peak: bytes of all tensors on
-    the GPU at once. seconds: of a step. row: the one that `auto` chose."""
+    """What an attempt did."""
 
-    problem: str = ""
-    peak: int = 0
-    seconds: float = 0.0
-    row: CandidateRow | None = None
+    problem: str = ""  # why it trained no step; empty if it did
+    peak: int = 0  # bytes of all tensors on the GPU at once
+    seconds: float = 0.0  # time of a step
+    row: CandidateRow | None = None  # the row that `auto` chose
     table: tuple[str, ...] = ()
 
 

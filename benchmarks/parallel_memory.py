@@ -52,10 +52,10 @@ STRATEGIES: dict[int, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """name: of the plan's row, without the number of microbatches and the recomputation. parallelism: the section."""
+    """A form of spreading."""
 
-    name: str
-    parallelism: Any
+    name: str  # name of the plan's row, without the number of microbatches and the recomputation
+    parallelism: Any  # section of this name
     recomputation: str = "none"
 
     @property

@@ -62,11 +62,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Holds one result. seconds: from the kill to the first step that all ranks have finished; None when that never
-    happened. repeated: batches that were trained again."""
+    """Holds one result."""
 
+    # time from the kill to the first step that all ranks have finished; None if that never happened
     seconds: float | None
-    repeated: int = 0
+    repeated: int = 0  # batches that were trained again
 
 
 def main() -> None:

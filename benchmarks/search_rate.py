@@ -49,11 +49,11 @@ PHASES = [field.name for field in fields(Timeline) if field.name != "first_step_
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Describes the search. seconds: of the work of a trial."""
+    """Describes the search."""
 
     trials: int
     slots: int
-    seconds: float
+    seconds: float  # time that the work of a trial takes
 
     def share_without_work(self, wall_seconds: float) -> float:
         return 1 - self.trials * self.seconds / (self.slots * wall_seconds)

@@ -26,13 +26,12 @@ RunSeconds = Callable[[runner_pb2.RunnerSpec], float]
 
 @dataclass
 class Book:
-    """Records what all agents of a run have seen. started_at: by allocation id, when the last member was started, for
-    allocations with all members started. ended: allocations of which every member's end is on record. faults:
-    violations, as text."""
+    """Records what all agents of a run have seen."""
 
+    # time of the last member's start by allocation id, for allocations with all members started
     started_at: dict[str, float] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-    faults: list[str] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)  # allocations of which every member's end is on record
+    faults: list[str] = field(default_factory=list)  # violations, as text
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
     _num_members: dict[str, int] = field(default_factory=dict)
     _started: dict[str, set[str]] = field(default_factory=dict)

@@ -54,10 +54,10 @@ SLEEP = "sleep 3600"
 
 @dataclass(frozen=True)
 class Load:
-    """Describes a load. nodes: agents, or node daemons. slots: of each node."""
+    """Describes a load."""
 
-    nodes: int
-    slots: int
+    nodes: int  # agents, or node daemons
+    slots: int  # slots of each node
     jobs: int
     deep: int
 

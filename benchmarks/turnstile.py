@@ -27,18 +27,15 @@ SAID_CHARACTERS = 2000
 
 @dataclass(slots=True)
 class Side:
-    """Represents one program: its connection, the pids of its ranks, and the blocks that it has reported.
-
-    find_beside: returns the processor time so far of what runs for the program beside its ranks. beside_seconds: of
-    each block.
-    """
+    """Represents one program: its connection, the pids of its ranks, and the blocks that it has reported."""
 
     connection: socket.socket
     pids: list[int] = field(default_factory=list)
     wall_seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
+    # returns the processor time so far of what runs for the program beside its ranks
     find_beside: Callable[[], float] = lambda: 0.0
-    beside_seconds: list[float] = field(default_factory=list)
+    beside_seconds: list[float] = field(default_factory=list)  # that processor time for each block
     _lines: IO[str] = field(init=False)
 
     def __post_init__(self) -> None:

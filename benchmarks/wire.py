@@ -39,12 +39,11 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Describes a link. mbit: 0 for the loopback device of this machine. round_trip_ms: the delay of both directions
-    together."""
+    """Describes a link."""
 
     name: str
-    mbit: int = 0
-    round_trip_ms: float = 0.0
+    mbit: int = 0  # 0 for the loopback device of this machine
+    round_trip_ms: float = 0.0  # delay of both directions together
 
 
 def can_emulate() -> bool:

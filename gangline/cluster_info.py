@@ -19,19 +19,14 @@ CHIEF_PORT_KEY = "GANGLINE_CHIEF_PORT"
 
 @dataclass(frozen=True, slots=True)
 class TrialInfo:
-    """The trial that this process trains.
-
-    config: the experiment's configuration, with defaults filled in.
-    hparams: this trial's hyperparameters.
-    strategy_choice_json: what `parallelism: auto` chose in the attempt before; empty where there is none.
-    """
+    """The trial that this process trains."""
 
     trial_id: str
     experiment_id: int
     trial_seed: int
-    hparams: dict[str, Any]
-    config: dict[str, Any]
-    strategy_choice_json: str = ""
+    hparams: dict[str, Any]  # this trial's hyperparameters
+    config: dict[str, Any]  # the experiment's configuration, with defaults filled in
+    strategy_choice_json: str = ""  # what `parallelism: auto` chose in the attempt before; empty if there is none
 
 
 class CheckpointInfo(str):
@@ -58,42 +53,32 @@ class CheckpointInfo(str):
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """Describes the cluster, the allocation, the machine and the trial of this process.
-
-    node_rank: counts the machines of this allocation.
-    slot_ids: the slots of this machine, in local-rank order.
-    storage_url: where checkpoints are stored.
-    code_directory: the folder with the user's files.
-    addresses: of the machines, by node rank, in the network that links the gang.
-    rank, world_size: those of the slot in which this process runs. A launcher of the script's own may number its
-    workers differently.
-    runs_once: whether the entrypoint runs once on each machine, with all slots of the machine. rank is then that of the
-    machine's first slot, and world_size still counts slots.
-    latest_checkpoint: the checkpoint to resume from, None in a trial that begins; its value is the checkpoint's id.
-    full_world_size: slots_per_trial in an attempt on fewer slots; 0 in an attempt of full size.
-    storage_wait_seconds: how long the trial waits for a storage that takes nothing.
-    storage_marker: the content of the file by which the storage's folder is known; empty where there is none.
-    """
+    """Describes the cluster, the allocation, the machine and the trial of this process."""
 
     cluster_id: str
     allocation_id: str
     attempt: int
     agent_id: str
-    node_rank: int
+    node_rank: int  # number of this machine among those of the allocation, from 0
     num_nodes: int
-    slot_ids: list[str]
-    storage_url: str
-    code_directory: str
+    slot_ids: list[str]  # slots of this machine, in local-rank order
+    storage_url: str  # URL of the storage for checkpoints
+    code_directory: str  # folder with the user's files
     trial: TrialInfo
+    # checkpoint to resume from, with its id as value; None in a trial that begins
     latest_checkpoint: CheckpointInfo | None = None
     warnings: list[str] = field(default_factory=list)
+    # addresses of the machines, by node rank, in the network that links the gang
     addresses: list[str] = field(default_factory=list)
+    # Rank of the slot in which this process runs. A launcher of the script's own may number its workers differently.
     rank: int = 0
-    world_size: int = 1
-    full_world_size: int = 0
+    world_size: int = 1  # number of slots of the gang, also if runs_once is set
+    full_world_size: int = 0  # slots_per_trial in an attempt on fewer slots; 0 in an attempt of full size
+    # Whether the entrypoint runs once on each machine, with all slots of the machine. `rank` is then that of the
+    # machine's first slot.
     runs_once: bool = False
-    storage_wait_seconds: float = 3600.0
-    storage_marker: str = ""
+    storage_wait_seconds: float = 3600.0  # time that the trial waits for a storage that takes nothing
+    storage_marker: str = ""  # content of the file by which the storage's folder is known; empty if there is none
 
     @property
     def rounds(self) -> int:

@@ -37,9 +37,9 @@ WAIT_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Creates a trial; the first one of a search has number 1. hyperparameters: all that the trial reads."""
+    """Creates a trial; the first one of a search has number 1."""
 
-    hyperparameters: Mapping[str, Any]
+    hyperparameters: Mapping[str, Any]  # all that the trial reads
 
 
 @dataclass(frozen=True, slots=True)

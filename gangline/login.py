@@ -27,16 +27,12 @@ RETRY_VARIABLE = "GANGLINE_RETRY_SECONDS"
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """address: "host:port" of a gateway's gRPC server, or several with commas. data_directory: of the local cluster to
-    which it belongs.
+    """The fields are those of the file. A file with one address is the same for every version of Gangline."""
 
-    The fields are those of the file. A file with one address is the same for every version of Gangline.
-    """
-
-    address: str
+    address: str  # "host:port" of a gateway's gRPC server, or several with commas
     token: str
     http_address: str = ""
-    data_directory: str = ""
+    data_directory: str = ""  # data directory of the local cluster to which it belongs; empty for other clusters
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -37,14 +37,13 @@ _log = logging.getLogger("gangline")
 
 @dataclass(slots=True)
 class _Validation:
-    """Metrics of one step. The Trainer logs each of several eval sets by itself. is_open: whether some have not been
-    reported yet. units: in the searcher's unit."""
+    """Metrics of one step. The Trainer logs each of several eval sets by itself."""
 
     step: int
     epochs: float = 0.0
-    units: float | None = None
+    units: float | None = None  # progress in the searcher's unit; None if not known
     metrics: dict[str, Any] = field(default_factory=dict)
-    is_open: bool = False
+    is_open: bool = False  # whether some metrics have not been reported yet
 
 
 class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]  # its base is untyped here

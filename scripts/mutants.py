@@ -54,9 +54,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """path: of the file, relative to the tree."""
+    """A tree with one defect."""
 
-    path: str
+    path: str  # path of the file, relative to the tree
     mutation: Mutation
 
     def diff(self, source: str) -> str:
@@ -209,9 +209,9 @@ def _measure(pool: _TreePool, suites: set[str], results: Results) -> dict[str, l
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Tries one defect at a time. tests: by suite."""
+    """Tries one defect at a time."""
 
-    tests: Mapping[str, Sequence[MeasuredTest]]
+    tests: Mapping[str, Sequence[MeasuredTest]]  # by suite
     sources: Mapping[str, str]
     results: Results
 

@@ -47,17 +47,14 @@ Change = tuple[ast.expr | ast.stmt, str]
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """Describes one change. start, end: the part of the source, in characters, that `text` replaces. line: where it
-    starts.
+    """Describes one change."""
 
-    function: the qualified name of the function that it is in. Empty outside of functions, and in those that cache
-    their results: a test may use such a result without calling the function.
-    """
-
-    start: int
-    end: int
+    start: int  # first character of the source that `text` replaces
+    end: int  # character behind the last one that `text` replaces
     text: str
-    line: int
+    line: int  # line in which the change starts
+    # Qualified name of the function around the change. It is empty outside of functions, and in those that cache their
+    # results: a test may use such a result without calling the function.
     function: str = ""
 
     def apply(self, source: str) -> str:

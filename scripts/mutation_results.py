@@ -23,10 +23,10 @@ NOTICED, SURVIVED, TIMED_OUT = "noticed", "survived", "timed out"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """test: the one that noticed the defect, empty when none did."""
+    """The result for one defect."""
 
     kind: str
-    test: str = ""
+    test: str = ""  # test that noticed the defect; empty if none did
 
 
 class Results:

@@ -57,11 +57,11 @@ RUNNING: set[subprocess.Popen[str]] = set()
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTest:
-    """calls: the functions of the watched folders, each as "path::qualified name"."""
+    """A test and the functions that it calls."""
 
     name: str
     seconds: float
-    calls: frozenset[str]
+    calls: frozenset[str]  # functions of the watched folders, each as "path::qualified name"
 
     @property
     def file(self) -> str:

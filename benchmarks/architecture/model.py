@@ -19,19 +19,18 @@ Loss = Callable[[nn.Module, Records], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """make: returns the model with random weights. records: returns so many records by name, their first dimension.
-    loss: a mean over records. has_validation: whether evaluation mode has the loss too. number_type: the type of
-    parameters and inputs. tolerance: the largest difference to one process that counts as equal."""
+    """A published model with a way to train it."""
 
     name: str
     family: str
     library: str
-    make: Callable[[], nn.Module]
+    make: Callable[[], nn.Module]  # returns the model with random weights
+    # returns as many records as asked for, by name; records are their first dimension
     records: Callable[[int], Records]
-    loss: Loss
-    has_validation: bool = True
-    number_type: torch.dtype = torch.float64
-    tolerance: float = 1e-8
+    loss: Loss  # a mean over records
+    has_validation: bool = True  # whether evaluation mode has the loss too
+    number_type: torch.dtype = torch.float64  # type of parameters and inputs
+    tolerance: float = 1e-8  # the largest difference to one process that counts as equal
 
 
 def make_model(architecture: Architecture) -> nn.Module:

@@ -13,14 +13,12 @@ EQUAL, REFUSED, MISSING = "equal", "refused", "not run"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """kind: `equal`, `refused`, `not run` where the library is missing, or the name of a fault. difference: the largest
-    one to one process, where equal. text: the line of a refusal, or the fault's. way_out: options with which a refused
-    architecture trains as in one process."""
+    """The result of one architecture under one strategy."""
 
-    kind: str
-    difference: float = 0.0
-    text: str = ""
-    way_out: str = ""
+    kind: str  # `equal`, `refused`, `not run` if the library is missing, or the name of a fault
+    difference: float = 0.0  # the largest difference to one process, if equal
+    text: str = ""  # the line of a refusal or a fault
+    way_out: str = ""  # options with which a refused architecture trains as in one process
 
     @property
     def is_fault(self) -> bool:
@@ -29,20 +27,20 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """precision: type of the model's numbers. cells: by strategy."""
+    """The results of one architecture."""
 
     name: str
     family: str
     library: str
-    precision: str = "fp64"
-    cells: Mapping[str, Cell] = field(default_factory=dict)
+    precision: str = "fp64"  # type of the model's numbers
+    cells: Mapping[str, Cell] = field(default_factory=dict)  # by strategy
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """versions: of torch and of the libraries."""
+    """The results of all architectures."""
 
-    versions: Mapping[str, str]
+    versions: Mapping[str, str]  # versions of torch and of the libraries
     rows: Sequence[Row]
 
 

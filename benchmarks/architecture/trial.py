@@ -25,12 +25,12 @@ VALIDATION_BATCH, VALIDATION_BATCHES = 4, 4
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """name: of the architecture. ranks: of the gang. parallelism: the section. folder: with the libraries, or empty."""
+    """The order to train one architecture."""
 
-    name: str
-    ranks: int
-    parallelism: dict[str, Any] = field(default_factory=dict)
-    folder: str = ""
+    name: str  # name of the architecture
+    ranks: int  # ranks of the gang
+    parallelism: dict[str, Any] = field(default_factory=dict)  # section of this name
+    folder: str = ""  # folder with the libraries, or empty
 
     @property
     def microbatches(self) -> int:

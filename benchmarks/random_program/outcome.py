@@ -9,10 +9,9 @@ import torch
 
 @dataclass(slots=True)
 class Outcome:
-    """losses: of each batch, over all replicas. validations: of each one. state: the whole model's. rates: learning
-    rates of the optimizers' groups at the end."""
+    """The result of a program."""
 
-    losses: list[float] = field(default_factory=list)
-    validations: list[float] = field(default_factory=list)
-    state: dict[str, torch.Tensor] = field(default_factory=dict)
-    rates: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # loss of each batch, over all replicas
+    validations: list[float] = field(default_factory=list)  # result of each validation
+    state: dict[str, torch.Tensor] = field(default_factory=dict)  # state of the whole model
+    rates: list[float] = field(default_factory=list)  # learning rates of the optimizers' groups at the end

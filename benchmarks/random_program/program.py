@@ -40,9 +40,7 @@ ALL_BLOCKS = IN_RECORDS | UNSAVED | DRAWING | OTHERS
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """own: state of the model itself, beside its blocks. before, after, last: steps before wrap_model, behind it, and
-    behind the optimizer. events: steps at the beginning of an epoch, by its number. period: batches between
-    validations. saved: batches before a checkpoint from which a new trial goes on; 0 for none."""
+    """A random training program."""
 
     seed: int
     ranks: int = 2
@@ -50,11 +48,11 @@ class Program:
     recomputation: str = "none"
     form: str = "list"
     blocks: tuple[str, ...] = ("Plain",) * 4
-    own: tuple[str, ...] = ()
-    before: tuple[Step, ...] = ()
-    after: tuple[Step, ...] = ()
-    last: tuple[Step, ...] = ()
-    events: tuple[tuple[int, Step], ...] = ()
+    own: tuple[str, ...] = ()  # state of the model itself, beside its blocks
+    before: tuple[Step, ...] = ()  # steps before wrap_model
+    after: tuple[Step, ...] = ()  # steps behind wrap_model
+    last: tuple[Step, ...] = ()  # steps behind the optimizer
+    events: tuple[tuple[int, Step], ...] = ()  # steps at the beginning of an epoch, by its number
     optimizer: str = "sgd"
     is_grouped: bool = False
     has_two: bool = False
@@ -64,8 +62,8 @@ class Program:
     epoch: int = 2
     is_ragged: bool = False
     batches: int = 4
-    period: int = 2
-    saved: int = 0
+    period: int = 2  # batches between validations
+    saved: int = 0  # batches before a checkpoint from which a new trial goes on; 0 for none
 
     @property
     def strategy(self) -> str:

@@ -32,7 +32,7 @@ class TrialInfo:
 @dataclass(frozen=True)
 class ClusterInfo(Lacking):
     """Determined's ClusterInfo. container_rank counts the machines of the allocation; slot_ids counts those of this
-    machine, from 0. container_addrs: the machines' addresses, by container_rank."""
+    machine, from 0."""
 
     lacks: ClassVar[tuple[str, ...]] = (
         "container_slot_counts",
@@ -51,7 +51,7 @@ class ClusterInfo(Lacking):
     allocation_id: str
     task_type: str
     container_rank: int
-    container_addrs: list[str]
+    container_addrs: list[str]  # addresses of the machines, by container_rank
     latest_checkpoint: str | None
     trial: TrialInfo
 

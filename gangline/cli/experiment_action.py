@@ -52,19 +52,17 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """Describes a command. done: a participle. states: in which conditions choose experiments. archived: which of them
-    conditions choose; None for all. is_final: it asks even where ids are given. warning: for the question.
-    frees_slots: it has --wait, for the moment at which the slots are free."""
+    """Describes a command."""
 
     name: str
-    done: str
+    done: str  # a participle, such as "paused"
     help: str
     call: Callable[[Client], Callable[[int], Any]]
-    states: Sequence[State]
-    archived: bool | None = False
-    is_final: bool = False
-    warning: str = ""
-    frees_slots: bool = False
+    states: Sequence[State]  # states in which conditions choose experiments
+    archived: bool | None = False  # which of them conditions choose, archived or others; None for all
+    is_final: bool = False  # whether it asks even if ids are given
+    warning: str = ""  # part of the question; empty for none
+    frees_slots: bool = False  # whether it has --wait, for the moment at which the slots are free
     line_of: Callable[[Any], str] = state_line
 
 

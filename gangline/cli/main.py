@@ -25,17 +25,13 @@ _FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT, ErrorKind.INTERNAL)
 
 
 class _Entry(NamedTuple):
-    """Describes a command of the program, or a group of commands.
-
-    name: the function or the variable with the group, in this module of gangline.cli; further_modules: those that add
-    commands to the group when they are imported.
-    """
+    """Describes a command of the program, or a group of commands."""
 
     module: str
-    name: str
+    name: str  # the function or the variable with the group, in this module of gangline.cli
     is_group: bool = False
     aliases: tuple[str, ...] = ()
-    further_modules: tuple[str, ...] = ()
+    further_modules: tuple[str, ...] = ()  # modules that add commands to the group when they are imported
 
 
 _ENTRIES = {

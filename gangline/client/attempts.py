@@ -52,11 +52,10 @@ G = TypeVar("G", bound=HasTarget)
 
 @dataclass(frozen=True, slots=True)
 class WayBack:
-    """The way back for a user whose stream has lost all gateways. work: goes on meanwhile, as "experiment 7". command:
-    shows it again."""
+    """The way back for a user whose stream has lost all gateways."""
 
-    work: str
-    command: str
+    work: str  # the work that goes on meanwhile, such as "experiment 7"
+    command: str  # command that shows the work again
 
 
 class Route(Generic[G]):

@@ -37,13 +37,13 @@ _LEAST_BYTES_PER_SECOND = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiles:
-    """A folder that can be imported. checkpoint_id: the id that its content gives it."""
+    """A folder that can be imported."""
 
     folder: Path
     name: str
     metadata_json: str
     files: tuple[ImportedFile, ...]
-    checkpoint_id: str
+    checkpoint_id: str  # the id that its content gives it
 
     @property
     def num_bytes(self) -> int:

@@ -34,12 +34,12 @@ ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".ipynb_checkpoint
 
 @dataclass(frozen=True, slots=True)
 class CodeArchive:
-    """payload: a gzipped tar. num_bytes: of all files, unpacked."""
+    """The code of an experiment, packed for upload."""
 
     sha256: str
-    payload: bytes
+    payload: bytes  # a gzipped tar
     num_files: int
-    num_bytes: int
+    num_bytes: int  # bytes of all files, unpacked
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,33 +24,33 @@ OnView = Callable[[ExperimentView], object]
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """warnings: about settings that are not carried out as written, from the client and from the cluster."""
+    """A new experiment."""
 
     experiment: Experiment
+    # warnings of the client and the cluster about settings that are not carried out as written
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedCheckpoint:
-    """is_new: False where the same content was imported before."""
+    """A checkpoint in the cluster's storage."""
 
     checkpoint: Checkpoint
-    is_new: bool
+    is_new: bool  # False if the same content was imported before
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """id grows within an experiment. rank is None for lines of the trial runner. stream: stdout, stderr or runner.
-    level: INFO also for lines from versions that graded no line."""
+    """A line of a log."""
 
-    id: int
+    id: int  # grows within an experiment
     trial_id: str
     at: float
     text: str
-    rank: int | None = None
+    rank: int | None = None  # None for lines of the trial runner
     agent_id: str = ""
-    stream: str = "stdout"
-    level: LogLevel = LogLevel.INFO
+    stream: str = "stdout"  # stdout, stderr or runner
+    level: LogLevel = LogLevel.INFO  # INFO also for lines from versions that graded no line
 
 
 def ignore_progress(work: str, num_bytes: int, total_bytes: int) -> None:
@@ -62,13 +62,11 @@ def ignore_view(view: ExperimentView) -> None:
 
 
 class LogOptions(TypedDict, total=False):
-    """Selects log entries that match all of these. since, until: a time or Unix seconds; an entry of the time `until`
-    does not match. ranks, agents: empty for all. level: the least one, such as "warning". pattern: of RE2, found
-    anywhere in the text."""
+    """Selects log entries that match all of these."""
 
-    since: datetime | float | None
-    until: datetime | float | None
-    ranks: Sequence[int] | int
-    level: LogLevel | str
-    agents: Sequence[str] | str
-    pattern: str
+    since: datetime | float | None  # a time or Unix seconds
+    until: datetime | float | None  # a time or Unix seconds; an entry of this very time does not match
+    ranks: Sequence[int] | int  # empty for all
+    level: LogLevel | str  # the lowest level that matches, such as "warning"
+    agents: Sequence[str] | str  # empty for all
+    pattern: str  # a pattern of RE2, found anywhere in the text

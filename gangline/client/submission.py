@@ -29,13 +29,12 @@ NO_OVERRIDES: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """config_json: checked, with all defaults. warnings: of the configuration. template: the one that the configuration
-    includes; empty for none."""
+    """A configuration and its code, ready to be sent."""
 
-    config_json: str
+    config_json: str  # checked, with all defaults
     archive: CodeArchive
-    warnings: tuple[str, ...] = ()
-    template: str = ""
+    warnings: tuple[str, ...] = ()  # warnings about the configuration
+    template: str = ""  # name of the template that the configuration includes; empty for none
     is_paused: bool = False
 
     def digest(self, *scope: str) -> str:
@@ -47,10 +46,10 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class ForkedExperiment:
-    """An experiment with changes. archive: None for the code that it has."""
+    """An experiment with changes."""
 
     config_json: str
-    archive: CodeArchive | None
+    archive: CodeArchive | None  # None for the code that the experiment has
     warnings: tuple[str, ...]
 
 

@@ -18,13 +18,12 @@ _PLACE: Path = ("hyperparameters", NAME)
 
 @dataclass(frozen=True, slots=True)
 class BatchSplit:
-    """The split of a global batch. Each of the replicas takes per_replica records. effective: the records of one step
-    over all replicas, never above asked."""
+    """The split of a global batch. Each of the replicas takes per_replica records."""
 
     asked: int
     replicas: int
     per_replica: int
-    effective: int
+    effective: int  # records of one step over all replicas, never above `asked`
     ranks_per_replica: int = 1
 
     @property

@@ -47,11 +47,10 @@ def check_code(folder: Path, entrypoint: Entrypoint, environment: Environment | 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Parses files of the folder. is_checked: whether a file that this Python cannot read is refused; otherwise its
-    content is unknown."""
+    """Parses files of the folder."""
 
     folder: Path
-    is_checked: bool
+    is_checked: bool  # whether a file that this Python cannot read is refused; otherwise its content is unknown
 
     def parse(self, path: Path) -> ast.Module | None:
         """Returns the file's statements; None where they are unknown. Raises GanglineError `code.syntax`."""

@@ -21,9 +21,9 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """One error in a configuration. code: the last part of the GanglineError's code."""
+    """One error in a configuration."""
 
-    code: str
+    code: str  # the last part of the GanglineError's code
     path: Path
     text: str
 

@@ -39,18 +39,18 @@ _VARIABLES: Path = ("environment", "environment_variables")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The place of a value in the layer that set it. source: OWN, or the name of an inherited layer."""
+    """The place of a value in the layer that set it."""
 
-    source: str
+    source: str  # OWN, or the name of an inherited layer
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """origin_by_path: of every value and of every key of the result that one layer set."""
+    """The result of a merge of layers."""
 
     values: Mapping[str, Any]
-    origin_by_path: Mapping[Path, Origin]
+    origin_by_path: Mapping[Path, Origin]  # origin of every value and every key of the result that one layer set
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,20 +29,19 @@ Family = Literal["single", "replicated", "sharded", "staged", "any"]
 
 @dataclass(frozen=True, slots=True)
 class StrategyRow:
-    """options: keys of the section `parallelism` that the strategy knows. script_options: further options of torch's
-    class, for scripts that pass their configuration themselves. fewest_slots: the least number of slots of a trial.
-    slots_multiple: the number of slots is a multiple of it. ranks_per_replica: how many ranks train on the same
-    records, as parts of one data replica; a staged strategy has as many as the option `stages` says, see
-    ranks_per_replica below. combines_with: strategies that it applies among its replicas."""
+    """One strategy with its rules."""
 
     name: StrategyName
     family: Family
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # keys of the section `parallelism` that the strategy knows
+    # further options of torch's class, for scripts that pass their configuration themselves
     script_options: tuple[str, ...] = ()
-    fewest_slots: int = 1
-    slots_multiple: int = 1
+    fewest_slots: int = 1  # the least number of slots of a trial
+    slots_multiple: int = 1  # the number of slots is a multiple of it
+    # Number of ranks that train on the same records, as parts of one data replica. A staged strategy has as many as the
+    # option `stages` says, see ranks_per_replica below.
     ranks_per_replica: int = 1
-    combines_with: tuple[str, ...] = ()
+    combines_with: tuple[str, ...] = ()  # strategies that it applies among its replicas
 
 
 _DDP_OPTIONS = ("find_unused_parameters", "static_graph")

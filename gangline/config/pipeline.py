@@ -22,17 +22,15 @@ SPLIT_WORDS = ("parameters", "time")
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """parts: parts of the model in each slot. is_v: a slot has part i and the i-th from the end, instead of parts i and
-    i + stages. needs_full: at least as many microbatches as parts of one round are needed, so that every stage has
-    work in the steady state. can_compile, can_recompute: whether torch runs it with compiled modules, and with
-    activation checkpointing."""
+    """One schedule with its rules."""
 
     name: str
-    parts: int = 1
-    is_v: bool = False
+    parts: int = 1  # parts of the model in each slot
+    is_v: bool = False  # a slot has part i and the i-th from the end, instead of parts i and i + stages
+    # at least one microbatch for each part of a round is needed, so that every stage has work in the steady state
     needs_full: bool = True
-    can_compile: bool = True
-    can_recompute: bool = True
+    can_compile: bool = True  # whether torch runs it with compiled modules
+    can_recompute: bool = True  # whether torch runs it with activation checkpointing
 
 
 SCHEDULES: dict[str, ScheduleRow] = {

@@ -74,11 +74,11 @@ SearcherName = Literal["single", "random", "grid", "adaptive_asha", "async_halvi
 
 @dataclass(frozen=True, slots=True)
 class SearcherRow:
-    """keys: of the section, beside those that every searcher allows. required: of these keys."""
+    """One searcher with its keys."""
 
     name: SearcherName
-    keys: tuple[str, ...] = ()
-    required: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()  # keys of the section, beside those that every searcher allows
+    required: tuple[str, ...] = ()  # keys that must be given
 
     @property
     def allowed(self) -> set[str]:

@@ -59,48 +59,40 @@ _Row = TypeVar("_Row")
 
 @dataclass(frozen=True, slots=True)
 class CandidateRow:
-    """A row of the table. name: the strategy with its options, unique in the table. bytes: of the slot that needs most,
-    by purpose, with `total`; empty where the strategy cannot run. step_seconds: the expected time of a step; None
-    where the strategy cannot run. refusal: why it is not chosen; empty for one that fits."""
+    """A row of the table."""
 
-    name: str
+    name: str  # the strategy with its options, unique in the table
     strategy: str
     options: Mapping[str, Any] = field(default_factory=dict)
     activation_checkpointing: str = "none"
+    # bytes of the slot that needs most, by purpose, with `total`; empty if the strategy cannot run
     bytes: Mapping[str, int] = field(default_factory=dict)
-    step_seconds: float | None = None
-    refusal: str = ""
+    step_seconds: float | None = None  # expected time of a step; None if the strategy cannot run
+    refusal: str = ""  # why the row is not chosen; empty for one that fits
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
-    """choice: the name of the chosen row; empty in a table that is only printed, because no row fits. slots: of the
-    attempt. memory_bytes: of a slot; None where it is not known. out_of_memory: names of candidates that ran out of
-    memory in earlier attempts, oldest first. notes: lines about what could not be measured. refused: for each strategy
-    that refused the trial's code in an earlier attempt, its line.
+    """The choice of `parallelism: auto`, with its table and the measured speeds. A speed of None is not known."""
 
-    slot_flops, convolution_flops: operations a second of the slowest slot in products of matrices, and in convolutions
-    with kernels of several points. inside_rate, across_rate: bytes a second between slots of one machine, and between
-    machines. message_seconds: of a message beside the time for its bytes. None where there is no such link, and in
-    records of earlier versions. kernel_seconds: of issuing an operation. memory_rate, copy_rate: bytes a second of a
-    slot's memory, and into new memory. broadcast_rate: bytes a second of a tensor that one slot sends to all others.
-    """
-
-    choice: str
-    slots: int
+    choice: str  # name of the chosen row; empty in a table that is only printed, because no row fits
+    slots: int  # slots of the attempt
     rows: tuple[CandidateRow, ...]
-    memory_bytes: int | None = None
-    out_of_memory: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    slot_flops: float | None = None
-    inside_rate: float | None = None
-    across_rate: float | None = None
+    memory_bytes: int | None = None  # memory of a slot; None if not known
+    out_of_memory: tuple[str, ...] = ()  # names of candidates that ran out of memory in earlier attempts, oldest first
+    notes: tuple[str, ...] = ()  # lines about values that could not be measured
+    slot_flops: float | None = None  # operations a second of the slowest slot in products of matrices
+    inside_rate: float | None = None  # bytes a second between slots of one machine
+    across_rate: float | None = None  # bytes a second between machines
+    # time of a message beside the time for its bytes; None without such a link, and in older records
     message_seconds: float | None = None
-    kernel_seconds: float | None = None
-    memory_rate: float | None = None
-    copy_rate: float | None = None
-    broadcast_rate: float | None = None
+    kernel_seconds: float | None = None  # time to issue an operation
+    memory_rate: float | None = None  # bytes a second of a slot's memory
+    copy_rate: float | None = None  # bytes a second into new memory
+    broadcast_rate: float | None = None  # bytes a second of a tensor that one slot sends to all others
+    # operations a second of the slowest slot in convolutions with kernels of several points
     convolution_flops: float | None = None
+    # for each strategy that refused the trial's code in an earlier attempt, its line
     refused: Mapping[str, str] = field(default_factory=dict)
 
     @property

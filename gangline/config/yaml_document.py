@@ -21,13 +21,12 @@ from gangline.errors import GanglineError, invalid
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The parsed text. line_by_path: 1-based; maps the path of a value to the line of its key.
-
-    origin_by_path: of values that were merged from several layers: the layer, empty for this text, and the path there.
-    """
+    """The parsed text."""
 
     values: Any
+    # line of a value's key, from 1, by the path of the value
     line_by_path: dict[tuple[str | int, ...], int] = field(default_factory=dict)
+    # For values that were merged from several layers: the layer, empty for this text, and the path there.
     origin_by_path: Mapping[tuple[str | int, ...], tuple[str, tuple[str | int, ...]]] = field(default_factory=dict)
 
     def line_of(self, path: tuple[str | int, ...]) -> int | None:

@@ -19,16 +19,12 @@ SOCKET_KEY = "GANGLINE_RUNNER_SOCKET"
 
 
 class Link(Protocol):
-    """The messages that a rank sends to its trial runner, its questions, and the runner's orders.
+    """The messages that a rank sends to its trial runner, its questions, and the runner's orders."""
 
-    batches_completed: the newest count that was sent.
-    takes_traces: whether a trainer runs that polls `take_trace`, None before the first one. Each progress message
-    carries it.
-    preemption_ends_at: when the runner kills a preempted rank, on the clock of time.monotonic; None while unknown.
-    """
-
-    batches_completed: int
+    batches_completed: int  # the newest count that was sent
+    # Whether a trainer runs that polls `take_trace`; None before the first one. Each progress message carries it.
     takes_traces: bool | None
+    # time of time.monotonic at which the runner kills a preempted rank; None while unknown
     preemption_ends_at: float | None
 
     @property

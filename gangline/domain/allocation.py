@@ -58,10 +58,10 @@ class ExitReport:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A member whose ranks wait for something outside of the trial. text: for what, and why."""
+    """A member whose ranks wait for something outside of the trial."""
 
     node_rank: int
-    text: str
+    text: str  # what they wait for, and why
     since_at: float = 0.0
 
 

@@ -72,37 +72,25 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """The numbers of collectives that a process has entered.
+    """The numbers of collectives that a process has entered."""
 
-    world: of the default process group.
-    others: of all further groups.
-    background: of groups that serve a background thread, which keeps no step with training.
-    """
-
-    world: int = 0
-    others: int = 0
-    background: int = 0
+    world: int = 0  # collectives of the default process group
+    others: int = 0  # collectives of all further groups
+    background: int = 0  # collectives of groups that serve a background thread, which keeps no step with training
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading of a rank's beat file.
+    """One reading of a rank's beat file."""
 
-    pid: 0 until a process has opened the file.
-    batches: complete so far, UNKNOWN where the rank does not count them.
-    part: counts the work since then that all ranks do alike.
-    life: counts all other work.
-    is_stopped: whether a signal or a debugger has stopped the process.
-    """
-
-    batches: int = UNKNOWN
-    part: int = 0
+    batches: int = UNKNOWN  # completed batches; UNKNOWN if the rank does not count them
+    part: int = 0  # counts the work since the last batch that all ranks do alike
     phase: Phase = Phase.OUTSIDE
-    pid: int = 0
+    pid: int = 0  # 0 until a process has opened the file
     where: Where = Where.UNKNOWN
-    life: int = 0
+    life: int = 0  # counts all other work
     collectives: Collectives = Collectives()
-    is_stopped: bool = False
+    is_stopped: bool = False  # whether a signal or a debugger has stopped the process
 
     @property
     def place(self) -> int | None:

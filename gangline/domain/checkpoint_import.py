@@ -42,23 +42,21 @@ _IMPORT_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-8[0-9a-f]{3}-[0-9
 
 @dataclass(frozen=True, slots=True)
 class ImportedFile:
-    """One file of the folder. path: inside it, with slashes."""
+    """One file of the folder."""
 
-    path: str
+    path: str  # path inside the folder, with slashes
     bytes: int
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
 class FolderPlan:
-    """Describes what is sent of a folder. metadata: for the checkpoint. paths: of the files, sorted. expected: sizes
-    and digests that the folder's own manifest gives; empty without one. has_state: whether it has a state_dict.pth of
-    Determined, whose archive can be tested."""
+    """Describes what is sent of a folder."""
 
-    metadata: dict[str, Any]
-    paths: tuple[str, ...]
-    expected: Mapping[str, StoredFile]
-    has_state: bool = False
+    metadata: dict[str, Any]  # metadata of the checkpoint
+    paths: tuple[str, ...]  # paths of the files, sorted
+    expected: Mapping[str, StoredFile]  # sizes and digests that the folder's own manifest gives; empty without one
+    has_state: bool = False  # whether it has a state_dict.pth of Determined, whose archive can be tested
 
 
 def plan_folder(read: ReadFile, paths: list[str], state_file: str) -> FolderPlan:

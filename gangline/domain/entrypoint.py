@@ -167,10 +167,10 @@ def _parse_python(arguments: tuple[str, ...]) -> Entrypoint | None:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The words behind a launcher. options: those of torchrun, each with its value. program: what every rank runs."""
+    """The words behind a launcher."""
 
-    options: tuple[str, ...]
-    program: tuple[str, ...]
+    options: tuple[str, ...]  # options of torchrun, each with its value
+    program: tuple[str, ...]  # command that every rank runs
 
 
 def _split_launcher(words: tuple[str, ...]) -> Launch | None:

@@ -65,15 +65,14 @@ class Experiment:
 @dataclass(frozen=True, slots=True)
 class ExperimentFilter:
     """Selects experiments. All given conditions have to hold: all of the labels, one of the states or outcomes, one of
-    the owners, the text somewhere in the name, whatever the case. An empty one holds for all. task_kinds: only tasks of
-    these kinds; empty for trainings alone."""
+    the owners, the text somewhere in the name, whatever the case. An empty one holds for all."""
 
     labels: tuple[str, ...] = ()
     states: tuple[State, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     owners: tuple[str, ...] = ()
     name_contains: str = ""
-    task_kinds: tuple[TaskKind, ...] = ()
+    task_kinds: tuple[TaskKind, ...] = ()  # only tasks of these kinds; empty for trainings alone
 
     def matches(self, experiment: Experiment) -> bool:
         return (
@@ -94,12 +93,12 @@ EVERY_EXPERIMENT = ExperimentFilter()
 
 @dataclass(frozen=True, slots=True)
 class ResourceChange:
-    """A change of an experiment's resources. None leaves a value as it is; max_slots 0 lifts the cap. when_free: a
-    lower max_slots stops no trial, and slots beyond it are given back as trials end."""
+    """A change of an experiment's resources. None leaves a value as it is; max_slots 0 lifts the cap."""
 
     priority: int | None = None
     weight: float | None = None
     max_slots: int | None = None
+    # whether a lower max_slots stops no trial, so that slots beyond it are given back as trials end
     when_free: bool = False
 
 
@@ -214,17 +213,16 @@ UNCATEGORIZED = "Uncategorized"
 
 @dataclass(frozen=True, slots=True)
 class ProjectDefaults:
-    """Settings of experiments that leave them open; an empty one is not set. checkpoint_storage_json: the section of a
-    configuration, as a user wrote it."""
+    """Settings of experiments that leave them open; an empty one is not set."""
 
     resource_pool: str = ""
-    checkpoint_storage_json: str = ""
+    checkpoint_storage_json: str = ""  # section of a configuration, as a user wrote it
     template: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """request_ids: the newest requests that changed it, so that a repeated one changes nothing."""
+    """A workspace, which holds projects."""
 
     id: int
     name: str
@@ -232,12 +230,13 @@ class Workspace:
     created_at: float = 0.0
     archived: bool = False
     defaults: ProjectDefaults = field(default_factory=ProjectDefaults)
+    # newest requests that changed the workspace, so that a repeated one changes nothing
     request_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """request_ids: as of a workspace."""
+    """A project, which holds experiments."""
 
     id: int
     workspace_id: int
@@ -247,29 +246,28 @@ class Project:
     created_at: float = 0.0
     archived: bool = False
     defaults: ProjectDefaults = field(default_factory=ProjectDefaults)
-    request_ids: tuple[str, ...] = ()
+    request_ids: tuple[str, ...] = ()  # as in a workspace
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """config_json: the settings as a user wrote them, without defaults. request_ids: as of a workspace."""
+    """A template of settings."""
 
     name: str
     owner: str = ""
-    config_json: str = "{}"
+    config_json: str = "{}"  # settings as a user wrote them, without defaults
     created_at: float = 0.0
     updated_at: float = 0.0
-    request_ids: tuple[str, ...] = ()
+    request_ids: tuple[str, ...] = ()  # as in a workspace
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectCounter:
-    """The ids of the next workspace and the next project, which are never given again. removal_request_ids: the newest
-    requests that deleted a workspace, a project or a template."""
+    """The ids of the next workspace and the next project, which are never given again."""
 
     next_workspace_id: int = DEFAULT_WORKSPACE_ID + 1
     next_project_id: int = DEFAULT_PROJECT_ID + 1
-    removal_request_ids: tuple[str, ...] = ()
+    removal_request_ids: tuple[str, ...] = ()  # newest requests that deleted a workspace, a project or a template
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,19 +283,18 @@ class ProjectChange:
 
 @dataclass(frozen=True, slots=True)
 class ConfigLayer:
-    """Settings that an experiment inherits. source: where they come from, as in "template base"."""
+    """Settings that an experiment inherits."""
 
-    source: str
+    source: str  # origin of the settings, such as "template base"
     config_json: str
 
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """The project of a new experiment, and the settings that it inherits. template: empty for none. layers: in the
-    order of increasing precedence."""
+    """The project of a new experiment, and the settings that it inherits."""
 
     workspace: str = UNCATEGORIZED
     project: str = UNCATEGORIZED
     project_id: int = DEFAULT_PROJECT_ID
-    template: str = ""
-    layers: tuple[ConfigLayer, ...] = ()
+    template: str = ""  # empty for none
+    layers: tuple[ConfigLayer, ...] = ()  # in the order of increasing precedence

@@ -20,32 +20,28 @@ from gangline.errors import not_found
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """kind: "allocation", "trial" or "agent"; "gone" for an id that no longer exists. text: a part of a sentence that
-    describes it."""
+    """A thing that a request waits for."""
 
     id: str
-    kind: str
-    text: str
+    kind: str  # "allocation", "trial" or "agent"; "gone" for an id that no longer exists
+    text: str  # a part of a sentence that describes it
 
 
 @dataclass(frozen=True, slots=True)
 class TaskExplanation:
-    """A task with its blockers. blockers: the things that the ids in the task's reason name, in their order."""
+    """A task with its blockers."""
 
     task: Task
-    blockers: tuple[Blocker, ...] = ()
+    blockers: tuple[Blocker, ...] = ()  # the things that the ids in the task's reason name, in their order
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation of an experiment. reason: why no further trial starts (paused, the search waits); None when there
-    is none.
-
-    tasks: of the requested trial; otherwise of those trials of the experiment that have not ended.
-    """
+    """The explanation of an experiment."""
 
     experiment: Experiment
-    reason: Reason | None = None
+    reason: Reason | None = None  # why no further trial starts (paused, the search waits); None if nothing prevents it
+    # tasks of the requested trial, or of those trials of the experiment that have not ended
     tasks: tuple[TaskExplanation, ...] = ()
 
 

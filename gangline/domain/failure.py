@@ -54,15 +54,14 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HangRule:
-    """The limits at which a gang counts as hung, see gangline.config.failure.HangDetection. is_enabled: whether the
-    rule applies at all. watches_scripts: whether it applies where no trainer runs."""
+    """The limits at which a gang counts as hung, see gangline.config.failure.HangDetection."""
 
     seconds: float = 60.0
     factor: float = 5.0
     start_seconds: float = 1800.0
     rest_seconds: float = 14400.0
-    is_enabled: bool = True
-    watches_scripts: bool = False
+    is_enabled: bool = True  # whether the rule applies at all
+    watches_scripts: bool = False  # whether it applies where no trainer runs
 
 
 def hang_rule_of(config: Mapping[str, Any]) -> HangRule:
@@ -80,11 +79,11 @@ def hang_rule_of(config: Mapping[str, Any]) -> HangRule:
 
 @dataclass(frozen=True, slots=True)
 class LogRule:
-    """A log policy. label: its name for users. action: None only reports the match in the log."""
+    """A log policy."""
 
-    label: str
+    label: str  # name of the policy for users
     pattern: str
-    action: LogAction | None
+    action: LogAction | None  # None only reports the match in the log
 
 
 def log_rules_of(config: Mapping[str, Any]) -> list[LogRule]:

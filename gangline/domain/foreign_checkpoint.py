@@ -36,17 +36,15 @@ ReadFile = Callable[[str], bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class DeterminedState:
-    """Describes a checkpoint of Determined's trainer. batches: trained until it was saved. trial_id: of Determined, or
-    empty. trial_class: as "module:Class", or empty. last_validation: the batch of the newest validation, or -1. config:
-    of the experiment. version: of Determined, or empty."""
+    """Describes a checkpoint of Determined's trainer."""
 
-    batches: int = 0
-    trial_id: str = ""
-    trial_class: str = ""
-    last_validation: int = -1
-    version: str = ""
+    batches: int = 0  # batches trained until it was saved
+    trial_id: str = ""  # Determined's id of the trial; empty if unknown
+    trial_class: str = ""  # as "module:Class"; empty if unknown
+    last_validation: int = -1  # batch of the newest validation; -1 without one
+    version: str = ""  # version of Determined; empty if unknown
     hparams: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)  # configuration of the experiment
 
     @property
     def global_batch_size(self) -> int | None:

@@ -17,32 +17,24 @@ _KEY_LETTERS = frozenset("0123456789abcdef-")
 
 @dataclass(frozen=True, slots=True)
 class FusionRecord:
-    """The result of one tuning.
+    """The result of one tuning."""
 
-    key: "<family>-<variant>", both in hexadecimal. A family has the same model, world and backend; its variants differ
-    in flags, batch size and link. The scheduler keeps it with a third part, which stands for the owner of the trial.
-    bucket_bytes: the caps of the buckets, in the order in which they are sent; empty when the default is best.
-    num_pairs: pairs of steps behind the two times, 0 where no race was needed.
-    steps: how many steps the tuning took.
-    bytes_per_second: 0 for a link whose times did not grow with the size of the exchange.
-    batch_size: records of one batch of one rank, 0 when unknown.
-    flags: other settings that change the exchange, as "aggregation_frequency=2".
-    trial_id: the trial that tuned, empty off the cluster.
-    """
-
+    # "<family>-<variant>", both in hexadecimal. A family has the same model, world and backend; its variants differ in
+    # flags, batch size and link. The scheduler keeps it with a third part, which stands for the owner of the trial.
     key: str
     summary: str = ""
+    # caps of the buckets, in the order in which they are sent; empty if the default is best
     bucket_bytes: tuple[int, ...] = ()
     default_step_seconds: float = 0.0
     tuned_step_seconds: float = 0.0
-    num_pairs: int = 0
-    steps: int = 0
+    num_pairs: int = 0  # pairs of steps behind the two times; 0 if no race was needed
+    steps: int = 0  # steps that the tuning took
     alpha_seconds: float = 0.0
-    bytes_per_second: float = 0.0
-    batch_size: int = 0
-    flags: str = ""
+    bytes_per_second: float = 0.0  # 0 for a link whose times did not grow with the size of the exchange
+    batch_size: int = 0  # records of one batch of one rank; 0 if unknown
+    flags: str = ""  # other settings that change the exchange, such as "aggregation_frequency=2"
     total_bytes: int = 0
-    trial_id: str = ""
+    trial_id: str = ""  # trial that tuned; empty off the cluster
     created_at: float = 0.0
 
     @property

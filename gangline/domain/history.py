@@ -20,25 +20,23 @@ from gangline.errors import GanglineError, invalid
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """Holds a line of a log. rank: None for lines of the trial runner itself. stream: "stdout", "stderr" or "runner".
-    level: None from runners of earlier versions, which graded no line."""
+    """Holds a line of a log."""
 
-    rank: int | None
+    rank: int | None  # None for lines of the trial runner itself
     agent_id: str
-    stream: str
+    stream: str  # "stdout", "stderr" or "runner"
     text: str
-    level: LogLevel | None = None
+    level: LogLevel | None = None  # None from runners of earlier versions, which graded no line
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsPoint:
-    """Holds metrics of one batch. group: "training", "validation", or any other name that a trial reports under.
-    values_json: the metrics that are no numbers, as a JSON object by name; empty without any."""
+    """Holds metrics of one batch."""
 
-    group: str
+    group: str  # "training", "validation", or any other name under which a trial reports
     batches_completed: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    values_json: str = ""
+    values_json: str = ""  # the metrics that are no numbers, as a JSON object by name; empty without any
 
     @property
     def values(self) -> dict[str, Any]:
@@ -53,18 +51,18 @@ class MetricsPoint:
 
 @dataclass(frozen=True, slots=True)
 class ProgressPoint:
-    """Holds a report of progress. batches_total: 0 when unknown."""
+    """Holds a report of progress."""
 
     batches_completed: int
-    batches_total: int
+    batches_total: int  # 0 if unknown
     samples_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLog:
-    """Holds a stored log line. id: grows with the order in which rows became visible."""
+    """Holds a stored log line."""
 
-    id: int
+    id: int  # grows with the order in which rows became visible
     trial_id: str
     at: float
     line: LogLine
@@ -72,14 +70,13 @@ class StoredLog:
 
 @dataclass(frozen=True, slots=True)
 class StoredMetrics:
-    """Holds stored metrics. id: as for `StoredLog`. attempt: of the trial, from 1; 0 where an earlier version stored
-    the row."""
+    """Holds stored metrics."""
 
-    id: int
+    id: int  # as in `StoredLog`
     trial_id: str
     at: float
     point: MetricsPoint
-    attempt: int = 0
+    attempt: int = 0  # attempt of the trial, from 1; 0 if an earlier version stored the row
 
 
 # A reader's choice of all attempts, in place of the rows that count or of one attempt.
@@ -99,25 +96,24 @@ MAX_SERIES_POINTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SeriesPoint:
-    """Holds one finite value of a metric. at: seconds since 1970."""
+    """Holds one finite value of a metric."""
 
     batches_completed: int
-    at: float
+    at: float  # seconds since 1970
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSeries:
     """Holds one metric of a trial, in the order in which it was reported. All values are there, or the first, the last,
-    and the least and the greatest of equally long runs of reports. num_values: reported values; num_nonfinite: those of
-    them that are infinite or no number, which are never among the points."""
+    and the least and the greatest of equally long runs of reports."""
 
     trial_id: str
     group: str
     metric: str
     points: tuple[SeriesPoint, ...] = ()
-    num_values: int = 0
-    num_nonfinite: int = 0
+    num_values: int = 0  # number of reported values
+    num_nonfinite: int = 0  # number of values that are infinite or NaN, which are never among the points
 
 
 def check_series(metric: str, max_points: int) -> None:
@@ -133,13 +129,12 @@ def check_series(metric: str, max_points: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """Holds the newest history of one trial; None for each part that it has not reported. progress_attempt: the attempt
-    that reported the progress; 0 in a history of an earlier version."""
+    """Holds the newest history of one trial; None for each part that it has not reported."""
 
     progress: ProgressPoint | None = None
     training: MetricsPoint | None = None
     validation: MetricsPoint | None = None
-    progress_attempt: int = 0
+    progress_attempt: int = 0  # attempt that reported the progress; 0 in a history of an earlier version
 
 
 # The highest rank that the messages and the tables can hold.
@@ -162,18 +157,14 @@ _PREFIX = "LOG_LEVEL_"
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Selects the lines that match all parts. A part that is None or empty matches every line.
+    """Selects the lines that match all parts. A part that is None or empty matches every line."""
 
-    since, until: Unix seconds; a line of the time `since` matches, one of the time `until` does not. pattern: of RE2,
-    found anywhere in the line without its colours.
-    """
-
-    since: float | None = None
-    until: float | None = None
+    since: float | None = None  # Unix seconds; a line of this very time matches
+    until: float | None = None  # Unix seconds; a line of this very time does not match
     ranks: tuple[int, ...] = ()
     levels: tuple[LogLevel, ...] = ()
     agent_ids: tuple[str, ...] = ()
-    pattern: str = ""
+    pattern: str = ""  # a pattern of RE2, found anywhere in the line without its colours
 
 
 NO_FILTER = LogFilter()

@@ -29,10 +29,10 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """An unfinished checkpoint. storage_id: of the checkpoint that it was to become."""
+    """An unfinished checkpoint."""
 
     writer: Writer
-    storage_id: str
+    storage_id: str  # id of the checkpoint that it was to become
 
 
 def partial_name(writer: Writer | None, storage_id: str) -> str:

@@ -95,8 +95,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class ServiceInstance:
-    """A scheduler or a gateway that registers itself under its own lease. storage_marker: see
-    gangline.domain.storage_fault."""
+    """A scheduler or a gateway that registers itself under its own lease."""
 
     id: str
     kind: str
@@ -104,7 +103,7 @@ class ServiceInstance:
     http_address: str = ""
     metrics_address: str = ""
     started_at: float = 0.0
-    storage_marker: str = ""
+    storage_marker: str = ""  # see gangline.domain.storage_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +115,13 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class EtcdHealth:
-    """Describes whether etcd works. is_available: a linearizable read was answered. num_members: number of configured
-    endpoints.
+    """Describes whether etcd works."""
 
-    problem: one sentence while etcd is not available. since: wall-clock time at which this state began; 0 for the
-    start.
-    """
-
-    is_available: bool = True
-    num_members: int = 0
+    is_available: bool = True  # whether a linearizable read was answered
+    num_members: int = 0  # number of configured endpoints
     num_answering: int = 0
-    problem: str = ""
-    since: float = 0.0
+    problem: str = ""  # one sentence while etcd is not available
+    since: float = 0.0  # wall-clock time at which this state began; 0 for the start
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,10 +60,13 @@ class SearchLog:
 
 @dataclass(frozen=True, slots=True)
 class SearchRung:
-    """One rung. length: after which it decides, in the searcher's unit. The others: how many trials reach the rung if
-    each trial is better than all before it (max), worse (min), or if trials come in random order (expected)."""
+    """One rung, and how many trials reach it.
 
-    length: int
+    The counts hold if each trial is better than all before it (max), if each is worse (min), and if trials come in
+    random order (expected).
+    """
+
+    length: int  # length after which it decides, in the searcher's unit
     min_trials: int
     expected_trials: int
     max_trials: int
@@ -71,33 +74,30 @@ class SearchRung:
 
 @dataclass(frozen=True, slots=True)
 class SearchBracket:
-    """One bracket of a search by successive halving. rungs: ascending; the last one is the whole length."""
+    """One bracket of a search by successive halving."""
 
     num_trials: int
     max_concurrent_trials: int
-    rungs: tuple[SearchRung, ...] = ()
+    rungs: tuple[SearchRung, ...] = ()  # ascending; the last one is the whole length
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPreview:
-    """The trials that a search would make. hyperparameters_json: of the first trials, in their order. unit: of all
-    lengths; empty where the configuration names none. brackets: of a search by successive halving. The totals: the
-    lengths of all trials together, 0 where they are unknown. pace_trial_id: the newest comparable trial, empty for
-    none; seconds_per_unit: its pace."""
+    """The trials that a search would make. The totals are the lengths of all trials together, 0 if they are unknown."""
 
     searcher: str
     seed: int
     num_trials: int
     max_concurrent_trials: int
-    hyperparameters_json: tuple[str, ...] = ()
-    unit: str = ""
-    brackets: tuple[SearchBracket, ...] = ()
+    hyperparameters_json: tuple[str, ...] = ()  # hyperparameters of the first trials, in their order
+    unit: str = ""  # unit of all lengths; empty if the configuration names none
+    brackets: tuple[SearchBracket, ...] = ()  # brackets of a search by successive halving
     min_total: int = 0
     expected_total: int = 0
     max_total: int = 0
     slots_per_trial: int = 0
-    pace_trial_id: str = ""
-    seconds_per_unit: float = 0.0
+    pace_trial_id: str = ""  # the newest comparable trial; empty for none
+    seconds_per_unit: float = 0.0  # pace of that trial
 
     def slot_hours(self, total: int) -> float:
         """Returns what trials of this length together hold of slots, at the pace of the comparable trial."""

@@ -12,30 +12,22 @@ from gangline.domain.state import TaskKind
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A trial with its slots or its request.
-
-    allocation: the slots that it holds.
-    request: the slots for which it waits, with the reason while a scheduler leads.
-    queue_place: from 1, in the order in which its pool considers waiting requests; 0 when it does not wait or no
-    scheduler leads.
-    priority: of its experiment, else of its pool; None when it holds slots and no scheduler has reported the pool's
-    yet.
-    owner: the user who made the experiment.
-    progress: its newest report; None before the first one, and while the gateway cannot read its database.
-    task_kind: of its experiment; None for a training.
-    """
+    """A trial with its slots or its request."""
 
     trial: Trial
     experiment_name: str
-    allocation: Allocation | None = None
-    request: Request | None = None
-    reason: Reason | None = None
+    allocation: Allocation | None = None  # slots that it holds; None if it holds none
+    request: Request | None = None  # slots for which it waits; None if it waits for none
+    reason: Reason | None = None  # why it waits; None if it does not, or while no scheduler leads
+    # from 1, in the order in which its pool considers requests; 0 if it does not wait or no scheduler leads
     queue_place: int = 0
+    # Priority of its experiment, else of its pool. None if it holds slots and no scheduler has reported the pool's yet.
     priority: int | None = None
     weight: float = 1.0
-    owner: str = ""
+    owner: str = ""  # user who made the experiment
+    # its newest report; None before the first one, and while the gateway cannot read its database
     progress: ProgressPoint | None = None
-    task_kind: TaskKind | None = None
+    task_kind: TaskKind | None = None  # kind of its experiment; None for a training
 
     @property
     def pool(self) -> str:

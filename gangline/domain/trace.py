@@ -16,13 +16,12 @@ MOST_BATCHES = 50
 
 @dataclass(frozen=True, slots=True)
 class TraceOrder:
-    """An order to trace. allocation_id: the attempt that is traced. tensorboard_url: the folder of the trial's
-    TensorBoard files."""
+    """An order to trace."""
 
     trial_id: str
-    allocation_id: str
+    allocation_id: str  # attempt that is traced
     batches: int
-    tensorboard_url: str
+    tensorboard_url: str  # URL of the folder of the trial's TensorBoard files
 
 
 def check_batches(batches: int) -> None:

@@ -18,14 +18,14 @@ MAX_ATTEMPT_USAGES = 16
 
 @dataclass(frozen=True, slots=True)
 class AttemptUsage:
-    """The slots that one attempt has held. started_at, ended_at: by the leader's clock."""
+    """The slots that one attempt has held."""
 
     attempt: int
     pool: str = ""
     cpu_slots: int = 0
     gpu_slots: int = 0
-    started_at: float = 0.0
-    ended_at: float = 0.0
+    started_at: float = 0.0  # by the leader's clock
+    ended_at: float = 0.0  # by the leader's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class AllocationUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageEntry:
-    """What one owner, pool, experiment, project or workspace has held. key: its name, or its id as text."""
+    """What one owner, pool, experiment, project or workspace has held."""
 
-    key: str
+    key: str  # its name, or its id as text
     cpu_slot_seconds: float = 0.0
     gpu_slot_seconds: float = 0.0
     num_allocations: int = 0
@@ -54,12 +54,12 @@ class UsageEntry:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """since, until: the period, as Unix seconds. entries: the largest first."""
+    """Slot-hours of a period."""
 
-    since: float
-    until: float
+    since: float  # start of the period, as Unix seconds
+    until: float  # end of the period, as Unix seconds
     by: UsageGroup
-    entries: tuple[UsageEntry, ...] = ()
+    entries: tuple[UsageEntry, ...] = ()  # the largest first
 
 
 def usage_of(allocation: Allocation, ended_at: float) -> AttemptUsage:

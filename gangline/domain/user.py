@@ -73,9 +73,9 @@ class UserCounter:
 
 @dataclass(frozen=True, slots=True)
 class UserView:
-    """Describes a user to all users. id: 0 for the cluster itself."""
+    """Describes a user to all users."""
 
-    id: int
+    id: int  # 0 for the cluster itself
     name: str
     display_name: str = ""
     is_admin: bool = False
@@ -103,22 +103,22 @@ class AccessTokenView:
 
 @dataclass(frozen=True, slots=True)
 class UserChange:
-    """None leaves a value as it is. password: between client and gateway as `hash_password` makes it, from there on as
-    it is stored; empty for no password."""
+    """A change of a user. None leaves a value as it is."""
 
     name: str | None = None
     display_name: str | None = None
     is_admin: bool | None = None
     is_active: bool | None = None
+    # As `hash_password` makes it between client and gateway, from there on as it is stored. Empty for no password.
     password: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Is what a login by password opens. ends_at: Unix seconds."""
+    """Is what a login by password opens."""
 
     token: str
-    ends_at: float
+    ends_at: float  # Unix seconds
     user: UserView
 
 

@@ -19,20 +19,18 @@ from gangline.domain.state import State
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """Joins a trial with its newest progress and metrics. allocation: the live one. reason: why it waits, for slots or
-    for its storage; None where it does not wait, and while no scheduler leads. checkpoint_batches: how far training was
-    at its latest checkpoint; None without one. batches_at_risk: those since then, which a failure at this moment would
-    cost. warning: what is missing in its history until a gateway takes it; else empty."""
+    """Joins a trial with its newest progress and metrics."""
 
     trial: Trial
-    allocation: Allocation | None = None
+    allocation: Allocation | None = None  # the live allocation; None without one
+    # why it waits, for slots or for its storage; None if it does not wait, and while no scheduler leads
     reason: Reason | None = None
     progress: ProgressPoint | None = None
     training: MetricsPoint | None = None
     validation: MetricsPoint | None = None
-    warning: str = ""
-    checkpoint_batches: int | None = None
-    batches_at_risk: int = 0
+    warning: str = ""  # what its history lacks until a gateway takes it; else empty
+    checkpoint_batches: int | None = None  # batches trained at its latest checkpoint; None without one
+    batches_at_risk: int = 0  # batches since its latest checkpoint, which a failure at this moment would cost
 
     @property
     def newest(self) -> Newest:
@@ -52,13 +50,12 @@ def count_at_risk(
 
 @dataclass(frozen=True, slots=True)
 class ExperimentView:
-    """Joins an experiment with its trials. search: None for experiments of older versions. reason: why no further trial
-    starts; None when there is none."""
+    """Joins an experiment with its trials."""
 
     experiment: Experiment
     trials: tuple[TrialView, ...] = ()
-    search: Search | None = None
-    reason: Reason | None = None
+    search: Search | None = None  # None for experiments of older versions
+    reason: Reason | None = None  # why no further trial starts; None if nothing prevents it
 
     @property
     def num_slots_ending(self) -> int:
@@ -83,16 +80,14 @@ def count_slots_ending(experiment: Experiment, allocations: Iterable[Allocation]
 
 @dataclass(frozen=True, slots=True)
 class ExperimentProgress:
-    """States how far an experiment is. num_trials_planned: 0 when unknown. batches_completed: of all trials that were
-    made. batches_total: 0 while a trial does not know its length. num_slots_ending: slots that it holds until its ranks
-    have ended, although it is PAUSED or STOPPING."""
+    """States how far an experiment is."""
 
     experiment_id: int
     num_trials_ended: int = 0
-    num_trials_planned: int = 0
-    batches_completed: int = 0
-    batches_total: int = 0
-    num_slots_ending: int = 0
+    num_trials_planned: int = 0  # 0 if unknown
+    batches_completed: int = 0  # batches of all trials that were made
+    batches_total: int = 0  # 0 while a trial does not know its length
+    num_slots_ending: int = 0  # slots that it holds until its ranks have ended, although it is PAUSED or STOPPING
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,46 +99,43 @@ class WorkspaceView:
 
 @dataclass(frozen=True, slots=True)
 class ProjectView:
-    """num_active_experiments: those that have not ended."""
+    """Joins a project with its experiments' numbers."""
 
     project: Project
     workspace_name: str
     num_experiments: int = 0
-    num_active_experiments: int = 0
+    num_active_experiments: int = 0  # number of experiments that have not ended
     workspace_archived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """Joins an agent with its allocations. allocation_id_by_slot_id: free slots are absent."""
+    """Joins an agent with its allocations."""
 
     agent: Agent
-    allocation_id_by_slot_id: Mapping[str, str] = field(default_factory=dict)
+    allocation_id_by_slot_id: Mapping[str, str] = field(default_factory=dict)  # free slots are absent
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Describes the cluster; its message is GetClusterResponse. cluster: with an empty id until a scheduler has led for
-    the first time. leader: None while no scheduler leads. etcd: None from gateways of older versions."""
+    """Describes the cluster; its message is GetClusterResponse."""
 
-    cluster: Cluster
+    cluster: Cluster  # its id is empty until a scheduler has led for the first time
     version: str
-    leader: ServiceInstance | None
+    leader: ServiceInstance | None  # None while no scheduler leads
     services: tuple[ServiceInstance, ...]
     num_agents: int
     num_slots: int
     num_slots_used: int
     num_pending: int
-    etcd: EtcdHealth | None = None
+    etcd: EtcdHealth | None = None  # None from gateways of older versions
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAccess:
-    """How the owner of a shell or a notebook reaches it. is_ready: its socket accepts connections. user: as which it
-    runs; empty before it is ready. path: below the address of a gateway, with a token for a browser. private_key: of a
-    shell, in OpenSSH's form."""
+    """How the owner of a shell or a notebook reaches it."""
 
-    is_ready: bool = False
-    user: str = ""
-    path: str = ""
-    private_key: str = ""
+    is_ready: bool = False  # whether its socket accepts connections
+    user: str = ""  # user as which it runs; empty before it is ready
+    path: str = ""  # path below the address of a gateway, with a token for a browser
+    private_key: str = ""  # private key of a shell, in OpenSSH's form

@@ -32,18 +32,12 @@ _FULL = 1 / 64
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The description of a rank's failure.
+    """The description of a rank's failure."""
 
-    kind: None when only the rank's output can tell.
-    message: one line.
-    traceback: for the log; also one line when the user's code is not in it.
-    error_code: of a GanglineError; empty for other exceptions.
-    """
-
-    kind: ExitKind | None
-    message: str
-    traceback: str
-    error_code: str = ""
+    kind: ExitKind | None  # None if only the rank's output can tell
+    message: str  # one line
+    traceback: str  # for the log; one line if the user's code is not in it
+    error_code: str = ""  # code of a GanglineError; empty for other exceptions
 
 
 def describe(error: BaseException) -> Failure:

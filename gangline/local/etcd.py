@@ -36,9 +36,9 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass(frozen=True, slots=True)
 class EtcdProcess:
-    """A running member. address: "host:port" for clients."""
+    """A running member."""
 
-    address: str
+    address: str  # "host:port" for clients
     process: subprocess.Popen[bytes]
 
     @property

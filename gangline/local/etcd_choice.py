@@ -20,12 +20,12 @@ UNKNOWN_SERIES: Series = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class EtcdProgram:
-    """A program that was found. origin: where, for messages. is_named: the user has chosen it with $GANGLINE_ETCD."""
+    """A program that was found."""
 
     path: Path
     version: Version
-    origin: str
-    is_named: bool = False
+    origin: str  # where it was found, for messages
+    is_named: bool = False  # whether the user has chosen it with $GANGLINE_ETCD
 
     @property
     def series(self) -> Series:
@@ -43,10 +43,10 @@ class EtcdProgram:
 
 @dataclass(frozen=True, slots=True)
 class EtcdChoice:
-    """program: runs the cluster. former: set where the data must be moved; it runs the data until then."""
+    """The etcd of a local cluster."""
 
-    program: EtcdProgram
-    former: EtcdProgram | None = None
+    program: EtcdProgram  # program that runs the cluster
+    former: EtcdProgram | None = None  # set if the data must be moved; it runs the data until then
 
 
 def choose_etcd(programs: Sequence[EtcdProgram], data_series: Series | None) -> EtcdChoice:

@@ -19,10 +19,10 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process. start_ticks: field 22 of /proc/<pid>/stat, clock ticks since the machine started."""
+    """A process."""
 
     pid: int
-    start_ticks: int
+    start_ticks: int  # field 22 of /proc/<pid>/stat, clock ticks since the machine started
 
     def is_alive(self) -> bool:
         """Returns whether the process runs. A zombie counts as ended: it runs nothing and waits only for its parent."""

@@ -40,9 +40,9 @@ _FOLDERS = ("storage", "gateway", "agents", "ready", "logs")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The files of one local cluster. root: absolute, without links."""
+    """The files of one local cluster."""
 
-    root: Path
+    root: Path  # absolute, without links
 
     @property
     def lock(self) -> Path:

@@ -11,12 +11,11 @@ from gangline.errors import invalid
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """The plan of a local cluster. slots: of each agent; "auto" takes the machine's GPUs. port_by_name: as
-    "gateway.http"; empty until chosen."""
+    """The plan of a local cluster."""
 
     num_agents: int
-    slots: str
-    port_by_name: dict[str, int] = field(default_factory=dict)
+    slots: str  # slots of each agent; "auto" takes the machine's GPUs
+    port_by_name: dict[str, int] = field(default_factory=dict)  # by names such as "gateway.http"; empty until chosen
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -45,12 +44,12 @@ class ClusterPlan:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The arguments of `gangline up` as the user gave them. num_agents, slots: None where left out; ports: 0 then."""
+    """The arguments of `gangline up` as the user gave them."""
 
-    num_agents: int | None = None
-    slots: str | None = None
-    http_port: int = 0
-    grpc_port: int = 0
+    num_agents: int | None = None  # None if left out
+    slots: str | None = None  # None if left out
+    http_port: int = 0  # 0 if left out
+    grpc_port: int = 0  # 0 if left out
 
     def find_differences(self, plan: ClusterPlan) -> list[str]:
         """Returns the options that a running cluster of this plan does not have as they were given."""

@@ -18,19 +18,18 @@ ServiceState = Literal["starting", "running", "restarting", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class ServiceEntry:
-    """One service. start_ticks: with pid, see Identity; both 0 while no process runs. last_exit: how the process before
-    ended. note: one line about its program."""
+    """One service."""
 
     name: str
     kind: str
     state: ServiceState
-    pid: int = 0
-    start_ticks: int = 0
+    pid: int = 0  # 0 while no process runs
+    start_ticks: int = 0  # identifies the process together with pid, see Identity; 0 while no process runs
     addresses: dict[str, str] = field(default_factory=dict)
     restarts: int = 0
-    last_exit: str = ""
+    last_exit: str = ""  # how the process before ended
     log: str = ""
-    note: str = ""
+    note: str = ""  # one line about its program
 
     @property
     def identity(self) -> Identity | None:

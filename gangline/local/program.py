@@ -16,25 +16,21 @@ MARKER = "GANGLINE_LOCAL_CLUSTER"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A service's program. addresses: "host:port" by kind, or "unix:path".
-
-    health_socket: a unix socket whose /health reports that the service serves; without one its ready file does.
-    sockets: those that the program binds and leaves behind when it is killed; they are removed before it starts.
-    umask: of the process, -1 for the one of this process.
-    note: one line that `up` and `status` show about the program; empty for none.
-    stage: programs of one stage start together, later stages once those serve. Agents come last, so that a trial that
-    starts at once already knows the gateway.
-    """
+    """A service's program."""
 
     name: str
     kind: str
     arguments: tuple[str, ...]
-    addresses: dict[str, str]
+    addresses: dict[str, str]  # "host:port" by kind, or "unix:path"
+    # Programs of one stage start together, later stages once those serve. Agents come last, so that a trial that starts
+    # at once already knows the gateway.
     stage: int
+    # unix socket whose /health reports that the service serves; without one its ready file does
     health_socket: Path | None = None
+    # sockets that the program binds and leaves behind when it is killed; they are removed before it starts
     sockets: tuple[Path, ...] = ()
-    umask: int = -1
-    note: str = ""
+    umask: int = -1  # umask of the process; -1 for the one of this process
+    note: str = ""  # one line that `up` and `status` show about the program; empty for none
 
 
 def make_programs(layout: Layout, plan: ClusterPlan, python: str, etcd: Path, etcd_note: str = "") -> list[Program]:

@@ -56,16 +56,14 @@ Connect = Callable[[str, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A cluster that has started. login: for its clients. num_slots: the sum over the agents that were started.
-    exposure: what trials can read of the cluster, and why; empty while they have accounts without rights. replaced: a
-    sentence about the cluster that commands used before, where that one goes on."""
+    """A cluster that has started."""
 
-    login: Login
+    login: Login  # login for its clients
     supervisor: Identity
     num_agents: int
-    num_slots: int
-    exposure: str = ""
-    replaced: str = ""
+    num_slots: int  # sum over the agents that were started
+    exposure: str = ""  # what trials can read of the cluster, and why; empty while they have accounts without rights
+    replaced: str = ""  # sentence about the cluster that commands used before, if that one goes on; else empty
 
 
 def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, report: Report, connect: Connect) -> Running:

@@ -44,11 +44,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """path: below the folder. notes: one line each."""
+    """The verdict on one file."""
 
-    path: str
+    path: str  # path below the folder
     verdict: Verdict
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # one line each
 
 
 def check_folder(folder: Path) -> list[Finding]:

@@ -31,10 +31,10 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """text_by_name: the files to write. entries: what became of each key."""
+    """The result of a migration of cluster files."""
 
-    text_by_name: Mapping[str, str]
-    entries: Sequence[Entry]
+    text_by_name: Mapping[str, str]  # texts of the files to write
+    entries: Sequence[Entry]  # result for each key
 
 
 def migrate_cluster(master: Path, agent: Path | None = None) -> Migration:

@@ -19,10 +19,10 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """note: where the value goes, or why it goes nowhere and what to do."""
+    """The rule for one key."""
 
     fate: Fate
-    note: str
+    note: str  # where the value goes, or why it goes nowhere and what to do
 
 
 def _taken(*rows: tuple[str, str]) -> dict[str, Row]:

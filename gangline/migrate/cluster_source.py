@@ -22,25 +22,22 @@ _NAMES: dict[type, str] = {int: "whole number", str: "text", bool: "boolean", li
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """file: master.yaml or agent.yaml. path: of the key, as resource_pools[0].pool_name."""
+    """The result for one key."""
 
-    file: str
-    path: str
+    file: str  # master.yaml or agent.yaml
+    path: str  # path of the key, such as resource_pools[0].pool_name
     fate: Fate
     note: str
 
 
 @dataclass
 class Source:
-    """Reads the values of one of Determined's files, and notes which keys were read.
-
-    rows: what becomes of each key. entries: the findings so far.
-    """
+    """Reads the values of one of Determined's files, and notes which keys were read."""
 
     file: str
     values: Mapping[str, Any]
-    rows: Mapping[str, Row]
-    entries: list[Entry] = field(default_factory=list)
+    rows: Mapping[str, Row]  # the rule for each key
+    entries: list[Entry] = field(default_factory=list)  # results so far
     _seen: set[KeyPath] = field(default_factory=set)
 
     def get(self, kind: type[T], *path: str | int) -> T | None:

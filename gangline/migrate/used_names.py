@@ -20,10 +20,10 @@ _PROGRAM = re.compile(rf"-m\s+({ROOT}(?:\.\w+)+)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class UsedName:
-    """line: in the file, from 1. name: with its package, as determined.core.init."""
+    """A name of Determined that a file uses."""
 
-    line: int
-    name: str
+    line: int  # line in the file, from 1
+    name: str  # with its package, such as determined.core.init
 
 
 def find_names(source: str) -> list[UsedName]:

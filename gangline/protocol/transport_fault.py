@@ -15,10 +15,10 @@ from gangline.errors import Effect
 
 @dataclass(frozen=True, slots=True)
 class TransportFault:
-    """words: a clause that follows the name of the peer. effect: NONE if grpc sent nothing of the call."""
+    """The fault of a call that reached no answer."""
 
-    words: str
-    effect: Effect
+    words: str  # a clause that follows the name of the peer
+    effect: Effect  # NONE if grpc sent nothing of the call
 
 
 CHECK = "check the address and that the service runs"

@@ -57,11 +57,11 @@ class _Left(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or a link below the folder. why: it cannot be kept; empty if it may."""
+    """A file or a link below the folder."""
 
     path: str
     is_link: bool = False
-    why: str = ""
+    why: str = ""  # why it cannot be kept; empty if it can
 
 
 @dataclass(slots=True)
@@ -97,12 +97,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The place in the storage. filesystem: of fsspec. writer: names unfinished copies, so that no other attempt writes
-    into them."""
+    """The place in the storage."""
 
-    filesystem: Any
+    filesystem: Any  # a filesystem of fsspec
     root: str
-    writer: str
+    writer: str  # names unfinished copies, so that no other attempt writes into them
 
     @property
     def is_local(self) -> bool:

@@ -34,14 +34,14 @@ class Guard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """Holds the limits of a server. bytes_by_method: the most bytes of one message where it is not MAX_MESSAGE_BYTES.
-    guards: the judges of the methods that need no token. seconds_by_method: how long each message of such a stream may
-    take to arrive. streams_of_peer: most streams of one address; None for no limit."""
+    """Holds the limits of a server."""
 
+    # the most bytes of one message, where it is not MAX_MESSAGE_BYTES
     bytes_by_method: Mapping[str, int] = field(default_factory=dict)
-    guards: Mapping[str, Guard] = field(default_factory=dict)
+    guards: Mapping[str, Guard] = field(default_factory=dict)  # checks for the methods that need no token
+    # seconds that each message of the stream may take to arrive
     seconds_by_method: Mapping[str, float] = field(default_factory=dict)
-    streams_of_peer: int | None = None
+    streams_of_peer: int | None = None  # the most streams of one address; None for no limit
 
 
 class PeerCount:

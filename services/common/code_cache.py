@@ -40,10 +40,10 @@ _LOCK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CodeLimits:
-    """The limits of the cache. max_bytes: of all archives together. max_age_seconds: since an archive was last used."""
+    """The limits of the cache."""
 
-    max_bytes: int = 2 << 30
-    max_age_seconds: float = 30 * 86400.0
+    max_bytes: int = 2 << 30  # bytes of all archives together
+    max_age_seconds: float = 30 * 86400.0  # time since an archive was last used
 
 
 @dataclass(frozen=True, slots=True)

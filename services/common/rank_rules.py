@@ -23,42 +23,34 @@ ACCOUNT_PREFIX = "gangline-"
 
 @dataclass(frozen=True, slots=True)
 class RankUser:
-    """A user of this machine, as which ranks run. groups: all ids of its groups. is_dynamic: whether it is an account
-    for one owner, which exists only by its number; then the home is settled by the attempt."""
+    """A user of this machine, as which ranks run."""
 
     name: str
     uid: int
     gid: int
-    groups: tuple[int, ...]
+    groups: tuple[int, ...]  # ids of all its groups
     home: str
     shell: str
+    # Whether it is an account for one owner, which exists only by its number. The attempt then sets the home.
     is_dynamic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RankRules:
-    """The rules of one agent.
+    """The rules of one agent."""
 
-    first_uid, last_uid: the accounts for owners, in place of `user`; 0 without them.
-    user: a name or a number; empty for the agent's own user. users: by the owner of the experiment, for owners with a
-    user of their own.
-    memory_mb, processes: the limits of one rank; 0 for none. cgroup: the control group below which each rank gets its
-    own; empty if the limits are those of processes (rlimits).
-    container_command: the program that runs containers, with its first arguments; empty without one.
-    container_options: further arguments of its `run`.
-    shared_notebooks: whether a notebook may run where programs of other owners can reach it.
-    """
-
-    user: str = ""
+    user: str = ""  # a name or a number; empty for the agent's own user
+    # users by the owner of the experiment, for owners with a user of their own
     users: Mapping[str, str] = field(default_factory=dict)
-    memory_mb: int = 0
-    processes: int = 0
+    memory_mb: int = 0  # memory limit of one rank, in MiB; 0 for none
+    processes: int = 0  # the most processes of one rank; 0 for no limit
+    # control group below which each rank gets its own; empty if the limits are those of processes (rlimits)
     cgroup: str = ""
-    container_command: tuple[str, ...] = ()
-    container_options: tuple[str, ...] = ()
-    first_uid: int = 0
-    last_uid: int = 0
-    shared_notebooks: bool = False
+    container_command: tuple[str, ...] = ()  # program that runs containers, with its first arguments; empty without one
+    container_options: tuple[str, ...] = ()  # further arguments of its `run`
+    first_uid: int = 0  # first id of the accounts for owners, which replace `user`; 0 without them
+    last_uid: int = 0  # last id of the accounts for owners; 0 without them
+    shared_notebooks: bool = False  # whether a notebook may run where programs of other owners can reach it
 
     def user_of(self, owner: str) -> str:
         """Returns the user for an owner's ranks; empty for the agent's own."""

@@ -43,21 +43,22 @@ _FILES_DIVISOR = 2
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Identifies the caller. name: the user's name, the id of the allocation or of the agent, or "cluster"; empty for
-    the anonymous caller of a call that needs no token."""
+    """Identifies the caller."""
 
     kind: Literal["cluster", "user", "allocation", "agent", "anonymous"]
+    # The user's name, the id of the allocation or of the agent, or "cluster". Empty for the anonymous caller of a call
+    # that needs no token.
     name: str
     is_admin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """Names the files for TLS. client_ca_file: when set, only clients with a certificate from it may connect."""
+    """Names the files for TLS."""
 
     cert_file: Path
     key_file: Path
-    client_ca_file: Path | None = None
+    client_ca_file: Path | None = None  # if set, only clients with a certificate from it may connect
 
 
 Authenticate = Callable[[str, str | None], Awaitable[Principal]]

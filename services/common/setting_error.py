@@ -20,9 +20,9 @@ Path = Sequence[int | str]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Holds the settings of one origin. name: the origin as a user would call it."""
+    """Holds the settings of one origin."""
 
-    name: str
+    name: str  # the origin as a user would call it
     values: Mapping[str, Any]
 
 

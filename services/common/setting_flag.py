@@ -21,10 +21,10 @@ from services.common.setting_error import Layer, nearest
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Describes one flag. path: the field's place in the model. shape: "list", "map", "bool" or "text"."""
+    """Describes one flag."""
 
-    path: tuple[str, ...]
-    shape: str
+    path: tuple[str, ...]  # the field's place in the model
+    shape: str  # "list", "map", "bool" or "text"
     help: str
 
     @property

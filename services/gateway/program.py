@@ -59,19 +59,18 @@ from services.gateway.usecase.following import Following
 
 
 class GatewaySettings(ServiceSettings):
-    """Holds the settings of a gateway. storage_url: an fsspec URL or a folder, the same as the schedulers'.
-    database_url: SQLite for one gateway, PostgreSQL for several that share their history. The retention days count from
-    the end of a trial; -1 keeps for ever. trusted_proxies: addresses and networks of HTTP proxies in front of the
-    gateway, whose X-Forwarded-For and X-Forwarded-Proto it believes."""
+    """Holds the settings of a gateway. The retention days count from the end of a trial; -1 keeps for ever."""
 
     service: ClassVar[str] = "gateway"
 
     grpc_listen: str = "0.0.0.0:8081"
     http_listen: str = "0.0.0.0:8080"
-    storage_url: str = "/var/lib/gangline/storage"
+    storage_url: str = "/var/lib/gangline/storage"  # an fsspec URL or a folder, the same as the schedulers'
+    # SQLite for one gateway, PostgreSQL for several that share their history
     database_url: str = "sqlite:////var/lib/gangline/gateway.db"
     log_retention_days: int = Field(default=FOR_EVER, ge=FOR_EVER)
     metric_retention_days: int = Field(default=FOR_EVER, ge=FOR_EVER)
+    # addresses and networks of HTTP proxies whose X-Forwarded-For and X-Forwarded-Proto the gateway believes
     trusted_proxies: tuple[str, ...] = ()
 
     @field_validator("trusted_proxies", mode="before")

@@ -25,21 +25,21 @@ from services.scheduler.state.rules import DEFAULT_PRIORITY, Rules
 
 
 class PoolScheduler(BaseModel):
-    """Holds how a pool places. default_priority: 1 is most urgent, 99 least. preemption: urgent requests may preempt
-    less urgent work, and groups below their shares may preempt work of others; None: on, but for round_robin. backfill:
-    later work may start early where it delays no request ahead of it; on_call: everywhere, preempted for any request
-    ahead of it; None: as much as the pool allows. network_labels: see PoolConfig.
-    """
+    """Holds how a pool places."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     type: Literal["priority", "fair_share", "round_robin"] = "priority"
     fitting_policy: Literal["best", "worst"] = "best"
-    default_priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=99)
+    default_priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=99)  # 1 is most urgent, 99 least
     allow_heterogeneous_fits: bool = False
+    # Urgent requests may preempt less urgent work, and groups below their shares may preempt work of others. None means
+    # on, but off for round_robin.
     preemption: bool | None = None
+    # Later work may start early if it delays no request ahead of it; "on_call": everywhere, preempted for any request
+    # ahead of it; None: as much as the pool allows
     backfill: Backfill | None = None
-    network_labels: tuple[str, ...] = ("zone", "rack")
+    network_labels: tuple[str, ...] = ("zone", "rack")  # see PoolConfig
 
     @model_validator(mode="after")
     def _has_whom_to_call(self) -> Self:

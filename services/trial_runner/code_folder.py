@@ -60,14 +60,13 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CodeSource:
-    """Where an archive comes from. token: of the allocation. route: to the gateways. note: takes a line for the trial's
-    log."""
+    """Where an archive comes from."""
 
     sha256: str
     cache: CodeCache
-    route: ChannelRoute
-    token: str
-    note: Callable[[str], None]
+    route: ChannelRoute  # the way to the gateways
+    token: str  # token of the allocation
+    note: Callable[[str], None]  # writes a line into the trial's log
 
 
 async def prepare_code(source: CodeSource, target: Path) -> Path:

@@ -37,12 +37,12 @@ from services.trial_runner.ranks.owner_account import holds_storage, storage_fol
 
 @dataclass(frozen=True, slots=True)
 class AttemptFiles:
-    """The folders, files and rules of an attempt that its container gets. beat_paths: by rank."""
+    """The folders, files and rules of an attempt that its container gets."""
 
     spec: runner_pb2.RunnerSpec
     place: Place
     folder: SharedFolder
-    beat_paths: Mapping[int, Path]
+    beat_paths: Mapping[int, Path]  # by rank
     confinement: Confinement
 
 

@@ -67,12 +67,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Output:
-    """The output of one attempt on this machine. recorder: writes the trial's log."""
+    """The output of one attempt on this machine."""
 
     spec: runner_pb2.RunnerSpec
     place: Place
     folder: SharedFolder
-    recorder: Recorder
+    recorder: Recorder  # writes the trial's log
     _confinement: Confinement = field(default_factory=Confinement)
     _environment: Mapping[str, str] = field(default_factory=dict)
     _began_ns: int = 0

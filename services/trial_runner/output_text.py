@@ -19,12 +19,11 @@ _MOST_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The files that processes wrote into their working folder. num_files: found by then. names: of the first ones.
-    is_whole: whether all of the folder was examined."""
+    """The files that processes wrote into their working folder."""
 
-    num_files: int = 0
-    names: tuple[str, ...] = ()
-    is_whole: bool = True
+    num_files: int = 0  # number of files found by then
+    names: tuple[str, ...] = ()  # names of the first files
+    is_whole: bool = True  # whether all of the folder was examined
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +36,13 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The result of the copying. left: the first files that are not kept. problem: why the copying ended early."""
+    """The result of the copying."""
 
     num_files: int = 0
     num_bytes: int = 0
     num_left: int = 0
-    left: tuple[Left, ...] = ()
-    problem: str = ""
+    left: tuple[Left, ...] = ()  # the first files that are not kept
+    problem: str = ""  # why the copying ended early; empty if it did not
 
 
 def describe_kept(kept: Kept, trial_id: str) -> str:

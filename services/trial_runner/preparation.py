@@ -30,14 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(slots=True)
 class Preparation:
-    """The conditions of a start and its results.
-
-    forked: a nursery that lives already, for ranks that need no warm process.
-    container: in which the nursery starts, once the code is there and the gang is linked; None for none.
-    on_container: called before the container starts, which may take as long as the fetch of its image.
-    nursery: set as soon as it lives, so that it can be closed even if another step fails.
-    rendezvous_at: when the gang was linked; 0 before.
-    """
+    """The conditions of a start and its results."""
 
     spec: runner_pb2.RunnerSpec
     place: Place
@@ -45,11 +38,13 @@ class Preparation:
     rank_forkserver: str
     gang: GangLinks
     note: Callable[[str], None]
-    forked: NurseryProcess | None = None
+    forked: NurseryProcess | None = None  # a nursery that lives already, for ranks that need no warm process
+    # container in which the nursery starts, once the code is there and the gang is linked; None for none
     container: Container | None = None
+    # called before the container starts, which may take as long as the fetch of its image
     on_container: Callable[[], None] = lambda: None
-    nursery: Nursery | None = None
-    rendezvous_at: float = 0.0
+    nursery: Nursery | None = None  # set as soon as it lives, so that it can be closed even if another step fails
+    rendezvous_at: float = 0.0  # time at which the gang was linked; 0 before
 
     async def run(self) -> Network:
         """Returns the network that connects the ranks. Raises the first error: GanglineError, OSError or

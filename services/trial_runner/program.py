@@ -66,17 +66,14 @@ def main(arguments: dict[str, Any], held: list[int]) -> int:
 
 @dataclass(slots=True)
 class _Process:
-    """One process and the state that it keeps between two allocations.
-
-    agent: the socket over which further commands arrive; None for a process with one allocation.
-    nursery: the previous command's nursery, cleared; set only while this process may take another command.
-    loop: the event loop, made once the nursery is forked.
-    """
+    """One process and the state that it keeps between two allocations."""
 
     rank_forkserver: str
+    # socket over which further commands arrive; None for a process with one allocation
     agent: socket.socket | None = None
+    # nursery of the previous command, cleared; set only while this process may take another command
     nursery: NurseryProcess | None = None
-    loop: asyncio.AbstractEventLoop | None = None
+    loop: asyncio.AbstractEventLoop | None = None  # event loop, made once the nursery is forked
 
     def take(self, directory: Path, held: Sequence[int]) -> int:
         """Runs one allocation to its end. Returns the exit code with which the process ends if this allocation is its

@@ -51,33 +51,26 @@ from services.trial_runner.ranks.step import run_step
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """What the ranks start with.
+    """What the ranks start with."""
 
-    environments: by rank. directory: in which they start. num_threads: of each. program: replaces the process of each
-    rank; empty for a fork of the warm process.
-    """
-
-    environments: dict[int, dict[str, str]]
-    directory: str
-    num_threads: int
-    program: list[str]
+    environments: dict[int, dict[str, str]]  # environment variables by rank
+    directory: str  # folder in which the ranks start
+    num_threads: int  # threads of each rank
+    program: list[str]  # replaces the process of each rank; empty for a fork of the warm process
     network: Network
 
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """Prepares the start of one machine's ranks.
-
-    beat_paths: by rank. on_begin: called before any program of the user's may start: an interpreter that the user has
-    chosen, or the startup hook.
-    """
+    """Prepares the start of one machine's ranks."""
 
     spec: runner_pb2.RunnerSpec
     place: Place
     folder: SharedFolder
     socket_path: str
-    beat_paths: dict[int, Path]
+    beat_paths: dict[int, Path]  # by rank
     confinement: Confinement
+    # Called before any program of the user's may start: an interpreter that the user has chosen, or the startup hook.
     on_begin: Callable[[], None]
     container: Container | None = None
 

@@ -40,17 +40,17 @@ TEXT = yaml.safe_dump(BASE)
 
 @dataclass(frozen=True)
 class Mistake:
-    """arguments: of the command. message: the line after "error: ". status: the exit status. config: the changed keys
-    of a good configuration, or its whole text; it becomes config.yaml. environment: variables to add.
+    """A command with a mistake in its arguments or in its configuration.
 
     In arguments and message $ADDRESS, $HTTP, $ENDED, $RUNNING and $FOLDER name things of the test's cluster.
     """
 
-    arguments: str
-    message: str
-    status: int = 2
+    arguments: str  # arguments of the command
+    message: str  # the line after "error: "
+    status: int = 2  # exit status
+    # changed keys of a good configuration, or its whole text; it becomes config.yaml
     config: Mapping[str, object] | str | bytes = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables to add
 
 
 def of_config(message: str, text: str | bytes = "", /, **changes: object) -> Mistake:
@@ -311,11 +311,11 @@ MISTAKES = {
 
 @dataclass(frozen=True)
 class Place:
-    """folder: the working directory. words: the values of the placeholders."""
+    """The cluster and the folder of the commands."""
 
     cluster: Cluster
-    folder: Path
-    words: Mapping[str, str]
+    folder: Path  # working directory
+    words: Mapping[str, str]  # values of the placeholders
 
     def fill(self, text: str) -> str:
         for word, value in self.words.items():

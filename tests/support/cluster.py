@@ -28,13 +28,12 @@ UP_SECONDS = 110.0
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """folder: the data directory. home: where the CLI keeps its login. is_forked: its programs are forks of a process
-    that has imported them, and so are commands."""
+    """A cluster of a test."""
 
-    folder: Path
-    home: Path
+    folder: Path  # data directory
+    home: Path  # folder in which the CLI keeps its login
     login: Login
-    is_forked: bool = True
+    is_forked: bool = True  # whether its programs and commands are forks of a process that has imported them
 
     @property
     def layout(self) -> Layout:

@@ -36,12 +36,12 @@ READY_SECONDS = 60.0
 
 @dataclass
 class Fleet:
-    """root: the data directory. host: the address under which services are reached; they listen on it alone."""
+    """Services of a cluster that a test starts one by one."""
 
-    root: Path
+    root: Path  # data directory
     num_agents: int = 2
     slots: int = 2
-    host: str = HOST
+    host: str = HOST  # address under which services are reached, and on which alone they listen
     programs: dict[str, Program] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes] | ForkedService] = field(default_factory=dict)
 

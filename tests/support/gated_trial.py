@@ -94,14 +94,12 @@ class GatedTrial(pytorch.PyTorchTrial):
 
 @dataclass(frozen=True, slots=True)
 class RankDesk:
-    """Holds the files that one rank has written. batch: the one before which it waits, from 0. interface: the one that
-    gloo uses.
-    """
+    """Holds the files that one rank has written."""
 
     pid: int
-    batch: int
+    batch: int  # batch before which the rank waits, from 0
     agent: str
-    interface: str
+    interface: str  # interface that gloo uses
 
 
 class Gate:

@@ -21,12 +21,11 @@ from tests.support.gated_trial import wait_for
 
 @dataclass
 class StorageDisk:
-    """storage: the mount point. disk: where the same disk stays mounted. holder: the process that keeps the
-    namespace."""
+    """A disk that can be taken away."""
 
-    storage: Path
-    disk: Path
-    holder: subprocess.Popen[bytes]
+    storage: Path  # mount point
+    disk: Path  # path at which the same disk stays mounted
+    holder: subprocess.Popen[bytes]  # process that keeps the namespace
 
     @property
     def enter(self) -> list[str]:

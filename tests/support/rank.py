@@ -128,18 +128,16 @@ def _messages(connection: socket.socket) -> Iterator[rank_pb2.RankMessage]:
 
 @dataclass
 class Trial:
-    """Describes a trial to run. code: file name -> content. size: ranks, all on this machine. fusion: the remembered
-    records.
-    """
+    """Describes a trial to run."""
 
-    code: dict[str, str]
+    code: dict[str, str]  # content by file name
     config: dict[str, Any]
     hparams: dict[str, Any] = field(default_factory=dict)
-    size: int = 1
+    size: int = 1  # number of ranks, all on this machine
     latest_checkpoint: CheckpointInfo | None = None
     seed: int = 7
     warnings: list[str] = field(default_factory=list)
-    fusion: Sequence[types_pb2.FusionRecord] = ()
+    fusion: Sequence[types_pb2.FusionRecord] = ()  # remembered records
 
 
 class RunningTrial:

@@ -1,7 +1,7 @@
 """Reads the repository's own Python files for the tests that check its structure.
 
 Generated stubs are excluded. Syntax trees are not kept: those of all files are millions of objects, which each garbage
-collection would visit. Called by tests/unit/test_size.py and test_layers.py.
+collection would visit. Called by tests/unit/test_size.py, test_fields.py and test_layers.py.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """line: the first one. num_lines: with decorators left out."""
+    """A function in a file."""
 
     name: str
-    line: int
-    num_lines: int
+    line: int  # its first line
+    num_lines: int  # its lines without decorators
 
 
 @cache

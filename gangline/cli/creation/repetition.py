@@ -19,28 +19,25 @@ MAX_ENTRIES = 50
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """wall: seconds since 1970. boot: seconds since this machine started, which no step of the clock moves."""
+    """A time on the clocks of this machine."""
 
-    wall: float
-    boot: float
+    wall: float  # seconds since 1970
+    boot: float  # seconds since this machine started, which no step of the clock moves
     boot_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One submit. digest: of its content and its user. cluster: the id of the cluster to which it was sent.
+    """One submit."""
 
-    experiment_id: 0 while the outcome is not known. num_commands: how many commands have sent this request id.
-    """
-
-    digest: str
-    cluster: str
+    digest: str  # digest of its content and its user
+    cluster: str  # id of the cluster to which it was sent
     request_id: str
     wall: float
     boot: float
     boot_id: str
-    experiment_id: int = 0
-    num_commands: int = 1
+    experiment_id: int = 0  # 0 while the outcome is not known
+    num_commands: int = 1  # number of commands that have sent this request id
 
 
 def age_of(entry: Entry, clock: Clock) -> float:

@@ -17,21 +17,20 @@ ELLIPSIS = "…"
 
 
 class Column(NamedTuple):
-    """Describes a column. importance: the column with the smallest one is left out first; None: it is never left out.
-    least: the fewest cells to which it may be shortened; None: its cells are never cut, as those of ids.
-    is_state: its words are shown in the colours of states."""
+    """Describes a column."""
 
     heading: str
-    importance: int | None = None
+    importance: int | None = None  # the column with the smallest number is left out first; None if it is never left out
+    # fewest cells to which it may be shortened; None if its cells are never cut, such as those of ids
     least: int | None = None
-    is_state: bool = False
+    is_state: bool = False  # whether its words are shown in the colours of states
 
 
 class Cell(NamedTuple):
-    """Holds a cell as it is shown, with its padding. state: the word that decides its colour; empty for none."""
+    """Holds a cell as it is shown, with its padding."""
 
     text: str
-    state: str = ""
+    state: str = ""  # word that decides the cell's colour; empty for none
 
 
 def lay_out(

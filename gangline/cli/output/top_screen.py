@@ -42,33 +42,32 @@ HELP = "q quit  s sort  r reverse  / filter  arrows scroll"
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """The newest answers of the gateway. at: Unix seconds. problem: why there is no newer answer."""
+    """The newest answers of the gateway."""
 
     tasks: Sequence[Task] = ()
     agents: Sequence[AgentView] = ()
-    at: float = 0.0
-    problem: str = ""
+    at: float = 0.0  # Unix seconds
+    problem: str = ""  # why there is no newer answer; empty if there is no problem
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What the user has chosen. sort: a key of SORTS. pattern: only tasks with this text are shown. is_typing: keys
-    change the pattern. offset: tasks that are scrolled out at the top."""
+    """What the user has chosen."""
 
-    sort: str = "queue"
+    sort: str = "queue"  # a key of SORTS
     is_reversed: bool = False
-    pattern: str = ""
-    is_typing: bool = False
-    offset: int = 0
+    pattern: str = ""  # only tasks with this text are shown; empty for all
+    is_typing: bool = False  # whether keys change the pattern
+    offset: int = 0  # number of tasks that are scrolled out at the top
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the screen. state: of the task in it, for its colour. is_strong: a heading."""
+    """A line of the screen."""
 
     text: str
-    state: State | None = field(default=None)
-    is_strong: bool = False
+    state: State | None = field(default=None)  # state of the task in the line, for its colour
+    is_strong: bool = False  # whether the line is a heading
 
 
 def press(screen: Screen, key: str, glance: Glance, height: int) -> Screen | None:

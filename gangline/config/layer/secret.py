@@ -149,10 +149,10 @@ def _listed_names(values: Mapping[str, Any]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Applies `change` to the texts of a section. names: further names of secrets, in lower case."""
+    """Applies `change` to the texts of a section."""
 
     change: _Change
-    names: frozenset[str]
+    names: frozenset[str]  # further names of secrets, in lower case
 
     def value(self, value: Any, path: _Path, *, inside: bool) -> Any:
         """Returns the value with its texts changed. inside: whether a key above names a secret."""

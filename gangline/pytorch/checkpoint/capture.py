@@ -42,12 +42,11 @@ def rank_file(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """State of a trial for a checkpoint. tensors: this rank's share; the shares of all ranks together have every tensor
-    once. trainer: the same on all ranks, but saved by the chief. rank: this rank's own."""
+    """State of a trial for a checkpoint."""
 
-    tensors: dict[Path, torch.Tensor]
-    trainer: dict[str, Any]
-    rank: dict[str, Any]
+    tensors: dict[Path, torch.Tensor]  # this rank's share; the shares of all ranks together have every tensor once
+    trainer: dict[str, Any]  # the same on all ranks; the chief saves it
+    rank: dict[str, Any]  # values of this rank alone
 
 
 def capture(

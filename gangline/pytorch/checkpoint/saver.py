@@ -45,15 +45,15 @@ _log = logging.getLogger("gangline")
 
 @dataclass(slots=True)
 class Save:
-    """Save under way. rank_part: values of this rank alone. folder: with more files, on the chief. storage_id: set once
-    ranks have agreed."""
+    """Save under way."""
 
     batches: int
     metadata: Mapping[str, Any]
     tensors: Mapping[Path, torch.Tensor]
-    rank_part: Mapping[str, Any]
+    rank_part: Mapping[str, Any]  # values of this rank alone
+    # folder with more files, on the chief; None on other ranks, or without such files
     folder: TemporaryDirectory[str] | None
-    storage_id: str = ""
+    storage_id: str = ""  # set once ranks have agreed
     error: BaseException | None = None
     began: float = field(default_factory=time.perf_counter)
     ended: float = 0.0

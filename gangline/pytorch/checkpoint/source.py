@@ -47,13 +47,12 @@ class Described:
 
 
 class Source(ABC):
-    """Content of a checkpoint. trainer: shared by all ranks. ranks: each rank's own values, by rank. tensors: by joined
-    path. trial_id: of the trial that saved it, or empty."""
+    """Content of a checkpoint."""
 
-    trial_id: str
-    trainer: dict[str, Any]
-    ranks: list[dict[str, Any]]
-    tensors: Mapping[str, Described]
+    trial_id: str  # id of the trial that saved it; empty if not known
+    trainer: dict[str, Any]  # values that all ranks share
+    ranks: list[dict[str, Any]]  # each rank's own values, by rank
+    tensors: Mapping[str, Described]  # descriptions by joined path
 
     def align(self, index: int, names: set[str]) -> None:  # noqa: B027  most sources have nothing to align
         """Renames the tensors of a model to the names that the trial's model has, where a wrapper changed them all."""

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Entries of an epoch. batch_size: entries of one rank in a whole step."""
+    """Entries of an epoch."""
 
     length: int
-    batch_size: int
+    batch_size: int  # entries of one rank in a whole step
     drop_last: bool = False
 
     @property
@@ -41,10 +41,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of a step. entries: of this rank; of the first rank where is_spare. step: all ranks' entries."""
+    """Part of a step."""
 
-    step: range
-    entries: range
+    step: range  # entries of all ranks
+    entries: range  # entries of this rank; those of the first rank if is_spare
     is_spare: bool = False
 
 

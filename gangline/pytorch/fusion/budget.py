@@ -32,9 +32,9 @@ _RARE_EXCHANGE = 8
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """steps: the steps that may pass from the first step until the decision; 0 where tuning must not begin."""
+    """The optimizer steps that tuning may take."""
 
-    steps: int
+    steps: int  # steps that may pass from the first step until the decision; 0 if tuning must not begin
 
     @property
     def is_open(self) -> bool:

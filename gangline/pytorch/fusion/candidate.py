@@ -34,13 +34,12 @@ _WORST = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """caps: bytes, as DistributedDataParallel takes them. kind: default, cap, optimum, known or refined.
-    expected_seconds: of one step."""
+    """A partition of the gradients into buckets that takes part in the race."""
 
-    caps: tuple[int, ...]
+    caps: tuple[int, ...]  # bytes, as DistributedDataParallel takes them
     partition: Partition
-    kind: str
-    expected_seconds: float
+    kind: str  # default, cap, optimum, known or refined
+    expected_seconds: float  # expected time of one step
 
     @property
     def num_buckets(self) -> int:
@@ -49,19 +48,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Holds the values that are known before the race. default_seconds: one step with the default partition, as
-    measured.
-
-    keeps_first_buckets: the wrapper counts its caps from the last gradient to be produced. has_cap_list: torch takes a
-    cap for each bucket.
-    """
+    """Holds the values that are known before the race."""
 
     gradients: Gradients
     link: LinkCost
     channels: int
-    default_seconds: float
-    keeps_first_buckets: bool = False
-    has_cap_list: bool = True
+    default_seconds: float  # measured time of one step with the default partition
+    keeps_first_buckets: bool = False  # whether the wrapper counts its caps from the gradient that is produced last
+    has_cap_list: bool = True  # whether torch takes a cap for each bucket
 
     def candidate(self, caps: tuple[int, ...], kind: str) -> Candidate:
         """Returns the candidate of these caps: bytes, in the order in which buckets are sent."""

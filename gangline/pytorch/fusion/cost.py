@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """alpha_seconds: the time of an empty exchange. bytes_per_second: above 0, infinite for a link whose time was not
-    measurable.
-    """
+    """Cost of an exchange over a link."""
 
-    alpha_seconds: float
-    bytes_per_second: float
+    alpha_seconds: float  # time of an empty exchange
+    bytes_per_second: float  # above 0; infinite for a link whose time could not be measured
 
     def seconds(self, num_bytes: float) -> float:
         return self.alpha_seconds + num_bytes / self.bytes_per_second

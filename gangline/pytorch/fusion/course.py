@@ -22,13 +22,11 @@ from gangline.pytorch.fusion.step_profile import common_order, ready_by_place, r
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """default_seconds: one step with the default's buckets. order: parameters in the order in which their gradients are
-    produced.
-    """
+    """Gradients of one model with the measured time of a step."""
 
     gradients: Gradients
-    default_seconds: float
-    order: tuple[int, ...]
+    default_seconds: float  # time of one step with the default's buckets
+    order: tuple[int, ...]  # parameters in the order in which their gradients are produced
 
 
 class Course:

@@ -20,14 +20,12 @@ from gangline.pytorch.profile.device_clock import Clock
 
 @dataclass(slots=True)
 class Step:
-    """Holds marks of the clock, None for events that did not happen. gradients: parameter index and mark, in order of
-    arrival.
-    """
+    """Holds marks of the clock, None for events that did not happen."""
 
     begin: Any = None
     last_gradient: Any = None
     end: Any = None
-    gradients: list[tuple[int, Any]] = field(default_factory=list)
+    gradients: list[tuple[int, Any]] = field(default_factory=list)  # parameter index and mark, in order of arrival
 
 
 class Meter:

@@ -38,13 +38,12 @@ class Shuffler(Protocol):
 
 @dataclass(slots=True)
 class Race:
-    """Arm 0 is the default, which stays to the end. num_buckets: of each arm, the default's too; among equals the one
-    of fewer buckets wins. turn_steps: the steps of one turn of an arm. steps: all steps that may pass.
-    """
+    """Arm 0 is the default, which stays to the end."""
 
+    # number of buckets of each arm, the default included; among equals the arm with fewer buckets wins
     num_buckets: Sequence[int]
-    turn_steps: int
-    steps: int
+    turn_steps: int  # steps of one turn of an arm
+    steps: int  # all steps that the race may take
     live: list[int] = field(init=False)
     num_rounds: int = 0
     steps_used: int = 0

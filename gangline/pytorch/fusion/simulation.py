@@ -24,17 +24,13 @@ _MOST_ATOMS = 320
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Holds the gradients in the order in which backward produces them.
+    """Holds the gradients in the order in which backward produces them."""
 
-    num_bytes: as in the parameters, which caps count. ready_seconds: when each is ready, never falling. kinds: a number
-    for dtype and device, as buckets contain one kind; empty where all are of one. wire_ratio: the share of the bytes
-    that compression leaves.
-    """
-
-    num_bytes: tuple[int, ...]
-    ready_seconds: tuple[float, ...]
+    num_bytes: tuple[int, ...]  # bytes as in the parameters, which caps count
+    ready_seconds: tuple[float, ...]  # time at which each gradient is ready, in ascending order
+    # a number for dtype and device of each, because a bucket holds one kind; empty if all are of one kind
     kinds: tuple[int, ...] = ()
-    wire_ratio: float = 1.0
+    wire_ratio: float = 1.0  # the part of the bytes that compression leaves, above 0 and at most 1
 
     @property
     def total_bytes(self) -> int:

@@ -28,21 +28,19 @@ _HEX_DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """parameters: element count, dtype and requires_grad of each, in the model's order; neither names nor values.
-    fabric: the kinds and speeds of the ranks' interfaces. flags: as FusionRecord. link: as measured at the start, by a
-    few exchanges; None where that failed.
-    """
+    """The model, the ranks and the link for which buckets are tuned."""
 
+    # element count, dtype and requires_grad of each parameter, in the model's order; neither names nor values
     parameters: tuple[tuple[int, str, bool], ...]
     world_size: int
     ranks_per_host: int
     accelerator: str
-    fabric: str
+    fabric: str  # kinds and speeds of the ranks' interfaces
     backend: str
     torch_version: str
-    flags: str
+    flags: str  # as in FusionRecord
     batch_size: int
-    link: LinkCost | None
+    link: LinkCost | None  # measured at the start by a few exchanges; None if that failed
 
     @property
     def family(self) -> str:
@@ -65,10 +63,10 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """exact: the record to train with from the first step. related: of the same family, worth a place in the race."""
+    """Records of earlier tunings that serve here."""
 
-    exact: FusionRecord | None = None
-    related: tuple[FusionRecord, ...] = ()
+    exact: FusionRecord | None = None  # record to train with from the first step; None if there is none
+    related: tuple[FusionRecord, ...] = ()  # records of the same family, which deserve a place in the race
 
 
 def recall(situation: Situation, records: Sequence[FusionRecord], now: float) -> Recall:

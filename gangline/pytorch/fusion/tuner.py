@@ -50,14 +50,13 @@ _log = logging.getLogger("gangline")
 
 @dataclass(frozen=True, slots=True)
 class TunerContext:
-    """steps_left: optimizer steps that this process has before it. channels: exchanges that the backend works on at a
-    time. tell: called on the chief with the record, the bucket count, and whether it was recalled.
-    """
+    """Arguments of a tuner."""
 
-    steps_left: int
+    steps_left: int  # optimizer steps that this process has before it
     aggregation_frequency: int
-    channels: int
+    channels: int  # number of exchanges that the backend works on at a time
     trial_id: str
+    # called on the chief with the record, the number of buckets, and whether the record was recalled
     tell: Callable[[FusionRecord, int, bool], None]
 
 

@@ -34,14 +34,12 @@ _UNWALKED = frozenset(
 
 @dataclass(slots=True)
 class _Kept:
-    """A tensor of the state. tensor: itself, or the same contents without the graph of an earlier pass. copy: of its
-    contents; None where they are only watched. version: torch's counter of changes; None for a tensor that is neither
-    copied nor watched."""
+    """A tensor of the state."""
 
-    tensor: torch.Tensor
+    tensor: torch.Tensor  # the tensor itself, or the same contents without the graph of an earlier pass
     path: Path
-    version: int | None
-    copy: torch.Tensor | None = None
+    version: int | None  # torch's counter of changes; None for a tensor that is neither copied nor watched
+    copy: torch.Tensor | None = None  # copy of the contents; None if they are only watched
 
     @property
     def is_always_copied(self) -> bool:

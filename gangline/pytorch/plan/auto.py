@@ -52,11 +52,11 @@ MakeTrial = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class _Measurement:
-    """problem: why the trial cannot be measured; empty for one that is. sizes has the model then, once for each
-    possible recomputation. cause: the exception of the trial's own code."""
+    """Result of measuring the trial, which has a problem or sizes."""
 
-    problem: str = ""
-    cause: BaseException | None = None
+    problem: str = ""  # why the trial cannot be measured; empty if it was measured
+    cause: BaseException | None = None  # the exception of the trial's own code; None if there was none
+    # sizes of the model, one for each possible recomputation; empty where there is a problem
     sizes: tuple[ModelSize, ...] = ()
     num_models: int = 0
     notes: tuple[str, ...] = ()

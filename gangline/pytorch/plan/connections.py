@@ -34,11 +34,11 @@ from gangline.pytorch.plan.model_size import Connection
 
 @dataclass(slots=True)
 class _Output:
-    """The output of a unit's module. last: the last unit that needs it."""
+    """The output of a unit's module."""
 
     nbytes: int
     storages: list[weakref.ref[torch.UntypedStorage]]
-    last: int
+    last: int  # index of the last unit that needs it
 
 
 class ConnectionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -28,14 +28,14 @@ _FAILED = "ran out of memory in an earlier attempt"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """candidates: the table. chosen: None where no candidate is left. out_of_memory: names of candidates that failed in
-    earlier attempts on as many slots. is_kept: whether the choice is that of the attempt before. refused: as in
-    StrategyChoice."""
+    """Choice of a strategy for a trial, with its table."""
 
-    candidates: tuple[Candidate, ...]
-    chosen: Candidate | None
+    candidates: tuple[Candidate, ...]  # rows of the table
+    chosen: Candidate | None  # None where no candidate is left
+    # names of candidates that ran out of memory in earlier attempts on as many slots
     out_of_memory: tuple[str, ...] = ()
-    is_kept: bool = False
+    is_kept: bool = False  # whether the choice is that of the attempt before
+    # reason of each strategy that refuses the trial's code, as in StrategyChoice
     refused: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -33,18 +33,17 @@ _ADAM_BYTES = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """model: the wrapped model, on the meta device or the CPU. cut_refusal: why a pipeline cannot cut it; empty for a
-    model that it can. notes: lines about what could not be measured. refused: the reason of each
-    strategy that refuses the trial's code, as far as it was seen."""
+    """Sizes of a trial and its wrapped model."""
 
-    model: nn.Module
+    model: nn.Module  # the wrapped model, on the meta device or the CPU
     name: str
     size: ModelSize
     units: tuple[Unit, ...]
     optimizer: str
     num_models: int
-    cut_refusal: str
-    notes: tuple[str, ...]
+    cut_refusal: str  # why a pipeline cannot cut the model; empty if it can
+    notes: tuple[str, ...]  # lines about values that could not be measured
+    # reason of each strategy that refuses the trial's code, as far as the run showed it
     refused: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -18,13 +18,13 @@ MESSAGE_BYTES = float(32 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one slot. transient: beside the others, for a part of each step. activations: all other tensors at the
-    moment that needs most, less the gradients that are not there at that moment."""
+    """Bytes that one slot needs."""
 
     parameters: float
     gradients: float
     optimizer: float
-    transient: float
+    transient: float  # tensors that exist for a part of each step, beside the other four
+    # all other tensors at the moment that needs most, less the gradients that do not exist at that moment
     activations: float
 
     @property

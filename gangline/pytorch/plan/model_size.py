@@ -7,39 +7,33 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class UnitSize:
-    """A unit of a model's chain. parameters: their number. activation_bytes: kept from its forward to its backward
-    pass, for one record. output_bytes: what the next unit gets, for one record. forward_flops: for one record.
-    peak_bytes: the most in its forward and backward pass, kept ones included, for one record; 0 if not measured.
-    tensors: numbers of elements of its parameter tensors; empty if not measured. has_backward: whether the backward
-    pass reaches it, as parameters are trained in it or before it. passed_bytes: of the output, where this unit does
-    not keep it. taken_bytes: the part of activation_bytes that is the output of the unit before. copied_bytes: as in
-    ModelSize, of this unit."""
+    """Sizes of one unit of a model's chain. Bytes and operations are for one record, where not said otherwise."""
 
     name: str
-    parameters: int
-    activation_bytes: float = 0.0
-    output_bytes: float = 0.0
-    forward_flops: float = 0.0
-    peak_bytes: float = 0.0
-    tensors: tuple[int, ...] = ()
+    parameters: int  # number of parameters
+    activation_bytes: float = 0.0  # kept from the forward to the backward pass
+    output_bytes: float = 0.0  # what the next unit gets
+    forward_flops: float = 0.0  # operations of the forward pass
+    peak_bytes: float = 0.0  # the most in its forward and backward pass, kept bytes included; 0 if not measured
+    tensors: tuple[int, ...] = ()  # number of elements of each parameter tensor; empty if not measured
+    # whether the backward pass reaches the unit, because it or an earlier unit has trained parameters
     has_backward: bool = True
-    passed_bytes: float = 0.0
-    taken_bytes: float = 0.0
-    copied_bytes: float = 0.0
+    passed_bytes: float = 0.0  # bytes of the output, if the unit itself does not keep it; else 0
+    taken_bytes: float = 0.0  # the part of activation_bytes that is the output of the unit before
+    copied_bytes: float = 0.0  # parameters' copies in half precision, whatever the number of records; as in ModelSize
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
     """An output of a unit's module that a later unit needs besides the output of the unit before it, as a skip
-    connection does. bytes: for one record. maker: the place of the unit that makes it. first, last: a pipeline carries
-    it over the borders behind the units from `first` to the one before `last`. keeper: the unit whose passes keep it
-    anyway, and whose activation_bytes have it; None if none does."""
+    connection does."""
 
     path: str
-    bytes: float
-    maker: int
-    first: int
-    last: int
+    bytes: float  # size of the output for one record
+    maker: int  # index of the unit that makes it
+    first: int  # a pipeline carries it over the borders behind the units from `first` to the one before `last`
+    last: int  # index of the unit behind the last of these borders
+    # index of the unit that keeps it anyway and counts it in its activation_bytes; None if none does
     keeper: int | None = None
 
     def crosses(self, unit: int) -> bool:
@@ -49,63 +43,52 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment of the forward or backward pass. working_bytes: of all tensors beside parameters and their gradients,
-    for one record. gradient_ratio: the part of the gradients that are there. copied_bytes: of the parameters' copies in
-    half precision that are there."""
+    """A moment of the forward or backward pass."""
 
-    working_bytes: float
-    gradient_ratio: float
-    copied_bytes: float = 0.0
+    working_bytes: float  # all tensors beside parameters and their gradients, for one record
+    gradient_ratio: float  # the part of the gradients that exist then, 0 to 1
+    copied_bytes: float = 0.0  # the parameters' copies in half precision that exist then
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """parameters, largest_block: numbers of parameters, of the model and of the largest group that is gathered at once.
+    """Sizes of a model: memory and operations of its passes and of the optimizer's step."""
 
-    stored, gradient, optimizer, computed: bytes for a parameter: as stored, of its gradient, of the optimizer's state,
-    and of a gathered copy. batch_bytes: for one record, of what the data loader gives. activation_bytes: kept besides
-    from the forward to the backward pass, for one record, over the whole model. units: the chain that a pipeline can
-    cut; empty for a model that it cannot cut. forward_flops: for one record. moments: those that need most, measured in
-    a forward and backward pass; empty where only the forward pass was measured. step_bytes: of temporary tensors in the
-    optimizer's step, for each parameter that is stepped; step_tensor_bytes: for the largest parameter tensor, where the
-    optimizer steps one after the other. recomputation: what was computed again in the backward pass, as in
-    gangline.config.parallelism; all sizes were measured so. tensors: numbers of elements of the trained parameter
-    tensors; empty if not measured. forward_kernels: operations that the forward pass issues, whatever the number of
-    records. num_groups: groups that are gathered at once: the blocks, and all that is outside of them. connections:
-    outputs of units that are carried over borders of a pipeline. flop_passes, kernel_passes: operations of the forward
-    and backward pass, and those that are issued, over the forward pass's own; 0 where the backward pass was not
-    measured. update_kernels: operations that a step of the optimizer issues for all parameters. update_bytes: bytes
-    that it reads and writes, for each parameter. convolved: the part of the operations of its passes that convolutions
-    have whose kernels are larger than one point. copied_bytes: of the parameters' copies in half precision that a
-    forward pass under autocast makes, whatever the number of records. streamed_bytes: for one record, read and written
-    in both passes by operations other than products, as those on each element; only in the forward pass where the
-    backward pass was not measured.
-    """
-
-    parameters: int
-    largest_block: int
-    stored: float = 4.0
-    gradient: float = 4.0
-    optimizer: float = 8.0
-    computed: float = 4.0
+    parameters: int  # number of parameters of the model
+    largest_block: int  # number of parameters of the largest group that is gathered at once
+    stored: float = 4.0  # bytes of a parameter as stored
+    gradient: float = 4.0  # bytes of a parameter's gradient
+    optimizer: float = 8.0  # bytes of the optimizer's state for a parameter
+    computed: float = 4.0  # bytes of a parameter in a gathered copy
+    # kept from the forward to the backward pass over the whole model, beside the batch, for one record
     activation_bytes: float = 0.0
+    # the chain that a pipeline can cut; empty for a model that it cannot cut
     units: tuple[UnitSize, ...] = field(default=())
-    forward_flops: float = 0.0
+    forward_flops: float = 0.0  # operations of the forward pass, for one record
+    # those that need most memory in a forward and backward pass; empty if only the forward pass was measured
     moments: tuple[Moment, ...] = field(default=())
-    step_bytes: float = 0.0
+    step_bytes: float = 0.0  # temporary tensors of the optimizer's step, for each parameter that is stepped
+    # the same for the largest parameter tensor, if the optimizer steps one tensor after the other
     step_tensor_bytes: float = 0.0
+    # what the backward pass computed again while all sizes were measured, as in gangline.config.parallelism
     recomputation: str = "none"
-    tensors: tuple[int, ...] = ()
-    forward_kernels: float = 0.0
-    num_groups: int = 1
-    connections: tuple[Connection, ...] = ()
+    tensors: tuple[int, ...] = ()  # number of elements of each trained parameter tensor; empty if not measured
+    forward_kernels: float = 0.0  # operations that the forward pass issues, whatever the number of records
+    num_groups: int = 1  # groups that are gathered at once: the blocks, and one for everything outside of them
+    connections: tuple[Connection, ...] = ()  # outputs of units that a pipeline carries over its borders
+    # operations of the forward and backward pass over those of the forward pass; 0 if backward was not measured
     flop_passes: float = 0.0
+    # issued operations of both passes over those of the forward pass; 0 if backward was not measured
     kernel_passes: float = 0.0
-    update_kernels: float = 0.0
-    update_bytes: float = 0.0
-    batch_bytes: float = 0.0
+    update_kernels: float = 0.0  # operations that the optimizer's step issues for all parameters
+    update_bytes: float = 0.0  # bytes that the optimizer's step reads and writes, for each parameter
+    batch_bytes: float = 0.0  # what the data loader gives, for one record
+    # the part of the passes' operations in convolutions whose kernels are larger than one point, 0 to 1
     convolved: float = 0.0
+    # parameters' copies in half precision that a forward pass under autocast makes, for any number of records
     copied_bytes: float = 0.0
+    # Read and written in both passes by operations other than products, such as those on each element, for one record.
+    # Only in the forward pass if the backward pass was not measured.
     streamed_bytes: float = 0.0
 
     @property

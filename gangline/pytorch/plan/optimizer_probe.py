@@ -26,27 +26,24 @@ _UNKNOWN_STATE_BYTES = 8.0
 
 @dataclass(frozen=True, slots=True)
 class UpdateSize:
-    """state_bytes: of all trained parameters. temporary_bytes: of a step that handles all parameters at once.
-    largest_temporary_bytes: of a step that handles one parameter after the other, for the largest one. kernels,
-    moved_bytes: operations of a step of all trained parameters, and the bytes that they read and write."""
+    """Size of an optimizer's step over all trained parameters."""
 
-    state_bytes: float
-    temporary_bytes: float = 0.0
+    state_bytes: float  # the optimizer's state
+    temporary_bytes: float = 0.0  # temporary tensors of a step that handles all parameters at once
+    # temporary tensors for the largest parameter, if a step handles one after the other
     largest_temporary_bytes: float = 0.0
-    kernels: float = 0.0
-    moved_bytes: float = 0.0
+    kernels: float = 0.0  # operations that a step issues
+    moved_bytes: float = 0.0  # bytes that a step reads and writes
 
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """What was counted with some equal parameters. state: bytes for an element of a parameter. temporary: the most
-    bytes of a step, for an element of one of the parameters. kernels: of a step of all. moved: bytes of a step, for an
-    element of all."""
+    """Counts of a step of the optimizer over some equal parameters."""
 
-    state: float
-    temporary: float = 0.0
-    kernels: float = 0.0
-    moved: float = 0.0
+    state: float  # bytes of the optimizer's state for an element of a parameter
+    temporary: float = 0.0  # the most temporary bytes of a step, over the number of elements of one parameter
+    kernels: float = 0.0  # operations that the step issues for all of them
+    moved: float = 0.0  # bytes that the step reads and writes, for an element of all of them
 
 
 def probe(optimizers: Iterable[Optimizer], is_gpu: bool) -> UpdateSize:

@@ -28,34 +28,30 @@ from gangline.pytorch.plan.step_peak import OperationCounter, StepPeak
 
 @dataclass(slots=True)
 class Passes:
-    """What the passes of one batch keep and compute, for each unit; without units in one entry. records: of the batch.
-    batch_bytes: of the batch's own tensors, which no other number has. activation_bytes: kept by the forward pass.
-    passed_bytes: of a unit's output, where it keeps none of it. taken_bytes: kept of the output of the unit before, as
-    part of activation_bytes. copied_bytes: of parameters' copies in half precision, which activation_bytes does not
-    have. flops, kernels: operations of the forward pass, and how many were issued. convolved: the part of all
-    operations that convolutions have, as OperationCounter has it. all_flops, all_kernels: with those of the backward
-    pass; 0 where it failed. moments: those that need most memory; empty where the backward pass failed. peak_bytes: of
-    a unit's own passes, 0 where they are not known. connections: outputs of units that later units need besides.
-    problem: the exception that ended the backward pass.
-    streamed_bytes: read and written by all operations that compute no products, in the forward pass; with those of the
-    backward pass once it has ended."""
+    """What the passes of one batch keep and compute.
 
-    records: int
-    activation_bytes: list[float]
+    Lists have one entry for each unit, or a single entry for a model without units.
+    """
+
+    records: int  # number of records of the batch
+    activation_bytes: list[float]  # kept by the forward pass
     output_bytes: list[float]
-    passed_bytes: list[float]
-    taken_bytes: list[float]
-    copied_bytes: list[float]
-    flops: list[float]
-    peak_bytes: list[float]
-    batch_bytes: float = 0.0
-    kernels: int = 0
-    convolved: float = 0.0
-    all_flops: float = 0.0
-    all_kernels: int = 0
-    moments: tuple[Moment, ...] = ()
+    passed_bytes: list[float]  # bytes of a unit's output, if the unit keeps none of it
+    taken_bytes: list[float]  # the part of activation_bytes that is the output of the unit before
+    copied_bytes: list[float]  # parameters' copies in half precision, which activation_bytes does not count
+    flops: list[float]  # operations of the forward pass
+    peak_bytes: list[float]  # the most bytes in the unit's own passes; 0 if not known
+    batch_bytes: float = 0.0  # bytes of the batch's own tensors, which no other field counts
+    kernels: int = 0  # number of operations that the forward pass issued
+    convolved: float = 0.0  # the part of all operations in convolutions, 0 to 1, as in OperationCounter
+    all_flops: float = 0.0  # operations of both passes; 0 if the backward pass failed
+    all_kernels: int = 0  # number of operations that both passes issued; 0 if the backward pass failed
+    moments: tuple[Moment, ...] = ()  # those that need most memory; empty if the backward pass failed
+    # outputs of units that later units need besides the output of the unit before
     connections: tuple[Connection, ...] = ()
-    problem: Exception | None = None
+    problem: Exception | None = None  # the exception that ended the backward pass; None if it ended well
+    # bytes read and written by all operations that compute no products: in the forward pass, or in both passes once the
+    # backward pass has ended
     streamed_bytes: float = 0.0
 
     @classmethod

@@ -119,12 +119,11 @@ OPERATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """width: of an LSTM's output. layers: those of all directions. kept: bytes that it keeps beside its operands and
-    its outputs."""
+    """Shape of a recurrent layer for its workspace."""
 
-    width: int
-    layers: int
-    kept: int
+    width: int  # elements of an LSTM's output
+    layers: int  # number of layers, those of both directions counted
+    kept: int  # bytes that it keeps beside its operands and its outputs
 
 
 class _Lstm(torch.autograd.Function):

@@ -38,34 +38,31 @@ _COPIED = "has a part of the model on each slot, and the trial copies the wrappe
 
 @dataclass(slots=True)
 class Observation:
-    """Notes of one run of train_batch. num_calls: of the first model. num_backwards: calls of context.backward.
-    has_arguments: whether one of them had a gradient or retain_graph. closed_over: optimizers whose step had a closure.
-    is_copied: whether a wrapped model was copied. no_chain: what the first model's forward does against the order of
-    its units, as CallOrder.note says it; empty for a chain. copied: modules with parameters that each slot of a
-    pipeline runs, because they run twice or in another order. unused: for each model, what left_out returns; empty
-    where the first backward pass did not end. mistake: why every strategy of several slots refuses an optimizer or the
-    loss; empty for none."""
+    """Notes of one run of train_batch."""
 
-    num_calls: int = 0
-    num_backwards: int = 0
-    has_arguments: bool = False
-    closed_over: list[Optimizer] = field(default_factory=list)
-    is_copied: bool = False
+    num_calls: int = 0  # calls of the first model
+    num_backwards: int = 0  # calls of context.backward
+    has_arguments: bool = False  # whether a call of context.backward had a gradient or retain_graph
+    closed_over: list[Optimizer] = field(default_factory=list)  # optimizers whose step had a closure
+    is_copied: bool = False  # whether a wrapped model was copied
+    # how the first model's forward departs from the order of its units, as in CallOrder.note; empty for a chain
     no_chain: str = ""
+    # modules with parameters that each slot of a pipeline runs, because they run twice or in another order
     copied: set[str] = field(default_factory=set)
+    # result of left_out for each model; empty if the first backward pass did not end
     unused: list[list[str]] = field(default_factory=list)
-    mistake: str = ""
+    mistake: str = ""  # why every strategy of several slots refuses an optimizer or the loss; empty if none does
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The trial that is judged. is_gpu: whether the slots are GPUs."""
+    """The trial that is judged."""
 
     models: Sequence[nn.Module]
     optimizers: Sequence[Optimizer]
     observed: Observation
     section: Parallelism
-    is_gpu: bool
+    is_gpu: bool  # whether the slots are GPUs
 
 
 def left_out(model: nn.Module, unreached: Collection[int]) -> list[str]:

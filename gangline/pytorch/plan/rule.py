@@ -34,32 +34,28 @@ SEVERAL_MODELS = "cuts one model, and the trial wraps several"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """records: of the global batch; None where each slot has the batch that was measured, whatever their number.
-    several_models: whether the trial wraps more than one model. compresses: whether gradients are compressed.
+    """A trial and its configuration, as far as they decide which strategies fit."""
 
-    stages, microbatches, schedule, replicas: of pipelines, as the configuration sets them for `auto`; None leaves them
-    open. refused: the reason of each strategy that refuses the trial's code."""
-
+    # records of the global batch; None if each slot has the batch that was measured, whatever their number
     records: int | None = None
-    several_models: bool = False
-    compresses: bool = False
-    stages: int | None = None
-    microbatches: int | None = None
-    schedule: str = DEFAULT_SCHEDULE
-    replicas: str | None = None
-    refused: Mapping[str, str] = field(default_factory=dict)
+    several_models: bool = False  # whether the trial wraps more than one model
+    compresses: bool = False  # whether gradients are compressed
+    stages: int | None = None  # stages of pipelines, as the configuration sets them for `auto`; None leaves them open
+    microbatches: int | None = None  # microbatches of pipelines; None leaves them open
+    schedule: str = DEFAULT_SCHEDULE  # schedule of pipelines
+    replicas: str | None = None  # strategy of a pipeline's replicas; None leaves it open
+    refused: Mapping[str, str] = field(default_factory=dict)  # reason of each strategy that refuses the trial's code
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One row of the table. memory: of the slot that needs most; None where the strategy cannot run. seconds: the
-    expected time of a step, communication not hidden. refusal: why it is not chosen; empty for one that fits."""
+    """One row of the table."""
 
     strategy: str
     options: tuple[tuple[str, int | str], ...] = ()
-    memory: Memory | None = None
-    seconds: float = 0.0
-    refusal: str = ""
+    memory: Memory | None = None  # memory of the slot that needs most; None where the strategy cannot run
+    seconds: float = 0.0  # expected time of a step, with communication not hidden
+    refusal: str = ""  # why the row is not chosen; empty for one that fits
     bubble: float = 0.0
     imbalance: float = 1.0
     recomputation: str = "none"

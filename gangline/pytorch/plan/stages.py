@@ -14,16 +14,15 @@ from gangline.pytorch.plan.model_size import ModelSize, UnitSize
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """How a model is cut, and how its batch is. counts: the units of each part, one or more parts on each slot.
-    records: of a replica's batch, which is cut into microbatches. is_divided: whether each parameter has one owner
-    among the replicas, which keeps its gradient and its state (`replicas: zero2`)."""
+    """How a model and its batch are cut."""
 
-    counts: tuple[int, ...]
+    counts: tuple[int, ...]  # number of units of each part; a slot has one or more parts
     stages: int
     schedule: str
     microbatches: int
-    records: float
+    records: float  # records of a replica's batch, which is cut into microbatches
     replicas: int = 1
+    # whether each parameter has one owner among the replicas, which keeps its gradient and its state (`zero2`)
     is_divided: bool = False
 
     @property

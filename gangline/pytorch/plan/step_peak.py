@@ -24,15 +24,13 @@ _flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_f
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """The time up to a gradient, since the one before; the first point is the forward pass, which the second one has
-    too. working: the most bytes then. copied: of copies of parameters, without those of the forward pass in the second
-    point. gradients: bytes of all gradients until then. parameter: the id of the one whose gradient came next; None at
-    the end of a pass."""
+    """The time between a gradient and the one before it. The first point is the forward pass, which the second one has
+    too."""
 
-    working: int
-    copied: int
-    gradients: int
-    parameter: int | None
+    working: int  # the most working bytes in this time
+    copied: int  # bytes of copies of parameters, in the second point without those of the forward pass
+    gradients: int  # bytes of all gradients until then
+    parameter: int | None  # id of the parameter whose gradient came next; None at the end of a pass
 
 
 class StepPeak:

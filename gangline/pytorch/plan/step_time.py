@@ -26,31 +26,26 @@ PASS_KERNELS = 150.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The slots of a trial. memory_bytes: of each slot; None where it is not known. slot_flops: operations a second
-    of one slot in products of matrices. convolution_flops: in convolutions whose kernels are larger than one point;
-    None for slot_flops. inside_rate, across_rate: bytes a second between slots of one machine, and between machines.
-    message_seconds: the time that an exchange among all slots takes beside that for its bytes. reduces_whole:
-    whether ranks sum whole tensors where each needs a part of the sum, as gloo does; NCCL sends each part to its
-    rank. Ranks that do so compute on CPUs: they issue an operation, and exchange a block, only after the one
-    before. kernel_seconds: the time that a slot needs to issue an operation, however small its tensors.
-    memory_rate: bytes a second that a slot moves between its memory and its processor. copy_rate: bytes a second
-    that it copies into new memory. broadcast_rate: bytes a second of a tensor that one slot sends to all others; None
-    where it is not known. taken_bytes: of a GPU, which other processes use; memory_bytes is without them."""
+    """The slots of a trial, with their memory and speeds."""
 
     slots: int
     slots_per_machine: int
-    memory_bytes: float | None = None
-    slot_flops: float = 10e12
-    inside_rate: float = 16e9
-    across_rate: float = 1.25e9
-    message_seconds: float = 50e-6
+    memory_bytes: float | None = None  # memory of each slot; None if not known
+    slot_flops: float = 10e12  # operations a second of one slot in products of matrices
+    inside_rate: float = 16e9  # bytes a second between slots of one machine
+    across_rate: float = 1.25e9  # bytes a second between machines
+    message_seconds: float = 50e-6  # time of an exchange among all slots beside the time for its bytes
+    # Whether ranks sum whole tensors where each needs a part of the sum, as gloo does; NCCL sends each part to its
+    # rank. Ranks that do so compute on CPUs: they issue an operation, and exchange a block, only after the one before.
     reduces_whole: bool = False
-    kernel_seconds: float = 5e-6
-    memory_rate: float = 1e12
-    copy_rate: float = 1e12
+    kernel_seconds: float = 5e-6  # time that a slot needs to issue an operation, however small its tensors
+    memory_rate: float = 1e12  # bytes a second that a slot moves between its memory and its processor
+    copy_rate: float = 1e12  # bytes a second that a slot copies into new memory
+    # bytes a second of a tensor that one slot sends to all others; None if not known
     broadcast_rate: float | None = None
+    # operations a second of one slot in convolutions whose kernels are larger than one point; None means slot_flops
     convolution_flops: float | None = None
-    taken_bytes: float = 0.0
+    taken_bytes: float = 0.0  # memory of a GPU that other processes use; memory_bytes is without it
 
     @property
     def machines(self) -> int:

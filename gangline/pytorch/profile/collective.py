@@ -40,10 +40,10 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 @dataclass(slots=True)
 class _Marks:
-    """Pairs of begin and end. waits: of the computation."""
+    """Pairs of begin and end."""
 
     collectives: list[tuple[Any, Any]] = field(default_factory=list)
-    waits: list[tuple[Any, Any]] = field(default_factory=list)
+    waits: list[tuple[Any, Any]] = field(default_factory=list)  # waits of the computation
 
 
 class CollectiveTimer:

@@ -24,12 +24,12 @@ SUMMED = "samples_per_second"
 
 @dataclass(frozen=True, slots=True)
 class ProfileSetting:
-    """Settings of a profile. first, last: batches of the trial that are measured; None for no bound. synchronizes: wait
-    for the GPU at the end of each phase, so that a phase includes the work that it started."""
+    """Settings of a profile."""
 
     is_enabled: bool = False
-    first: int | None = None
-    last: int | None = None
+    first: int | None = None  # first batch of the trial that is measured; None for no bound
+    last: int | None = None  # last batch of the trial that is measured; None for no bound
+    # whether each phase waits for the GPU at its end, so that it includes the work that it started
     synchronizes: bool = True
 
     @staticmethod

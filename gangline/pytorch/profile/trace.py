@@ -36,14 +36,13 @@ class Folder(Protocol):
 
 @dataclass(slots=True)
 class _Order:
-    """Order of a trace. first: the batch that is traced first, counted from 1 over the trial. traced: number of traced
-    batches. file: name of the written file."""
+    """Order of a trace."""
 
-    first: int
+    first: int  # the batch that is traced first, counted from 1 over the trial
     path: Any
     url: str
-    traced: int = -1
-    file: str = ""
+    traced: int = -1  # number of traced batches; -1 until the trace has begun
+    file: str = ""  # name of the written file
 
     @property
     def last(self) -> int:

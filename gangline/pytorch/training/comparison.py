@@ -34,11 +34,12 @@ _Sizes = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Tensor whose copies differ. owner: as in Copies. ratio: of the difference to the tensor's largest value; infinite
-    where a copy is no finite number, or where whole numbers, shapes or types differ."""
+    """Tensor whose copies differ."""
 
     name: str
-    owner: str
+    owner: str  # as in Copies
+    # The difference over the tensor's largest value. It is infinite if a copy is no finite number, or if whole numbers,
+    # shapes or types differ.
     ratio: float
 
 

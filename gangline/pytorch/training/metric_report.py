@@ -28,11 +28,11 @@ CheckFinite = Callable[[tuple[str, float] | None, int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """at: the time of its last batch. own: the sums and counts of this rank."""
+    """Report of training metrics on its way."""
 
     batches: int
-    at: float
-    own: metric.Totals
+    at: float  # time of its last batch
+    own: metric.Totals  # sums and counts of this rank
 
 
 class TrainingReports:

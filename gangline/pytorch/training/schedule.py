@@ -32,8 +32,7 @@ NO_RUNGS = Rungs()
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Periods of one training. A period of None means: only at the end. rungs: lengths at which a searcher compares
-    trials, so each one is validated. aggregation_frequency: batches of one optimizer step.
+    """Periods of one training. A period of None means: only at the end.
 
     A validation, a checkpoint or a stop that is due between two steps waits for the later step, because no checkpoint
     has aggregated gradients. Reports and the end of training do not wait.
@@ -44,8 +43,8 @@ class Schedule:
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None
     checkpoint_policy: str = "best"
-    aggregation_frequency: int = 1
-    rungs: Rungs = NO_RUNGS
+    aggregation_frequency: int = 1  # batches of one optimizer step
+    rungs: Rungs = NO_RUNGS  # lengths at which a searcher compares trials, so each one is validated
 
     def has_report(self, position: Position) -> bool:
         return self.reporting_period.is_due(position)
@@ -96,10 +95,9 @@ class Schedule:
 
 @dataclass(slots=True)
 class BestValidation:
-    """Keeps the best value of the deciding metric. metric: None where no metric decides; every validation then counts
-    as best."""
+    """Keeps the best value of the deciding metric."""
 
-    metric: str | None
+    metric: str | None  # None if no metric decides; every validation then counts as best
     smaller_is_better: bool = True
     value: float | None = None
 
@@ -120,13 +118,12 @@ _MOST_BATCHES = 10_000
 
 @dataclass(slots=True)
 class Pace:
-    """Distance between checks. seconds: wanted time between two checks. next_look: the batch count of the next one.
-    is_hurried: the next agreement gives the least distance, whatever the ranks suggest."""
+    """Distance between checks."""
 
-    seconds: float = 0.5
+    seconds: float = 0.5  # wanted time between two checks
     distance: int = 1
-    next_look: int = 1
-    is_hurried: bool = False
+    next_look: int = 1  # batch count of the next check
+    is_hurried: bool = False  # whether the next agreement gives the least distance, whatever the ranks suggest
 
     def suggest(self, batches: int, elapsed_seconds: float) -> int:
         """Returns the distance that this rank would choose after `batches` took so long. At most twice the present one,

@@ -26,14 +26,13 @@ CHECKPOINT_POLICIES = ("best", "all", "none")
 
 @dataclass(frozen=True, slots=True)
 class TrialSetting:
-    """Settings of one trial. config: the experiment's configuration, perhaps only parts of it. hparams: this trial's
-    hyperparameters. optimizations: that section, validated. settled_parallelism: the section that
-    `parallelism: auto` has chosen; None where the configuration names the strategy."""
+    """Settings of one trial."""
 
-    config: Mapping[str, Any] = field(default_factory=dict)
-    hparams: Mapping[str, Any] = field(default_factory=dict)
-    optimizations: Optimizations = field(default_factory=Optimizations)
+    config: Mapping[str, Any] = field(default_factory=dict)  # the experiment's configuration, perhaps only parts of it
+    hparams: Mapping[str, Any] = field(default_factory=dict)  # this trial's hyperparameters
+    optimizations: Optimizations = field(default_factory=Optimizations)  # the section of this name, validated
     trial_seed: int = 0
+    # section that `parallelism: auto` has chosen; None if the configuration names the strategy
     settled_parallelism: Mapping[str, Any] | None = None
 
     @property

@@ -16,9 +16,7 @@ from gangline.errors import invalid
 class Position:
     """Position of training. batches and epoch are completed ones; offset counts the batches of the running epoch.
 
-    epoch_length is in batches. records_per_batch is over all ranks together (0 when unknown). shift: by how many
-    records the rest of the running epoch begins later than batches of this size would; 0 but after a change of the
-    size.
+    epoch_length is in batches. records_per_batch is over all ranks together (0 when unknown).
     """
 
     epoch_length: int
@@ -26,6 +24,8 @@ class Position:
     batches: int = 0
     epoch: int = 0
     offset: int = 0
+    # Number of records by which the rest of the running epoch begins later than batches of this size would. 0 unless
+    # the size has changed.
     shift: int = 0
 
     @property

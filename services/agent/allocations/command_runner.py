@@ -54,10 +54,10 @@ def is_task(spec: runner_pb2.RunnerSpec) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommandRunner:
-    """One process that takes commands. control: this agent's end of its socket."""
+    """One process that takes commands."""
 
     process: Process
-    control: socket.socket
+    control: socket.socket  # this agent's end of its socket
 
     def __post_init__(self) -> None:
         self.control.setblocking(False)

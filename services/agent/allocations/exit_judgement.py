@@ -29,23 +29,15 @@ class ProcessEnd:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The evidence that the agent has of the end.
-
-    start_error: why no runner could be started; empty otherwise.
-    is_disk_fault: it could not be started because the agent's own disk refuses writes.
-    was_killed: the agent sent SIGKILL.
-    problem: which file of the allocation's folder could not be read.
-    log_path: the file of the runner's own output.
-    ended_unasked: it ended before there was an order to end.
-    """
+    """The evidence that the agent has of the end."""
 
     end: ProcessEnd = ProcessEnd()
-    start_error: str = ""
-    is_disk_fault: bool = False
-    was_killed: bool = False
-    problem: str = ""
-    log_path: str = ""
-    ended_unasked: bool = False
+    start_error: str = ""  # why no runner could be started; empty if one was
+    is_disk_fault: bool = False  # whether it could not be started because the agent's own disk refuses writes
+    was_killed: bool = False  # whether the agent sent SIGKILL
+    problem: str = ""  # names the file of the allocation's folder that could not be read; empty if there is none
+    log_path: str = ""  # the file of the runner's own output
+    ended_unasked: bool = False  # whether it ended before there was an order to end
 
 
 def conclude(record: Record, evidence: Evidence, agent_id: str, now: float) -> ExitReport:

@@ -35,11 +35,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """One folder and the findings in it. record: rebuilt from the spec if it was unreadable; None without a spec."""
+    """One folder and the findings in it."""
 
     folder: AllocationFolder
     findings: Findings
-    record: Record | None
+    record: Record | None  # rebuilt from the spec if it was unreadable; None without a spec
 
 
 class Journal:

@@ -39,21 +39,16 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """An order to end. kind: PREEMPTED (with a checkpoint first) or KILLED. deadline_at: Unix seconds at which the rest
-    is killed."""
+    """An order to end."""
 
-    kind: ExitKind
+    kind: ExitKind  # PREEMPTED (with a checkpoint first) or KILLED
     reason: str
-    deadline_at: float
+    deadline_at: float  # Unix seconds at which the remaining processes are killed
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The state of one allocation.
-
-    status: the final AllocationStatus as proto JSON; None until the record is ENDED.
-    boot_id: the machine's boot at the acceptance, for a record that does not note the start; empty otherwise.
-    """
+    """The state of one allocation."""
 
     allocation_id: str
     epoch: int
@@ -62,8 +57,8 @@ class Record:
     phase: Phase = Phase.ACCEPTED
     process: Process | None = None
     stop: StopOrder | None = None
-    status: Mapping[str, Any] | None = None
-    boot_id: str = ""
+    status: Mapping[str, Any] | None = None  # the final AllocationStatus as proto JSON; None until the record is ENDED
+    boot_id: str = ""  # boot of the machine at the acceptance, if the record does not note the start; empty otherwise
 
     @property
     def is_live(self) -> bool:

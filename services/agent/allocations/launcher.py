@@ -33,17 +33,15 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunnerProgram:
-    """The program of a trial runner.
+    """The program of a trial runner."""
 
-    target: called in the fork with the runner's arguments.
-    preload, rank_preload: the modules that the two templates import before they fork runners and ranks.
-    command: starts the same program without a template.
-    """
-
-    target: str = "services.trial_runner.program:main"
-    # The last two are modules that the standard library would otherwise load in each runner by itself.
+    target: str = "services.trial_runner.program:main"  # called in the fork with the runner's arguments
+    # Modules that the template of runners imports before it forks. The last two are modules that the standard library
+    # would otherwise load in each runner by itself.
     preload: tuple[str, ...] = ("services.trial_runner.program", "concurrent.futures.thread", "encodings.idna")
+    # starts the same program without a template
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "services.trial_runner")
+    # modules that the template of ranks imports before it forks
     rank_preload: tuple[str, ...] = (
         "torch",
         "torch._dynamo",
@@ -55,19 +53,14 @@ class RunnerProgram:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Starts the runners of one agent.
-
-    runner_template: None for cold starts only.
-    rank_socket_path: empty if there is no rank template.
-    idle: processes that have ended a short command and may take the next one.
-    turns: the turns of short commands to start.
-    """
+    """Starts the runners of one agent."""
 
     program: RunnerProgram
-    runner_template: Template | None
-    rank_socket_path: str
+    runner_template: Template | None  # None for cold starts only
+    rank_socket_path: str  # empty if there is no rank template
+    # processes that have ended a short command and may take the next one
     idle: IdleRunners = field(default_factory=IdleRunners)
-    turns: Turns = field(default_factory=Turns)
+    turns: Turns = field(default_factory=Turns)  # lets short commands start in turns
 
     async def start_command(self, folder: AllocationFolder) -> tuple[Process | None, CommandRunner | None]:
         """Starts a lone command, like `start`. The second result is None if the process takes no other command.

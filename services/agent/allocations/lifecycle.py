@@ -69,20 +69,16 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LifecycleContext:
-    """The parts of the agent that a lifecycle needs.
-
-    wait_for_slots: returns "" once no other live allocation holds the record's slots, or the reason why that will not
-    happen.
-    on_status: called with each status after it is on disk.
-    wait_until_heard: returns once the leader is heard; None without a leader to wait for.
-    ask_leader: returns once the leader has answered a question that is asked now; None without a leader to ask.
-    """
+    """The parts of the agent that a lifecycle needs."""
 
     agent_id: str
     launcher: Launcher
+    # returns "" once no other live allocation holds the record's slots, or the reason why that will not happen
     wait_for_slots: Callable[[Record], Awaitable[str]]
-    on_status: Callable[[agent_pb2.AllocationStatus], None]
+    on_status: Callable[[agent_pb2.AllocationStatus], None]  # called with each status after it is on disk
+    # returns once the leader is heard; None without a leader to wait for
     wait_until_heard: Callable[[], Awaitable[None]] | None = None
+    # returns once the leader has answered a question that is asked now; None without a leader to ask
     ask_leader: Callable[[], Awaitable[None]] | None = None
 
 

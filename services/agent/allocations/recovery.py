@@ -26,22 +26,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The findings on one folder.
+    """The findings on one folder."""
 
-    record: None if there is none or it cannot be read; problem then names it.
-    has_spec: spec.json is there and readable.
-    is_alive: the runner's lock is held, or its process lives.
-    has_exit: the runner left its exit.json.
-    problem: names the unreadable file; empty if there is none.
-    was_tried: the runner may have been started, although the record does not note it.
-    """
-
-    record: Record | None
-    has_spec: bool
-    is_alive: bool
-    has_exit: bool
-    problem: str = ""
-    was_tried: bool = False
+    record: Record | None  # None if there is none or it cannot be read; `problem` then names it
+    has_spec: bool  # whether spec.json exists and is readable
+    is_alive: bool  # whether the runner's lock is held, or its process lives
+    has_exit: bool  # whether the runner left its exit.json
+    problem: str = ""  # names the unreadable file; empty if there is none
+    was_tried: bool = False  # whether the runner may have been started although the record does not note it
 
 
 def plan_recovery(findings: Findings) -> Verdict:

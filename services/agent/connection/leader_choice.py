@@ -17,21 +17,14 @@ LONGEST_DELAY_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LeaderChoice:
-    """The addresses and the position of the search for the leader.
+    """The addresses and the position of the search for the leader."""
 
-    addresses: the configured ones.
-    failures: attempts since the last stream that was welcomed.
-    leader: an address that a standby named.
-    learned: the addresses of all schedulers that were alive when a scheduler last named them.
-    welcomed_by: the address of the newest leader that welcomed the agent.
-    """
-
-    addresses: tuple[str, ...]
+    addresses: tuple[str, ...]  # configured addresses
     cursor: int = 0
-    failures: int = 0
-    leader: str = ""
-    learned: tuple[str, ...] = ()
-    welcomed_by: str = ""
+    failures: int = 0  # attempts since the last stream that was welcomed
+    leader: str = ""  # address that a standby named; empty if none did
+    learned: tuple[str, ...] = ()  # addresses of all schedulers that were alive when a scheduler last named them
+    welcomed_by: str = ""  # address of the newest leader that welcomed the agent
 
     @property
     def known(self) -> tuple[str, ...]:

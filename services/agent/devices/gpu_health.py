@@ -23,43 +23,33 @@ REMAP_PENDING = f"rows of its memory wait to be remapped; {RESET}"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The numbers that an operator sets.
+    """The numbers that an operator sets."""
 
-    num_confirmations: findings that make a problem, at least 2.
-    num_good_checks: good checks in a row until a device is used again.
-    window_seconds: time for which a suspicion counts.
-    """
-
-    num_confirmations: int = 2
-    num_good_checks: int = 3
-    window_seconds: float = 3600.0
+    num_confirmations: int = 2  # number of findings that make a problem, at least 2
+    num_good_checks: int = 3  # good checks in a row until a device is used again
+    window_seconds: float = 3600.0  # time for which a suspicion counts
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The result of one check of a device.
+    """The result of one check of a device."""
 
-    problem: a query that failed, or the driver's recommendation, as a sentence with a remedy; empty if there is none.
-    num_uncorrected: uncorrected memory errors since the driver was loaded or the GPU was reset; None if they are not
-    counted.
-    is_remap_pending: no fault by itself, because the bad rows are not handed out.
-    has_remap_failed: whether a remap has ever failed.
-    """
-
+    # a query that failed, or the driver's recommendation, as a sentence with a remedy; empty if there is none
     problem: str = ""
+    # uncorrected memory errors since the driver was loaded or the GPU was reset; None if not counted
     num_uncorrected: int | None = None
-    is_remap_pending: bool = False
-    has_remap_failed: bool = False
+    is_remap_pending: bool = False  # no fault by itself, because the bad rows are not handed out
+    has_remap_failed: bool = False  # whether a remap has ever failed
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A finding that is not confirmed yet. xid: None for memory errors that a check counted."""
+    """A finding that is not confirmed yet."""
 
     at: float
     what: str
     remedy: str
-    xid: Xid | None = None
+    xid: Xid | None = None  # None for memory errors that a check counted
 
     @property
     def is_memory(self) -> bool:
@@ -72,23 +62,17 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The state of one device.
+    """The state of one device."""
 
-    problem: why the device is out of use, and the remedy; empty while it is in use.
-    bad_checks, good_checks: the number in a row up to the last check; good_checks counts only while there is a problem.
-    num_uncorrected: the number at the last check that could read it.
-    reset_below: set if the memory is at fault; only a smaller number of errors shows that the GPU was reset.
-    checked_at, contained_at: the times of the last check and of the last contained error.
-    """
-
-    problem: str = ""
+    problem: str = ""  # why the device is out of use, and the remedy; empty while it is in use
     suspicions: tuple[Suspicion, ...] = ()
-    bad_checks: int = 0
-    good_checks: int = 0
-    num_uncorrected: int | None = None
+    bad_checks: int = 0  # bad checks in a row up to the last check
+    good_checks: int = 0  # good checks in a row up to the last check, counted only while there is a problem
+    num_uncorrected: int | None = None  # uncorrected memory errors at the last check that could read them; None before
+    # set if the memory is at fault: only a smaller number of errors shows that the GPU was reset
     reset_below: int | None = None
-    checked_at: float | None = None
-    contained_at: float | None = None
+    checked_at: float | None = None  # time of the last check; None before it
+    contained_at: float | None = None  # time of the last contained error; None if there was none
 
 
 def after_xid(health: Health, code: int, now: float, policy: Policy) -> Health:

@@ -33,27 +33,21 @@ class NvmlUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The load of one device, each number None if the device does not report it. utilization_ratio: 0 to 1; MIG devices
-    have none."""
+    """The load of one device, each number None if the device does not report it."""
 
     uuid: str
-    utilization_ratio: float | None
+    utilization_ratio: float | None  # 0 to 1; MIG devices have none
     memory_used_bytes: int | None
     memory_total_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The result of one check of a GPU.
+    """The result of one check of a GPU."""
 
-    devices: the GPU itself, or its MIG devices, as in list_devices.
-    reading: of the whole GPU.
-    samples: of the devices that answered.
-    """
-
-    devices: tuple[Device, ...]
-    reading: Reading
-    samples: tuple[Sample, ...] = ()
+    devices: tuple[Device, ...]  # the GPU itself, or its MIG devices, as in list_devices
+    reading: Reading  # reading of the whole GPU
+    samples: tuple[Sample, ...] = ()  # samples of the devices that answered
 
 
 @contextmanager

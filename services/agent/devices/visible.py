@@ -12,21 +12,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU or a MIG device as NVML reports it.
+    """A GPU or a MIG device as NVML reports it."""
 
-    index: of the GPU, in PCI order. It changes when another GPU is lost; bus_id, its place on the PCI bus, does not.
-    uuid, bus_id: empty if NVML did not report them.
-    mig_path: "<gpu uuid>/<gpu instance>/<compute instance>" of a MIG device, from which old drivers make its name.
-    problem: empty if it is healthy.
-    """
-
-    index: int
-    uuid: str = ""
+    index: int  # index of the GPU in PCI order, which changes when another GPU is lost
+    uuid: str = ""  # empty if NVML did not report it
     model: str = ""
     memory_bytes: int = 0
-    problem: str = ""
+    problem: str = ""  # why the device is not healthy; empty if it is
+    # "<gpu uuid>/<gpu instance>/<compute instance>" of a MIG device, from which old drivers make its name
     mig_path: str = ""
-    bus_id: str = ""
+    bus_id: str = ""  # place on the PCI bus, which stays when another GPU is lost; empty if NVML did not report it
 
     @property
     def is_known(self) -> bool:

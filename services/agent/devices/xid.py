@@ -28,12 +28,12 @@ class XidKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One XID code with its meaning. remedy: what an operator should do; empty unless the hardware is at fault."""
+    """One XID code with its meaning."""
 
     code: int
     kind: XidKind
     meaning: str
-    remedy: str = ""
+    remedy: str = ""  # what an operator should do; empty unless the hardware is at fault
 
     @property
     def is_memory(self) -> bool:

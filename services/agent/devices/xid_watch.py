@@ -36,13 +36,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class XidEvent:
-    """One XID of one GPU.
-
-    instance: "<gpu instance>/" or "<gpu instance>/<compute instance>" of a MIG device; empty for the whole GPU.
-    """
+    """One XID of one GPU."""
 
     bus_id: str
     code: int
+    # "<gpu instance>/" or "<gpu instance>/<compute instance>" of a MIG device; empty for the whole GPU
     instance: str = ""
 
     def is_about(self, device: Device) -> bool:

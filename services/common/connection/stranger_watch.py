@@ -29,10 +29,10 @@ QUICK_SCAN_SECONDS = 0.1
 
 @dataclass(slots=True)
 class _Connection:
-    """peer: host and port. fd: as the last scan saw it."""
+    """A connection to the server."""
 
-    peer: tuple[str, str]
-    fd: int
+    peer: tuple[str, str]  # host and port
+    fd: int  # file descriptor as the last scan saw it
     is_admitted: bool = False
 
 

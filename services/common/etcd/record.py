@@ -20,14 +20,11 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Writes a whole new value, never a change relative to the old one, because a put may be applied twice.
-
-    lease: the id of the lease that the key is deleted with; 0 for none.
-    """
+    """Writes a whole new value, never a change relative to the old one, because a put may be applied twice."""
 
     key: str
     value: bytes
-    lease: int = 0
+    lease: int = 0  # id of the lease with which the key is deleted; 0 for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +34,20 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """States what must hold for a transaction to be applied.
-
-    create_revision: the revision that created the key; 0 when the key must be absent. mod_revision: the revision that
-    wrote it last; None when any will do.
-    """
+    """States what must hold for a transaction to be applied."""
 
     key: str
-    create_revision: int
-    mod_revision: int | None = None
+    create_revision: int  # revision that created the key; 0 if the key must be absent
+    mod_revision: int | None = None  # revision that wrote the key last; None if any will do
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Answers a transaction.
-
-    revision: the store's revision after it. found: when refused, the current values of the guards' keys, without absent
-    ones; empty when committed.
-    """
+    """Answers a transaction."""
 
     is_committed: bool
-    revision: int
+    revision: int  # the store's revision after the transaction
+    # if refused, the current values of the guards' keys, without absent ones; empty if committed
     found: tuple[KeyValue, ...] = ()
 
 
@@ -71,12 +61,12 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Reports a change of one key. value: None when the key was deleted. create_revision: 0 for a deletion."""
+    """Reports a change of one key."""
 
     key: str
-    value: bytes | None
+    value: bytes | None  # None if the key was deleted
     mod_revision: int
-    create_revision: int
+    create_revision: int  # 0 for a deletion
 
 
 @dataclass(frozen=True, slots=True)

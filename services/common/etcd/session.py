@@ -28,11 +28,10 @@ from services.common.etcd.stub import Operation
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Holds the answer to a call. is_retried: an earlier try of the same call failed, and etcd may have applied it all
-    the same."""
+    """Holds the answer to a call."""
 
     message: Any
-    is_retried: bool
+    is_retried: bool  # an earlier try of the same call failed, and etcd may have applied it all the same
 
 
 class Session:

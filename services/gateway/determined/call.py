@@ -21,17 +21,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """caller: None for the few calls that need no session. path: the parts of the path by their names. token: of
-    the caller. peer: the address of the caller."""
+    """A call of Determined's client."""
 
-    principal: Principal | None
+    principal: Principal | None  # the caller; None for the few calls that need no session
     cases: UseCases
     authenticator: Authenticator
-    path: Mapping[str, str]
+    path: Mapping[str, str]  # parts of the path by their names
     query: QueryParams
     body: Json
-    token: str = ""
-    peer: str = ""
+    token: str = ""  # token of the caller; empty without a session
+    peer: str = ""  # address of the caller
 
     @property
     def caller(self) -> Principal:

@@ -40,11 +40,10 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selects reports of one trial and group. attempt: of one attempt alone; None for those that count. firsts: each
-    attempt with the first batch that it replaces."""
+    """Selects reports of one trial and group."""
 
-    attempt: int | None = None
-    firsts: tuple[tuple[int, int], ...] = ()
+    attempt: int | None = None  # reports of this attempt alone; None for those that count
+    firsts: tuple[tuple[int, int], ...] = ()  # each attempt with the first batch that it replaces
 
     @property
     def is_whole(self) -> bool:

@@ -35,10 +35,10 @@ Matcher = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """A checked filter. matches: searches a text for the filter's pattern; None without one."""
+    """A checked filter."""
 
     filter: LogFilter = NO_FILTER
-    matches: Matcher | None = None
+    matches: Matcher | None = None  # searches a text for the filter's pattern; None without one
 
     @property
     def is_selective(self) -> bool:
@@ -50,22 +50,20 @@ ALL_LINES = LogQuery()
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """Holds the matching rows that one step found, oldest first. last_id: every matching row up to this id is in this
-    page or in an earlier one. is_last: no further row was stored when the step began."""
+    """Holds the matching rows that one step found, oldest first."""
 
     rows: list[StoredLog] = field(default_factory=list)
-    last_id: int = 0
-    is_last: bool = False
+    last_id: int = 0  # every matching row up to this id is in this page or in an earlier one
+    is_last: bool = False  # no further row was stored when the step began
 
 
 @dataclass(frozen=True, slots=True)
 class TailStep:
-    """Reports one step backwards. before_id: all rows from this id on are examined. first_id: the oldest row that
-    matches so far; None when none does."""
+    """Reports one step backwards."""
 
     num_matches: int
-    before_id: int
-    first_id: int | None
+    before_id: int  # all rows from this id on are examined
+    first_id: int | None  # the oldest row that matches so far; None if none does
     is_done: bool
 
 

@@ -23,24 +23,26 @@ _SPAN = struct.Struct("<18d")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Holds one finite value. row_id: the id of its report's row. at: seconds since 1970."""
+    """Holds one finite value."""
 
-    row_id: int
-    at: float
+    row_id: int  # id of the report's row
+    at: float  # seconds since 1970
     batches_completed: int
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Summarises consecutive values. The samples are None where no value is finite. The first of equal values counts.
-    num_values: with those that are not finite."""
+    """Summarises consecutive values.
+
+    The samples are None where no value is finite. The first of equal values counts.
+    """
 
     first: Sample | None
     last: Sample | None
     least: Sample | None
     greatest: Sample | None
-    num_values: int
+    num_values: int  # number of values, with those that are not finite
     num_nonfinite: int
 
 

@@ -42,10 +42,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MetricsPage:
-    """Holds reports of metrics, the oldest first. is_last: whether there are no more by now."""
+    """Holds reports of metrics, the oldest first."""
 
     rows: list[StoredMetrics]
-    is_last: bool
+    is_last: bool  # whether there are no more by now
 
 
 class Reader:

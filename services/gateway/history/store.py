@@ -26,12 +26,11 @@ T = TypeVar("T")
 
 @dataclass
 class StoredCount:
-    """Counts what one transaction added, by kind, and the records that it left out because they were stored before.
-    reports: the metrics by trial and group."""
+    """Counts what one transaction added, by kind, and the records that it left out because they were stored before."""
 
     logs: int = 0
     metrics: int = 0
-    reports: Counter[tuple[str, str]] = field(default_factory=Counter)
+    reports: Counter[tuple[str, str]] = field(default_factory=Counter)  # reports of metrics by trial and group
     progress: int = 0
     repeated: int = 0
 

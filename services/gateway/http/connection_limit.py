@@ -44,11 +44,10 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a new connection. is_reserve: it may only ask for the gateway's health. closed: the connection that
-    is closed for it."""
+    """The place of a new connection."""
 
-    is_reserve: bool = False
-    closed: Connection | None = None
+    is_reserve: bool = False  # whether the connection may only ask for the gateway's health
+    closed: Connection | None = None  # connection that is closed for the new one; None if there is room
 
 
 class Networks:

@@ -144,13 +144,13 @@ class AdmittedTunnel:
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """One request to a task and its answer. cookie: ours, which the answer sets; empty for none."""
+    """One request to a task and its answer."""
 
     scope: Scope
     tunnel: AdmittedTunnel
     target: proxy_rule.Target
     experiment: Experiment
-    cookie: bytes
+    cookie: bytes  # the gateway's own cookie, which the answer sets; empty for none
     connection: h11.Connection
 
     async def run(self, receive: Receive, send: Send) -> None:

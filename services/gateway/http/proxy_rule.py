@@ -42,10 +42,10 @@ _ANSWERED_PREFIXES = (b"access-control-", b"cross-origin-", b"sec-websocket-", b
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """experiment_id: of the task. code: from the id of a shell that Determined's client has; empty otherwise."""
+    """The task that a path of the proxy names."""
 
-    experiment_id: int
-    code: str
+    experiment_id: int  # experiment of the task
+    code: str  # code in the id of a shell, as Determined's client has it; empty otherwise
     rest: str
 
     @property

@@ -18,22 +18,23 @@ from gangline.domain.resource import EtcdHealth
 
 @dataclass(frozen=True, slots=True)
 class IngestRecord:
-    """Holds one record of a spool. sequence: counts from 1 within its spool."""
+    """Holds one record of a spool."""
 
-    sequence: int
+    sequence: int  # counts from 1 within its spool
     at: float
     content: LogLine | MetricsPoint | ProgressPoint
 
 
 @dataclass(frozen=True, slots=True)
 class IngestBatch:
-    """Holds records of one spool in the order of their sequence numbers. last_sequence: everything up to it is settled
-    with this batch, including records that were left out; 0 for the last record's number."""
+    """Holds records of one spool in the order of their sequence numbers."""
 
     spool_id: str
     experiment_id: int
     trial_id: str
     records: tuple[IngestRecord, ...]
+    # All records up to it are settled with this batch, including records that were left out. 0 for the last record's
+    # number.
     last_sequence: int = 0
 
     @property
@@ -46,25 +47,23 @@ class IngestBatch:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Names the history that a caller asks for. trial_id: empty for all trials. group: empty for all metrics. attempt:
-    of metrics, one attempt of each trial, or ALL_ATTEMPTS; None for the reports that count."""
+    """Names the history that a caller asks for."""
 
     experiment_id: int
-    trial_id: str = ""
-    group: str = ""
-    attempt: int | None = None
+    trial_id: str = ""  # empty for all trials
+    group: str = ""  # empty for all metrics
+    attempt: int | None = None  # one attempt of each trial, or ALL_ATTEMPTS; None for the reports of metrics that count
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Describes the gateway's health. revision: the newest one of etcd that is mirrored. problem: why nothing can be
-    changed now; empty when it can."""
+    """Describes the gateway's health."""
 
     status: str
     has_leader: bool
-    revision: int
+    revision: int  # the newest revision of etcd that is mirrored
     etcd: EtcdHealth
-    problem: str
+    problem: str  # why nothing can be changed now; empty if changes are possible
 
 
 def has_values(record: IngestRecord) -> bool:

@@ -56,9 +56,9 @@ EraseHistory = Callable[[int, Sequence[str]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Records the failed tries of one deletion. again_at: by the event loop's clock."""
+    """Records the failed tries of one deletion."""
 
-    again_at: float
+    again_at: float  # time of the next try, by the event loop's clock
     num_failures: int
     problem: str
 

@@ -24,9 +24,9 @@ MOST_LEVELS = 40
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One entry below a folder. path: below it."""
+    """One entry below a folder."""
 
-    path: str
+    path: str  # path below the folder
     is_file: bool
     num_bytes: int
     changed_at: float

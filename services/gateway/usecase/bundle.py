@@ -39,15 +39,14 @@ from services.gateway.usecase.view import Views
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Holds the parts of the history. news: the writer rings an experiment's id there when its history grew. following:
-    for calls that wait for that."""
+    """Holds the parts of the history."""
 
     reader: Reader
     writer: Writer
     eraser: Eraser
     usage_recorder: UsageRecorder
-    news: NotificationBoard
-    following: Following
+    news: NotificationBoard  # board on which the writer announces an experiment's id when its history has grown
+    following: Following  # waits for these announcements
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ _Rules = tuple[tuple[Key, int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Budget:
-    """spent: failures that count at this time."""
+    """Failures of one key at a time."""
 
-    spent: float
+    spent: float  # failures that count at the time `at`
     at: float
 
 

@@ -35,20 +35,20 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Holds a trial's reason and place. queue_place: from 1, in the order in which the pool considers its requests."""
+    """Holds a trial's reason and place."""
 
     reason: Reason
-    queue_place: int
+    queue_place: int  # from 1, in the order in which the pool considers its requests
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """began_at, arrived_at: of the call, by the event loop's clock. is_given: whether the leader answered."""
+    """Answer of the leader about the requests that wait."""
 
-    began_at: float = float("-inf")
-    arrived_at: float = float("-inf")
+    began_at: float = float("-inf")  # start of the call, by the event loop's clock
+    arrived_at: float = float("-inf")  # arrival of the answer, by the event loop's clock
     standing_by_trial_id: Mapping[str, Standing] = field(default_factory=dict)
-    is_given: bool = False
+    is_given: bool = False  # whether the leader answered
 
     def serves(self, trial_ids: Collection[str], asked_at: float, now: float) -> bool:
         """Whether a caller who has asked then can use the answer now. What is missing in an answer may be newer than

@@ -22,10 +22,10 @@ EVENT_FILE = "tfevents"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a file. path: begins with the id of the trial. offset: where the content goes in the file."""
+    """A part of a file."""
 
-    path: str
-    offset: int
+    path: str  # begins with the id of the trial
+    offset: int  # place of the content in the file, in bytes
     content: bytes
 
 

@@ -113,14 +113,14 @@ class Tunnel:
 
 @dataclass(slots=True)
 class _Offer:
-    """A runner that waits for orders. orders: ids of tunnels; None when the offer is replaced. waiting: tunnels whose
-    order it has not answered."""
+    """A runner that waits for orders."""
 
     allocation_id: str
     user: str
+    # ids of tunnels; None once the offer is replaced
     orders: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
     num_open: int = 0
-    waiting: set[Tunnel] = field(default_factory=set)
+    waiting: set[Tunnel] = field(default_factory=set)  # tunnels whose order the runner has not answered
 
 
 class Tunnels:

@@ -41,7 +41,7 @@ RETRY_SECONDS = 1.0
 
 @dataclass
 class Expiry:
-    """patient_until: no deadline of an allocation is enforced before this time, in Unix seconds."""
+    """Enforces the time limits of one term."""
 
     leadership: Leadership
     store: Store
@@ -51,7 +51,7 @@ class Expiry:
     intake: Intake
     dispatch: Dispatch
     rules: Rules
-    patient_until: float
+    patient_until: float  # no deadline of an allocation is enforced before this time, in Unix seconds
     _lost_at: dict[str, float] = field(default_factory=dict)
     _stale_at: float = float("-inf")
     _next_give_up: float | None = None

@@ -74,10 +74,10 @@ class Leases:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Holds the lease of one member's runner. committee: the agents that the runner asks once its lease has ended."""
+    """Holds the lease of one member's runner."""
 
     renewed_at: float
-    committee: frozenset[str]
+    committee: frozenset[str]  # agents that the runner asks once its lease has ended
 
 
 class AttemptLeases:

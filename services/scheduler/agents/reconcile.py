@@ -15,29 +15,24 @@ from gangline.domain.state import ExitKind, State
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """One allocation in an agent's journal. exit: set when it is TERMINAL."""
+    """One allocation in an agent's journal."""
 
     allocation_id: str
     state: State
     accepted_at: float = 0.0
-    exit: ExitReport | None = None
+    exit: ExitReport | None = None  # set if it is TERMINAL
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """present: live allocations that the agent is right to have. ended: reports to record, after which the agent
-    forgets them. vanished: reports about allocations that should be there and are not. strangers: allocations that the
-    agent must end, because its member counts as ended or the records have no such allocation. forgettable: ended
-    strangers.
+    """A STARTING allocation that is not present needs no entry: it is started."""
 
-    A STARTING allocation that is not present needs no entry: it is started.
-    """
-
-    present: tuple[Reported, ...]
-    ended: tuple[tuple[str, ExitReport], ...]
-    vanished: tuple[tuple[str, ExitReport], ...]
+    present: tuple[Reported, ...]  # live allocations that the agent is right to have
+    ended: tuple[tuple[str, ExitReport], ...]  # reports to record, after which the agent forgets them
+    vanished: tuple[tuple[str, ExitReport], ...]  # reports about allocations that should be there and are not
+    # allocations that the agent must end: their member counts as ended, or the records have no such allocation
     strangers: tuple[str, ...]
-    forgettable: tuple[str, ...]
+    forgettable: tuple[str, ...]  # ended strangers
 
 
 def compare(agent_id: str, journal: Iterable[Reported], expected: Iterable[Allocation], now: float) -> Difference:

@@ -19,12 +19,12 @@ from services.scheduler.state.records import Records, get
 
 @dataclass(frozen=True)
 class SpecSource:
-    """Holds the values that all specs of one term share. own_address: this scheduler's."""
+    """Holds the values that all specs of one term share."""
 
     cluster_id: str
     cluster_token: str
     storage_url: str
-    own_address: str
+    own_address: str  # address of this scheduler
     rendezvous_seconds: float
     network_interface: str
     directory: Directory

@@ -18,10 +18,10 @@ HOLD_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class KnownLeader:
-    """epoch: 0, and address: empty while no leader is known."""
+    """The leader as far as this process knows."""
 
-    epoch: int = 0
-    address: str = ""
+    epoch: int = 0  # 0 while no leader is known
+    address: str = ""  # empty while no leader is known
 
 
 class LeaderStatus:

@@ -136,14 +136,14 @@ class Memory:
 
 @dataclass(slots=True)
 class _Known:
-    """Holds one experiment. waiting: the requests of its waiting trials."""
+    """Holds one experiment."""
 
     record: Experiment
     group: Group
     is_preemptible: bool
     smaller_sizes: tuple[int, ...] = ()
     is_single_agent: bool = False
-    waiting: list[PendingRequest] = field(default_factory=list)
+    waiting: list[PendingRequest] = field(default_factory=list)  # requests of its waiting trials
 
 
 def all_pools(configured: Iterable[PoolConfig], agents: Iterable[Agent]) -> tuple[PoolConfig, ...]:
@@ -161,22 +161,18 @@ def group_of(experiment_id: int) -> str:
 
 @dataclass
 class _Look:
-    """Makes one pass over the records: changed experiments, then allocations, then agents and requests. open_ids: the
-    open slots of each agent.
-
-    used, closed, auxiliary: by agent, the counts that live allocations hold: open slots, other slots, places without
-    slots.
-    """
+    """Makes one pass over the records: changed experiments, then allocations, then agents and requests."""
 
     state: SchedulerState
     estimates: Estimates
     default_priorities: Mapping[str, int]
-    open_ids: Mapping[str, frozenset[str]]
+    open_ids: Mapping[str, frozenset[str]]  # open slots of each agent
     now: float
     memory: Memory
     gang_problems: Mapping[str, str]
-    used: Counter[str] = field(default_factory=Counter)
-    closed: Counter[str] = field(default_factory=Counter)
+    used: Counter[str] = field(default_factory=Counter)  # open slots that live allocations hold, by agent
+    closed: Counter[str] = field(default_factory=Counter)  # other slots that live allocations hold, by agent
+    # places without slots that live allocations hold, by agent
     auxiliary: Counter[str] = field(default_factory=Counter)
 
     def refresh(self) -> None:

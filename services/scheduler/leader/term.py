@@ -55,16 +55,14 @@ _METER_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class TermContext:
-    """Holds the settings that are the same for every term of this process. network_interface: empty leaves the choice
-    to the gangs.
-    """
+    """Holds the settings that are the same for every term of this process."""
 
     own_address: str
     cluster_token: str
     admin_token: str | None
     storage_url: str
     storage_wait_seconds: float
-    network_interface: str
+    network_interface: str  # empty leaves the choice to the gangs
     pools: tuple[PoolConfig, ...]
     rules: Rules
     agent_lease_seconds: float

@@ -29,15 +29,13 @@ _NO_TRAINER = (
 
 @dataclass(slots=True)
 class _TraceState:
-    """Holds the orders of one allocation. sent_with: the number of the report whose answer carried the waiting order; 0
-    before.
-    """
+    """Holds the orders of one allocation."""
 
     takes_traces: bool
     request_id: str = ""
     newest: TraceOrder | None = None
     waiting: TraceOrder | None = None
-    sent_with: int = 0
+    sent_with: int = 0  # number of the report whose answer carried the waiting order; 0 before
 
 
 class TraceOrders:

@@ -26,20 +26,17 @@ _V = TypeVar("_V")
 
 @dataclass(frozen=True)
 class Plan:
-    """Holds the decisions of one cycle.
+    """Holds the decisions of one cycle. Reasons and changes are computed on first access."""
 
-    assignments: in the order in which they should start.
-    reasons: by trial id, one for every request that stays pending, in the order in which the planner considered them.
-    changes: by trial id, the changes that would start it, as records. Reasons and changes are computed on first access.
-    reservations: by pool, the first waiting request and the time from which slots are kept for it.
-    look_at: when another plan may decide otherwise although nothing has changed; None for never.
-    """
-
-    assignments: tuple[Assignment, ...]
+    assignments: tuple[Assignment, ...]  # in the order in which they should start
     preemptions: tuple[Preemption, ...]
+    # by trial id, one for every request that stays pending, in the order in which the planner considered them
     reasons: Mapping[str, Reason]
+    # by trial id, the changes that would start the request, as records
     changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
+    # by pool, the first waiting request and the time from which slots are kept for it
     reservations: Mapping[str, Reservation] = field(default_factory=dict)
+    # time at which another plan may decide otherwise although nothing has changed; None for never
     look_at: float | None = None
 
 

@@ -47,10 +47,10 @@ _AGENT_STATES = ("enabled", *_SWITCHED_OFF, "away")
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Holds the parsed file. now: the file's own time, else the newest submission time in it."""
+    """Holds the parsed file."""
 
     snapshot: Snapshot
-    now: float
+    now: float  # the file's own time, else the newest submission time in it
 
 
 def parse_simulation(text: str) -> Simulation:

@@ -38,25 +38,24 @@ Probes = Mapping[str, tuple[FailedProbe, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RendezvousFailure:
-    """suspects: see ExitReport.suspect_agent_ids."""
+    """Why a gang did not link."""
 
     kind: ExitKind
     message: str
-    suspects: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()  # see ExitReport.suspect_agent_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """Holds the state of one rendezvous. agents: of the members, in the order of node ranks. since_at: when the first
-    member arrived. ports and probes: by node rank, of the members that have reported theirs."""
+    """Holds the state of one rendezvous."""
 
-    agents: tuple[Agent, ...]
-    since_at: float
+    agents: tuple[Agent, ...]  # agents of the members, in the order of node ranks
+    since_at: float  # time at which the first member arrived
     deadline_at: float
     interface: str | None = None
     phase: Phase = Phase.WAITING
-    ports: Mapping[int, int] = field(default_factory=dict)
-    probes: Mapping[int, Probes] = field(default_factory=dict)
+    ports: Mapping[int, int] = field(default_factory=dict)  # by node rank, of the members that have reported theirs
+    probes: Mapping[int, Probes] = field(default_factory=dict)  # by node rank, of the members that have reported theirs
     candidates: tuple[Candidate, ...] = ()
     chosen: Candidate | None = None
     failure: RendezvousFailure | None = None

@@ -30,10 +30,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Describes one network. endpoints: in the order of node ranks. subnet: its name in probe results."""
+    """Describes one network."""
 
-    subnet: str
-    endpoints: tuple[Endpoint, ...]
+    subnet: str  # name of the network in probe results
+    endpoints: tuple[Endpoint, ...]  # in the order of node ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,10 +113,10 @@ class SuccessiveHalving:
 
 @dataclass(slots=True)
 class _Rung:
-    """values: all results, ascending, as if smaller were better."""
+    """A rung of a bracket."""
 
     length: int
-    values: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)  # all results, ascending, as if smaller were better
 
     def insert(self, trial: _Trial, value: float) -> int:
         """Adds a result and returns its rank, from 1 on. NaN is worse than every number."""
@@ -147,12 +147,12 @@ class _Bracket:
 
 @dataclass(slots=True)
 class _Trial:
-    """rung: the index of the next rung to reach. results: the rungs that have one of it. is_over: it was told to end,
-    or has ended."""
+    """A trial of the search."""
 
     bracket: _Bracket
-    rung: int = 0
-    is_over: bool = False
+    rung: int = 0  # index of the next rung to reach
+    is_over: bool = False  # whether it was told to end, or has ended
+    # rungs that have a result of the trial, with that result
     results: list[tuple[_Rung, float]] = field(default_factory=list)
 
     def withdraw(self) -> None:

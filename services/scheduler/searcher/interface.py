@@ -18,11 +18,10 @@ class CreateTrial:
 
 @dataclass(frozen=True, slots=True)
 class CloseTrial:
-    """Ends a trial that has trained enough: it checkpoints and is COMPLETED. reason: a clause for the trial's users. A
-    trial that has ended stays as it is."""
+    """Ends a trial that has trained enough: it checkpoints and is COMPLETED. A trial that has ended stays as it is."""
 
     number: int
-    reason: str = "its searcher has seen enough of it"
+    reason: str = "its searcher has seen enough of it"  # a clause for the trial's users
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,10 @@ Operation = CreateTrial | CloseTrial | ShutDown
 
 @dataclass(frozen=True)
 class Brief:
-    """Holds what a searcher may know of its experiment. section, hyperparameters: of the configuration."""
+    """Holds what a searcher may know of its experiment."""
 
-    section: Section
-    hyperparameters: Mapping[str, Any]
+    section: Section  # section `searcher` of the configuration
+    hyperparameters: Mapping[str, Any]  # section `hyperparameters` of the configuration
     seed: int
 
 

@@ -25,14 +25,14 @@ MAX_KEPT_EVENTS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A searcher and the point of the log that it has reached. newest_page: the record, compared by identity.
+    """A searcher and the point of the log that it has reached.
 
     Pages are immutable and each one is made from the page before it. So the same object implies the same events.
     """
 
     searcher: Searcher
     num_events: int
-    newest_page: SearchLog
+    newest_page: SearchLog  # the record, compared by identity
 
 
 class KeptSearchers:

@@ -35,12 +35,12 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One thing to tell Optuna. number: the trial's. step: of a value on the way, in the searcher's unit."""
+    """One thing to tell Optuna."""
 
-    number: int
+    number: int  # number of the trial
     result: Result
     value: float | None = None
-    step: int = 0
+    step: int = 0  # step of an intermediate value, in the searcher's unit
 
 
 class Sampled(InTurn):

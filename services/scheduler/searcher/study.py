@@ -37,12 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of a search. hyperparameters: of the trials that exist, from number 1 on. told,
-    num_told_by_number: see Sampled."""
+    """State of a search, as far as it is known."""
 
-    hyperparameters: Sequence[Mapping[str, Any]]
-    told: Sequence[Told]
-    num_told_by_number: Sequence[int]
+    hyperparameters: Sequence[Mapping[str, Any]]  # those of the trials that exist, from number 1 on
+    told: Sequence[Told]  # see Sampled
+    num_told_by_number: Sequence[int]  # see Sampled
 
 
 class Study:

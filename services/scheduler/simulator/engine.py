@@ -36,26 +36,25 @@ _Event = tuple[float, int, _Kind, str, int]
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """Configures a simulation. stop_seconds: from the order to stop until the slots are free. restart_seconds: what a
-    preempted request loses when it begins again. ask_at_ages: the ETA is asked for when a request first has to wait,
-    and at the first plan after it has waited for each of these times."""
+    """Configures a simulation."""
 
     estimates: Estimates = "progress"
-    stop_seconds: float = 10.0
-    restart_seconds: float = 30.0
+    stop_seconds: float = 10.0  # time from the order to stop until the slots are free
+    restart_seconds: float = 30.0  # time that a preempted request loses when it begins again
+    # Ages in seconds at which the ETA is asked for: when a request first has to wait, and at the first plan after it
+    # has waited for each of these times
     ask_at_ages: tuple[float, ...] = (0.0, 600.0, 3600.0)
 
 
 @dataclass(slots=True)
 class _Job:
-    """Tracks one submission. attempt: counts its spells, so that an event of an earlier spell is recognised as
-    stale."""
+    """Tracks one submission."""
 
     submission: Submission
     done_seconds: float = 0.0
     restart_seconds: float = 0.0
     first_started_at: float = -1.0
-    attempt: int = 0
+    attempt: int = 0  # counts its spells, so that an event of an earlier spell is recognised as stale
     num_preemptions: int = 0
     answers: list[Answer] = field(default_factory=list)
 

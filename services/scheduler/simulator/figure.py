@@ -28,43 +28,38 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class EtaError:
-    """Holds the errors of the ETAs given at one age. median: distance between the ETA and the start, relative to the
-    remaining wait; None without an ETA. unanswered: requests that had no ETA.
-    """
+    """Holds the errors of the ETAs given at one age."""
 
     age_seconds: float
     count: int
-    unanswered: int
-    median: float | None
+    unanswered: int  # number of requests that had no ETA
+    median: float | None  # distance between the ETA and the start, relative to the remaining wait; None without an ETA
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFigures:
-    """Counts requests that held the reservation and started. moved: requests that backfill delayed; moved_seconds: the
-    longest such delay. late: requests that started after their first promise, for any cause.
-    """
+    """Counts requests that held the reservation and started."""
 
     count: int
-    moved: int
-    moved_seconds: float
-    late: int
+    moved: int  # number of requests that backfill delayed
+    moved_seconds: float  # the longest such delay
+    late: int  # number of requests that started after their first promise, for any cause
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Holds the figures of one strategy. utilisation: busy slots over all slots, from the first submission to the last.
-    makespan_seconds: from the first submission to the last end. head: None where the order is not fixed."""
+    """Holds the figures of one strategy."""
 
     strategy: str
     submissions: int
     refused: int
     waits: Waits
     waits_by_size: dict[str, Waits]
-    utilisation: float
-    makespan_seconds: float
+    utilisation: float  # busy slots over all slots, from the first submission to the last
+    makespan_seconds: float  # time from the first submission to the last end
     longest_queue: int
     preemptions: int
-    head: HeadFigures | None
+    head: HeadFigures | None  # None if the order is not fixed
     eta_errors: tuple[EtaError, ...]
 
     def as_json(self) -> dict[str, Any]:

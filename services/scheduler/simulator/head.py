@@ -29,16 +29,15 @@ from services.scheduler.simulator.played import Head
 
 @dataclass(slots=True)
 class _Watched:
-    """Tracks one head. since: when it first held the reservation. agents: named by the newest reservation, with the
-    slots it takes there. due_at: for work with a known end that overtook the head since then, the time at which it has
-    to be gone. overtaken_by: other work that has overtaken it and cannot be stopped."""
+    """Tracks one head."""
 
     request: PendingRequest
-    since: float
+    since: float  # time at which it first held the reservation
     promised_at: float
-    agents: Mapping[str, int]
+    agents: Mapping[str, int]  # agents that the newest reservation names, with the slots it takes there
+    # by trial id, the time at which work with a known end that overtook the head since then has to be gone
     due_at: dict[str, float] = field(default_factory=dict)
-    overtaken_by: set[str] = field(default_factory=set)
+    overtaken_by: set[str] = field(default_factory=set)  # other work that has overtaken it and cannot be stopped
     broken_since: float | None = None
     broken_seconds: float = 0.0
 

@@ -34,20 +34,16 @@ class Dice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Describes a load. arrivals_per_slot_day: submissions for each slot of the cluster and day. arrival_cv: the
-    coefficient of variation of the times between two submissions; 1 for a Poisson process. day_night_ratio: the rate at
-    noon over that at midnight. log_mean, log_deviation: of the run time in seconds, which is lognormal. size_exponent:
-    a gang has 2^k slots in proportion to 2^(-size_exponent k), k = 0..largest_power. outcomes: weights in the order of
-    OUTCOMES."""
+    """Describes a load."""
 
-    arrivals_per_slot_day: float
-    log_mean: float
-    log_deviation: float
-    size_exponent: float
+    arrivals_per_slot_day: float  # submissions for each slot of the cluster and day
+    log_mean: float  # mean of the logarithm of the run time in seconds, which is lognormal
+    log_deviation: float  # standard deviation of that logarithm
+    size_exponent: float  # a gang has 2^k slots in proportion to 2^(-size_exponent k), k = 0..largest_power
     largest_power: int
-    outcomes: tuple[float, float, float]
-    arrival_cv: float = 1.0
-    day_night_ratio: float = 1.0
+    outcomes: tuple[float, float, float]  # weights in the order of OUTCOMES
+    arrival_cv: float = 1.0  # coefficient of variation of the times between two submissions; 1 for a Poisson process
+    day_night_ratio: float = 1.0  # rate at noon over the rate at midnight
 
     def size_weights(self, slots: int) -> dict[int, float]:
         """Returns the weight of each gang size that the cluster can hold."""

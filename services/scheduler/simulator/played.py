@@ -20,12 +20,11 @@ class Spell:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Records one question for the ETA. age_seconds: the least time that the request had waited. eta_at: None when
-    there was no ETA."""
+    """Records one question for the ETA."""
 
     asked_at: float
-    age_seconds: float
-    eta_at: float | None
+    age_seconds: float  # the least time that the request had waited
+    eta_at: float | None  # None if there was no ETA
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Records a request that held the reservation until it started, see head.py.
-
-    promised_at: the start that its first reservation promised. moved_seconds: for how long work that had overtaken it
-    delayed it.
-    """
+    """Records a request that held the reservation until it started, see head.py."""
 
     submission_id: str
-    promised_at: float
+    promised_at: float  # the start that its first reservation promised
     started_at: float
-    moved_seconds: float
+    moved_seconds: float  # time by which work that had overtaken it delayed it
 
     @property
     def late_seconds(self) -> float:
@@ -75,12 +70,11 @@ class Head:
 
 @dataclass(frozen=True)
 class Played:
-    """Holds a played trace. runs: in the order of submission. refused: submissions that this cluster can never hold.
-    num_slots: of the cluster."""
+    """Holds a played trace."""
 
-    num_slots: int
-    runs: tuple[Run, ...]
-    refused: tuple[Submission, ...]
+    num_slots: int  # slots of the cluster
+    runs: tuple[Run, ...]  # in the order of submission
+    refused: tuple[Submission, ...]  # submissions that this cluster can never hold
     spells: tuple[Spell, ...]
     moments: tuple[Moment, ...]
     heads: tuple[Head, ...]

@@ -23,12 +23,12 @@ Decide = Callable[[Snapshot, float], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Describes a strategy. decide: the planner, or a baseline. has_head: the first waiting request stays the first, so
-    that delays of its start can be measured."""
+    """Describes a strategy."""
 
     name: str
     config: PoolConfig
-    decide: Decide = plan
+    decide: Decide = plan  # the planner, or a baseline
+    # whether the first waiting request stays the first, so that delays of its start can be measured
     has_head: bool = False
 
     @property

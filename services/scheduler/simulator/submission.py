@@ -12,13 +12,13 @@ OUTCOMES = ("completed", "cancelled", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Describes one submission. slots: at least 1. duration_seconds: on its slots, more than 0. planned_seconds: the
-    run time without a cancellation or failure, which its progress implies; never less than the duration."""
+    """Describes one submission."""
 
     id: str
     submitted_at: float
-    slots: int
-    duration_seconds: float
+    slots: int  # at least 1
+    duration_seconds: float  # run time on its slots, more than 0
+    # run time without a cancellation or failure, which its progress implies; at least duration_seconds
     planned_seconds: float
     priority: int = DEFAULT_PRIORITY
     group: str = ""

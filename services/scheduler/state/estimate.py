@@ -24,10 +24,10 @@ MOST_RUN_SECONDS = 100 * 365 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Holds the newest progress that a trial's chief reported. batches_total: 0 when unknown."""
+    """Holds the newest progress that a trial's chief reported."""
 
     batches_completed: int
-    batches_total: int
+    batches_total: int  # 0 if unknown
     seconds_per_batch: float
     at: float
 

@@ -22,27 +22,25 @@ DEFAULT_POOL = "default"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """pool and priority: as configured, or None where the cluster's default applies. searcher: the section of the
-    configuration. seed: None lets the scheduler choose one. smaller_sizes: slot counts on which a trial may continue
-    when it cannot have all its slots, the largest first. task_kind: None for a training.
-    """
+    """Facts of an experiment that its configuration settles."""
 
     name: str
     slots: int
+    # slot counts on which a trial may continue if it cannot have all its slots, the largest first
     smaller_sizes: tuple[int, ...]
-    pool: str | None
-    priority: int | None
+    pool: str | None  # as configured; None if the cluster's default applies
+    priority: int | None  # as configured; None if the cluster's default applies
     is_single_agent: bool
     is_preemptible: bool
     max_slots: int | None
     weight: float
     max_restarts: int
     preemption_timeout_seconds: float
-    searcher: Searcher
-    seed: int | None
+    searcher: Searcher  # section of the configuration
+    seed: int | None  # None lets the scheduler choose one
     hyperparameters: Mapping[str, Any]
     retention: Retention
-    task_kind: TaskKind | None = None
+    task_kind: TaskKind | None = None  # None for a training
 
     @property
     def pool_name(self) -> str:

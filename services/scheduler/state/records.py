@@ -157,7 +157,7 @@ def _sets() -> defaultdict[Any, set[Any]]:
 
 @dataclass
 class SchedulerState:
-    """All records at one revision. Only `apply` changes it. num_changes: of experiments' records, since it was made."""
+    """All records at one revision. Only `apply` changes it."""
 
     revision: int = 0
     tables: dict[type[Any], dict[Id, Any]] = field(default_factory=_tables)
@@ -171,7 +171,7 @@ class SchedulerState:
     _deleted_code: dict[str, int] = field(default_factory=dict)
     _num_deleted_before: int = 0
     _beginning_ids: defaultdict[str, set[int]] = field(default_factory=_sets)
-    num_changes: int = 0
+    num_changes: int = 0  # number of changes of experiments' records since the state was made
     _changed: dict[int, int] = field(default_factory=dict)
 
     @staticmethod

@@ -18,14 +18,12 @@ from gangline.domain.experiment import VALIDATION_METRICS, Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Holds how many checkpoints to keep: the best of the experiment, the best and the latest of each trial. metric:
-    ranks the checkpoints; a checkpoint without validation metrics is never among the best.
-    """
+    """Holds how many checkpoints to keep: the best of the experiment, the best and the latest of each trial."""
 
     experiment_best: int
     trial_best: int
     trial_latest: int
-    metric: str
+    metric: str  # ranks the checkpoints; a checkpoint without validation metrics is never among the best
     smaller_is_better: bool
 
 

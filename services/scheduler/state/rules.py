@@ -11,33 +11,24 @@ DEFAULT_PRIORITY = 42
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """default_priorities: pool -> the priority of requests whose configuration names none.
+    """Times and defaults by which the scheduler decides."""
 
-    accept_seconds: for every agent of a gang to accept. rendezvous_seconds: from the first runner's arrival to the last
-    one's. start_seconds: in addition to that, for the runners to come up before it and the ranks after it.
-
-    kill_grace_seconds: time that an agent gives ranks between "end" and SIGKILL. force_seconds: time that an agent may
-    take, after a grace has run out, to report the end. give_up_seconds: for how long attempts in a row may fail for
-    reasons outside of the trial. max_backoff_seconds: the longest back-off before a trial runs again.
-
-    exclusion_seconds: for how long a trial avoids an agent on which it could not start, and for how long an agent on
-    which several trials could not start is quarantined.
-
-    shrink_seconds: how long a trial that has run waits for all of its slots before it may start on fewer.
-    resize_seconds: the least time between two changes of a trial's size.
-    """
-
+    # by pool, the priority of requests whose configuration names none
     default_priorities: Mapping[str, int] = field(default_factory=dict)
-    accept_seconds: float = 30.0
-    rendezvous_seconds: float = 60.0
+    accept_seconds: float = 30.0  # time for every agent of a gang to accept
+    rendezvous_seconds: float = 60.0  # time from the first runner's arrival to the last one's
+    # further time, for the runners to come up before the rendezvous and the ranks after it
     start_seconds: float = 120.0
-    kill_grace_seconds: float = 5.0
-    force_seconds: float = 30.0
-    give_up_seconds: float = 86400.0
-    max_backoff_seconds: float = 300.0
+    kill_grace_seconds: float = 5.0  # time that an agent gives ranks between "end" and SIGKILL
+    force_seconds: float = 30.0  # time that an agent may take to report the end after a grace has run out
+    give_up_seconds: float = 86400.0  # time for which attempts in a row may fail for reasons outside of the trial
+    max_backoff_seconds: float = 300.0  # the longest back-off before a trial runs again
+    # Time for which a trial avoids an agent on which it could not start. An agent on which several trials could not
+    # start is quarantined for as long.
     exclusion_seconds: float = 600.0
+    # time that a trial that has run waits for all of its slots before it may start on fewer
     shrink_seconds: float = 60.0
-    resize_seconds: float = 300.0
+    resize_seconds: float = 300.0  # the least time between two changes of a trial's size
 
     def default_priority(self, pool: str) -> int:
         return self.default_priorities.get(pool, DEFAULT_PRIORITY)

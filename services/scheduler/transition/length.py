@@ -24,11 +24,11 @@ SLACK_BATCHES = 100
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far a trial is. units: in the searcher's unit; None where it is not known. has_operation: whether its script
-    trains by an operation of the searcher, or by the library's trainer."""
+    """How far a trial is."""
 
     batches: int
-    units: float | None
+    units: float | None  # progress in the searcher's unit; None if it is not known
+    # whether its script trains by an operation of the searcher, or by the library's trainer
     has_operation: bool = False
 
 

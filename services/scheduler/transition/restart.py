@@ -33,13 +33,11 @@ _LENGTH = ("max_length", "max_time")
 
 @dataclass(frozen=True, slots=True)
 class NewCode:
-    """The code with which an experiment continues.
-
-    num_deleted: how many experiments had been deleted when a gateway found the code in the storage; None if the gateway
-    did not say.
-    """
+    """The code with which an experiment continues."""
 
     sha256: str
+    # Number of experiments deleted by the time a gateway found the code in the storage. None if the gateway did not
+    # say.
     num_deleted: int | None
 
 

@@ -55,24 +55,20 @@ INFRASTRUCTURE = {
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Holds the decision. outcome: None when the trial is requeued, not before delay_seconds have passed. failure: the
-    failure that ended this attempt; None when there was none. checkpoint: the one that the trial continues from instead
-    of its latest. strategy: the trial's new record of what `parallelism: auto` has chosen; None leaves it.
+    """Holds the decision."""
 
-    infrastructure_failures, failures_in_a_row: attempts without progress, this one included, that failed for reasons
-    outside of the trial, and for any reason. failing_since_at: when the first of the former ended; 0 without one.
-    """
-
-    outcome: Outcome | None
+    outcome: Outcome | None  # None if the trial is requeued, not before delay_seconds have passed
     reason: str
     restarts: int
+    # attempts without progress, this one included, that failed for reasons outside of the trial
     infrastructure_failures: int
-    failures_in_a_row: int = 0
+    failures_in_a_row: int = 0  # attempts without progress, this one included, that failed for any reason
     delay_seconds: float = 0.0
-    failure: ExitReport | None = None
-    checkpoint: Checkpoint | None = None
+    failure: ExitReport | None = None  # failure that ended this attempt; None if there was none
+    checkpoint: Checkpoint | None = None  # the one from which the trial continues; None for its latest
+    # new record of what `parallelism: auto` has chosen; None leaves the trial's record
     strategy: StrategyChoice | None = None
-    failing_since_at: float = 0.0
+    failing_since_at: float = 0.0  # time at which the first of the infrastructure_failures ended; 0 without one
 
 
 def decide(

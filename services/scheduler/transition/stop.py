@@ -16,13 +16,12 @@ from services.scheduler.transition.experiment import follow_allocation
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """Holds an order to stop. kind: PREEMPTED lets the trial checkpoint first, KILLED ends it. deadline_at: when an
-    agent must have reported the end, its grace included. failure: a failure that the scheduler found by itself."""
+    """Holds an order to stop."""
 
-    kind: ExitKind
+    kind: ExitKind  # PREEMPTED lets the trial checkpoint first, KILLED ends it
     reason: str
-    deadline_at: float
-    failure: ExitReport | None = None
+    deadline_at: float  # time by which an agent must have reported the end, its grace included
+    failure: ExitReport | None = None  # failure that the scheduler found by itself; None without one
 
 
 def grace_left(allocation: Allocation, force_seconds: float, now: float) -> float:

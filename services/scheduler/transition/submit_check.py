@@ -167,24 +167,22 @@ def _check_fit(facts: Facts, pool: PoolConfig, agents: Sequence[Agent]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Describes a validated request for an experiment. seed: of its search and of its first trial. workspace, project:
-    names; both empty for the default project. template: the name of the template that the configuration includes.
-    num_deleted: how many experiments had been deleted when the code was found in the storage; None if unknown.
-    forked_from: the experiment with which it begins; 0 for none."""
+    """Describes a validated request for an experiment."""
 
     request_id: str
     owner: str
     facts: Facts
     config_json: str
     code_sha256: str
-    seed: int
-    workspace: str = ""
-    project: str = ""
-    template: str = ""
+    seed: int  # seed of its search and of its first trial
+    workspace: str = ""  # name; empty for the default project
+    project: str = ""  # name; empty for the default project
+    template: str = ""  # name of the template that the configuration includes; empty for none
     labels: tuple[str, ...] = ()
+    # number of experiments deleted by the time the code was found in the storage; None if unknown
     num_deleted: int | None = None
     is_paused: bool = False
-    forked_from: int = 0
+    forked_from: int = 0  # id of the experiment from which it was forked; 0 for none
 
 
 def submit(records: Records, submission: Submission, rules: Rules, now: float) -> StateChange:

@@ -39,30 +39,25 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Segment:
-    """One file of the spool.
-
-    is_last_known: False if the end of another process's last file cannot be read. `last` is then the lowest number that
-    its last record can have.
-    """
+    """One file of the spool."""
 
     path: Path
     first: int
     last: int
     size: int
+    # False if the end of another process's last file cannot be read. `last` is then the lowest number that its last
+    # record can have.
     is_last_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The records `first` to `last`, which cannot be read.
-
-    num_bytes: the size of their place, as far as it is left. is_least: more records may have followed them.
-    """
+    """The records `first` to `last`, which cannot be read."""
 
     first: int
     last: int
-    num_bytes: int
-    is_least: bool = False
+    num_bytes: int  # size of their place, as far as it is left
+    is_least: bool = False  # whether more records may have followed them
 
     @property
     def num_records(self) -> int:

@@ -38,15 +38,11 @@ _FOREIGN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The network that connects the ranks.
+    """The network that connects the ranks."""
 
-    addresses: the members' addresses by node rank; the first one has the store.
-    interface: the interface of this machine in that network.
-    """
-
-    addresses: tuple[str, ...]
+    addresses: tuple[str, ...]  # addresses of the members by node rank; the first one has the store
     store_port: int
-    interface: str = LOOPBACK_INTERFACE
+    interface: str = LOOPBACK_INTERFACE  # interface of this machine in that network
 
     @property
     def store_address(self) -> str:
@@ -55,19 +51,16 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """This machine's part of the gang.
-
-    first_rank: the global rank of this machine's local rank 0. local_world_size, world_size: the slots of this machine
-    and of the gang. runs_once: whether one process runs the entrypoint on each machine. It counts as the rank of the
-    machine's first slot, and the processes that it starts are its own.
-    """
+    """This machine's part of the gang."""
 
     agent_id: str
     node_rank: int
     agent_ids: tuple[str, ...]
-    first_rank: int
-    local_world_size: int
-    world_size: int
+    first_rank: int  # global rank of this machine's local rank 0
+    local_world_size: int  # slots of this machine
+    world_size: int  # slots of the gang
+    # Whether one process runs the entrypoint on each machine. It counts as the rank of the machine's first slot, and
+    # the processes that it starts are its own.
     runs_once: bool = False
 
     @property

@@ -60,18 +60,16 @@ _MAY_BE_DISK = {None, ExitKind.USER_ERROR, ExitKind.UNAVAILABLE, ExitKind.CONFIG
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """A failure that a rank reported, or that a member of the gang reported of one of its ranks. kind None: not
-    classified yet. error_code: of a rank's GanglineError. remark: a fact beside the message, such as the exit code or a
-    quoted line of output. Nothing is inferred from a remark."""
+    """A failure that a rank reported, or that a member of the gang reported of one of its ranks."""
 
-    kind: ExitKind | None
+    kind: ExitKind | None  # None if it is not classified yet
     message: str
     rank: int | None = None
     agent_id: str = ""
     failed_at: float = 0.0
     details: str = ""
-    error_code: str = ""
-    remark: str = ""
+    error_code: str = ""  # code of a rank's GanglineError; empty for other errors
+    remark: str = ""  # a fact beside the message, such as the exit code or a quoted line; nothing is inferred from it
 
     @property
     def text(self) -> str:
@@ -103,37 +101,27 @@ class FailureRecord:
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """The end of one rank. Exactly one of exit_code and signal is set; neither is set if the end was not observed.
-
-    was_killed: this runner killed the rank before it had ended by itself.
-    is_finished: the rank had reported that its training was over.
-    was_out_of_memory: the kernel counted a kill for lack of memory while the rank ran.
-    exceeded_memory: the kernel counted a kill in the rank's own control group.
-    worker_failure: the newest failure reported by a process that the rank had started, with the rank of that worker.
-    last_lines: of its output, as they were printed. report_lines: the same for a user, with tracebacks folded.
-    trace_lines: as many of the same stream as a traceback may have. stdout_line: the last line of standard output where
-    the last lines are those of standard error. is_stdout_later: it came so much later that the process was not about to
-    end when it wrote to standard error.
-    uncaught_lines: the output of the C++ runtime for an uncaught exception.
-    """
+    """The end of one rank. Exactly one of exit_code and signal is set; neither is set if the end was not observed."""
 
     rank: int
     exit_code: int | None = None
     signal: int | None = None
     ended_at: float = 0.0
-    was_killed: bool = False
+    was_killed: bool = False  # whether this runner killed the rank before it had ended by itself
     failure: FailureRecord | None = None
-    is_finished: bool = False
+    is_finished: bool = False  # whether the rank had reported that its training was over
     is_preempted: bool = False
-    was_out_of_memory: bool = False
-    exceeded_memory: bool = False
+    was_out_of_memory: bool = False  # whether the kernel counted a kill for lack of memory while the rank ran
+    exceeded_memory: bool = False  # whether the kernel counted a kill in the rank's own control group
+    # newest failure reported by a process that the rank had started, with the rank of that worker
     worker_failure: FailureRecord | None = None
-    last_lines: tuple[str, ...] = ()
-    report_lines: tuple[str, ...] = ()
-    trace_lines: tuple[str, ...] = ()
-    stdout_line: str = ""
+    last_lines: tuple[str, ...] = ()  # last lines of the rank's output, as they were printed
+    report_lines: tuple[str, ...] = ()  # the last lines for a user, with tracebacks folded
+    trace_lines: tuple[str, ...] = ()  # as many last lines of the same stream as a traceback may have
+    stdout_line: str = ""  # last line of standard output, if the last lines are those of standard error
+    # whether stdout_line came so late that the process was not about to end when it wrote to standard error
     is_stdout_later: bool = False
-    uncaught_lines: tuple[str, ...] = ()
+    uncaught_lines: tuple[str, ...] = ()  # output of the C++ runtime for an uncaught exception
 
     @property
     def is_success(self) -> bool:
@@ -142,37 +130,29 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """An order to end. kind: PREEMPTED (orderly) or KILLED. is_overdue: the ranks did not end before the deadline."""
+    """An order to end."""
 
-    kind: ExitKind
+    kind: ExitKind  # PREEMPTED (orderly) or KILLED
     reason: str = ""
-    is_overdue: bool = False
+    is_overdue: bool = False  # whether the ranks did not end before the deadline
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeContext:
-    """Everything besides the ranks' ends that the verdict depends on.
-
-    num_nodes: number of machines in the gang.
-    peer: the first failure that another member reported.
-    lost: why the nursery died; empty if it did not.
-    hang: a hang of a rank of this member, for which the whole gang was ended.
-    cut: set if the ranks were ended because the attempt is over or its lease has run out.
-    find_disk_fault: returns a clause about the agent's own disk if an error's message shows that it refuses writes;
-    otherwise empty text.
-    limits: those of each rank.
-    """
+    """Everything besides the ranks' ends that the verdict depends on."""
 
     agent_id: str
-    num_nodes: int
+    num_nodes: int  # number of machines in the gang
     now: float
-    peer: FailureRecord | None = None
+    peer: FailureRecord | None = None  # the first failure that another member reported; None if none did
     stop: Stop | None = None
-    lost: str = field(default="")
-    hang: FailureRecord | None = None
-    cut: FailureRecord | None = None
+    lost: str = field(default="")  # why the nursery died; empty if it did not
+    hang: FailureRecord | None = None  # hang of a rank of this member, for which the whole gang was ended
+    cut: FailureRecord | None = None  # set if the ranks were ended because the attempt is over or its lease has run out
+    # Returns a clause about the agent's own disk if an error's message shows that the disk refuses writes, else empty
+    # text.
     find_disk_fault: Callable[[str], str] = field(default=lambda _: "")
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=Limits)  # limits of each rank
 
 
 def judge(ends: Sequence[RankEnd], context: OutcomeContext) -> ExitReport:

@@ -31,18 +31,18 @@ _RULE = re.compile(r"^=+$")
 
 
 class PrintedError(NamedTuple):
-    """An exception in an output. text: its line. name: its class, without the module."""
+    """An exception in an output."""
 
-    text: str
-    name: str
+    text: str  # the exception's line
+    name: str  # its class, without the module
 
 
 @dataclass(frozen=True, slots=True)
 class _Traceback:
-    """start: the place of its header. end: the place behind the exception's line, with indented lines that follow."""
+    """A traceback in an output."""
 
-    start: int
-    end: int
+    start: int  # index of its header
+    end: int  # index behind the exception's line and the indented lines that follow it
     error: PrintedError
 
 

@@ -44,16 +44,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The confinement of one attempt's ranks; without arguments there is none.
-
-    user: None for the agent's own. accounts: the file in which processes find the name of an account for an owner.
-    """
+    """The confinement of one attempt's ranks; without arguments there is none."""
 
     rules: RankRules = field(default_factory=RankRules)
-    user: RankUser | None = None
+    user: RankUser | None = None  # None for the agent's own user
     allocation_id: str = ""
     agent_id: str = ""
-    accounts: str = ""
+    accounts: str = ""  # file in which processes find the name of an account for an owner
 
     @property
     def uid(self) -> int:

@@ -46,25 +46,21 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Container:
-    """One container. command: the whole command that runs it. program: its first arguments, which name the program.
-
-    image, agent_id: for messages. note: writes a line to the trial's log. prepare_files: makes what it mounts, and lets
-    the user of the ranks use the socket.
-    python: the interpreter in it. environment: of the image, once the nursery has connected. problem: why the image
-    cannot run ranks that use Gangline; empty if it can.
-    """
+    """One container."""
 
     folder: SharedFolder
-    image: str
-    agent_id: str
+    image: str  # for messages
+    agent_id: str  # for messages
     name: str
-    python: str
-    command: Sequence[str]
-    program: Sequence[str]
-    note: Callable[[str], None]
+    python: str  # interpreter in the container
+    command: Sequence[str]  # whole command that runs the container
+    program: Sequence[str]  # first arguments of the command, which name the program
+    note: Callable[[str], None]  # writes a line into the trial's log
+    # makes the files that the container mounts, and lets the user of the ranks use the socket
     prepare_files: Callable[[], Awaitable[None]]
+    # environment variables of the image, once the nursery has connected
     environment: dict[str, str] = field(default_factory=dict)
-    problem: str = ""
+    problem: str = ""  # why the image cannot run ranks that use Gangline; empty if it can
     _is_connected: bool = False
     _client: asyncio.subprocess.Process | None = None
     _reading: asyncio.Task[None] | None = None

@@ -34,10 +34,10 @@ _DOCKERS_HUB_KEY = "https://index.docker.io/v1/"
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """source: a path of the machine. target: its place in the container."""
+    """A path of the machine in a container."""
 
-    source: str
-    target: str
+    source: str  # path on the machine
+    target: str  # path in the container
     is_read_only: bool = False
     propagation: str = "rprivate"
 
@@ -49,45 +49,35 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """The container that an experiment asks for.
-
-    python: the interpreter in the image that runs the ranks. mounts: the experiment's own. auth: the content of
-    `registry_auth`; empty without one.
-    """
+    """The container that an experiment asks for."""
 
     image: str
-    python: str
-    mounts: tuple[Mount, ...]
+    python: str  # interpreter in the image that runs the ranks
+    mounts: tuple[Mount, ...]  # the experiment's own mounts
     shm_bytes: int
     add_capabilities: tuple[str, ...]
     drop_capabilities: tuple[str, ...]
     is_pulled_always: bool
-    auth: Mapping[str, Any]
+    auth: Mapping[str, Any]  # content of `registry_auth`; empty without one
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerPlace:
-    """The surroundings of a container on one agent.
-
-    name: of the container. mounts: those of the attempt. gpus: the ids of its GPUs. user: of the ranks; None for the
-    agent's own, which has the ids uid and gid.
-    socket_path: at which the nursery in the container finds its runner. is_bare: whether no rank uses Gangline's
-    libraries. library: the folder that has the package `gangline`. auth_folder: for the login at a registry.
-    """
+    """The surroundings of a container on one agent."""
 
     agent_id: str
     allocation_id: str
-    name: str
+    name: str  # name of the container
     directory: str
-    mounts: tuple[Mount, ...]
-    gpus: tuple[str, ...]
-    user: RankUser | None
+    mounts: tuple[Mount, ...]  # mounts of the attempt
+    gpus: tuple[str, ...]  # ids of the container's GPUs
+    user: RankUser | None  # user of the ranks; None for the agent's own, which has the ids uid and gid
     uid: int
     gid: int
-    socket_path: str
-    is_bare: bool
-    library: str
-    auth_folder: str
+    socket_path: str  # path at which the nursery in the container finds its runner
+    is_bare: bool  # whether no rank uses Gangline's libraries
+    library: str  # folder that has the package `gangline`
+    auth_folder: str  # folder for the login at a registry
 
     @property
     def is_root(self) -> bool:

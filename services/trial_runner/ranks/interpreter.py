@@ -34,10 +34,10 @@ _PROBE = "import importlib.metadata as metadata; print(metadata.version('ganglin
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """path: the executable. is_agents: whether the nursery runs on it: the agent's own, or that of a container."""
+    """The Python on which ranks run."""
 
-    path: Path
-    is_agents: bool
+    path: Path  # the executable
+    is_agents: bool  # whether the nursery runs on it, as the agent's own or that of a container
 
     @property
     def programs_directory(self) -> Path:

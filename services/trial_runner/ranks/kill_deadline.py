@@ -22,16 +22,12 @@ TEARDOWN_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """The state of one rank.
+    """The state of one rank."""
 
-    end: how it ended, or what would count if it ended now. is_alive: its process has not ended yet. finished_at,
-    failed_at: when the runner received the message; 0 before.
-    """
-
-    end: RankEnd
-    is_alive: bool
-    finished_at: float = 0.0
-    failed_at: float = 0.0
+    end: RankEnd  # how the rank ended, or what would count if it ended now
+    is_alive: bool  # whether its process has not ended yet
+    finished_at: float = 0.0  # time at which the runner received the message that training is over; 0 before
+    failed_at: float = 0.0  # time at which the runner received the message of a failure; 0 before
 
 
 @dataclass(frozen=True, slots=True)

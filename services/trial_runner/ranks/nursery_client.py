@@ -36,16 +36,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NurseryProcess:
-    """A nursery that lives. pid: as this machine counts. control: the runner's end of its socket.
+    """A nursery that lives."""
 
-    is_child: whether it is a child of the runner, which must reap it. is_contained: whether it is the first process of
-    a container.
-    """
-
-    pid: int
-    control: socket.socket
-    is_child: bool = False
-    is_contained: bool = False
+    pid: int  # process id as this machine counts
+    control: socket.socket  # the runner's end of its socket
+    is_child: bool = False  # whether it is a child of the runner, which must reap it
+    is_contained: bool = False  # whether it is the first process of a container
 
 
 class Nursery:

@@ -56,19 +56,16 @@ class _Rank:
 
 @dataclass(slots=True)
 class RankGroup:
-    """Starts, watches and ends the ranks of one machine.
-
-    on_failure: called with the cause as soon as there is one, and again if a better one is known.
-    lost: why the nursery died while ranks lived; empty if it did not.
-    is_cut: returns whether the end of the lease has killed the ranks, which the nursery does not see.
-    """
+    """Starts, watches and ends the ranks of one machine."""
 
     place: Place
     nursery: Nursery
     pump: LogPump
+    # called with the cause as soon as there is one, and again if a better one is known
     on_failure: Callable[[FailureRecord], None]
+    # returns whether the end of the lease has killed the ranks, which the nursery does not see
     is_cut: Callable[[], bool] = lambda: False
-    lost: str = ""
+    lost: str = ""  # why the nursery died while ranks lived; empty if it did not
     _directory: str = ""
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _orders: Orders = field(default_factory=Orders)

@@ -28,13 +28,12 @@ _OUTPUT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """How a step ended. exit_code: None for one that never ran or that a signal killed. problem: why it did not run to
-    its end; empty if it did. is_overdue: whether the limit ended it."""
+    """How a step ended."""
 
-    exit_code: int | None
+    exit_code: int | None  # None for a step that never ran or that a signal killed
     signal: int | None = None
-    problem: str = ""
-    is_overdue: bool = False
+    problem: str = ""  # why it did not run to its end; empty if it did
+    is_overdue: bool = False  # whether the limit ended it
 
 
 async def wait_step(nursery: Nursery, limit_seconds: float, on_up: Callable[[int], None]) -> StepEnd:

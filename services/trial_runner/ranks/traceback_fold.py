@@ -18,9 +18,9 @@ _STANDARD = re.compile(r"/lib/python3[^/]*/|<frozen ")
 
 @dataclass(slots=True)
 class _Frame:
-    """The lines of one frame, with the marks below the code. owner: empty for the user's code."""
+    """The lines of one frame, with the marks below the code."""
 
-    owner: str
+    owner: str  # empty for the user's code
     lines: list[str] = field(default_factory=list)
 
 

@@ -29,24 +29,16 @@ _COLLECTIVE = "while others wait in a collective that it has not entered"
 
 @dataclass(frozen=True, slots=True)
 class ProgressWatch:
-    """The watchdog's state between two readings. All durations are in seconds.
-
-    still_seconds: time since a rank last progressed.
-    step_seconds: duration of the current step up to that moment.
-    longest_seconds: the longest time without progress within the current step.
-    recent: durations of the last steps.
-    first_seconds: duration of the slowest of the first num_first steps.
-    has_stepped: whether any rank has ever completed a batch.
-    """
+    """The watchdog's state between two readings. All durations are in seconds."""
 
     readings: Mapping[int, Reading] = field(default_factory=dict)
-    still_seconds: float = 0.0
-    step_seconds: float = 0.0
-    longest_seconds: float = 0.0
-    recent: tuple[float, ...] = ()
-    first_seconds: float = 0.0
+    still_seconds: float = 0.0  # time since a rank last progressed
+    step_seconds: float = 0.0  # duration of the current step up to that moment
+    longest_seconds: float = 0.0  # the longest time without progress within the current step
+    recent: tuple[float, ...] = ()  # durations of the last steps
+    first_seconds: float = 0.0  # duration of the slowest of the first num_first steps
     num_first: int = 0
-    has_stepped: bool = False
+    has_stepped: bool = False  # whether any rank has ever completed a batch
 
     @property
     def is_watching(self) -> bool:
@@ -73,21 +65,15 @@ class ProgressWatch:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """The finding that the gang hangs, with the numbers of the message.
+    """The finding that the gang hangs, with the numbers of the message."""
 
-    rank: the rank that is furthest behind; reading is its own.
-    newest_batches: the batches of the ranks that are further ahead; None if no rank is.
-    lag: what other ranks have done that this one has not; empty if all are at the same place.
-    num_ranks: number of ranks that are expected to progress.
-    """
-
-    rank: int
+    rank: int  # the rank that is furthest behind, to which `reading` belongs
     reading: Reading
     still_seconds: float
     limit_seconds: float
-    newest_batches: int | None
-    lag: str
-    num_ranks: int
+    newest_batches: int | None  # batches of the ranks that are further ahead; None if no rank is
+    lag: str  # what other ranks have done that this one has not; empty if all are at the same place
+    num_ranks: int  # number of ranks that are expected to progress
 
     @property
     def batches(self) -> int:

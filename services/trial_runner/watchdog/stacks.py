@@ -32,11 +32,10 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """The dump of one rank. lines: the stacks of all threads, the main thread's last. problem: why there are no
-    lines."""
+    """The dump of one rank."""
 
-    lines: tuple[str, ...] = ()
-    problem: str = ""
+    lines: tuple[str, ...] = ()  # stacks of all threads, the main thread's last
+    problem: str = ""  # why there are no lines
 
     @property
     def main_thread(self) -> tuple[str, ...]:

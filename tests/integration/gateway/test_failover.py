@@ -60,10 +60,10 @@ class SlowLeader(StandInLeader):
 
 @dataclass
 class Gateways:
-    """processes: by the address of their gRPC. proxy: between the second one and etcd."""
+    """Several gateways of one cluster."""
 
-    processes: dict[str, GatewayProcess]
-    proxy: Proxy
+    processes: dict[str, GatewayProcess]  # by the address of their gRPC
+    proxy: Proxy  # proxy between the second one and etcd
 
     @property
     def addresses(self) -> list[str]:

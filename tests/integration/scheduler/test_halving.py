@@ -57,10 +57,10 @@ class Story:
 
 @dataclass
 class Disturbance:
-    """When something happens to the search: after how many validations. kills: the leader. pauses: the experiment."""
+    """Disturbances of a search, by the number of validations after which they happen."""
 
-    kills: set[int] = field(default_factory=set)
-    pauses: set[int] = field(default_factory=set)
+    kills: set[int] = field(default_factory=set)  # kills of the leader
+    pauses: set[int] = field(default_factory=set)  # pauses of the experiment
 
 
 async def _play(bench: Bench, agent: ScriptedAgent, experiment_id: int, disturbance: Disturbance) -> Story:

@@ -38,11 +38,12 @@ ENDS = [ExitKind.COMPLETED, ExitKind.COMPLETED, ExitKind.PREEMPTED, ExitKind.RUN
 
 @dataclass
 class LimitWatch:
-    """Follows the state revision by revision. most: by experiment, the slots that it may hold, because its cap was
-    lowered below what it held. widest: by experiment, the most slots and trials at a time that were seen."""
+    """Follows the state revision by revision."""
 
     records: dict[str, Any] = field(default_factory=dict)
+    # by experiment, the slots that it may hold because its cap was lowered below what it held
     most: dict[int, float] = field(default_factory=dict)
+    # by experiment, the most slots and trials at a time that were seen
     widest: dict[int, tuple[int, int]] = field(default_factory=dict)
     sizes: set[int] = field(default_factory=set)
     num_revisions: int = 0

@@ -71,10 +71,10 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Record of one module. parts: its own divided parameters, by name."""
+    """Record of one module."""
 
     loads: Loads
-    parts: Mapping[str, DTensor]
+    parts: Mapping[str, DTensor]  # its own divided parameters, by name
 
 
 # Kept by weak references outside of the modules: a copy of a module has its hooks, but is no part of a divided model.

@@ -127,10 +127,10 @@ def _open(wholes: Iterable[Whole]) -> None:
 
 
 class Whole:
-    """One whole parameter. part: the DTensor between the steps. plain: the parameter of passes."""
+    """One whole parameter."""
 
-    part: nn.Parameter
-    plain: nn.Parameter
+    part: nn.Parameter  # the DTensor between the steps
+    plain: nn.Parameter  # the parameter that the passes use
 
     def __init__(self, original: nn.Parameter, mesh: DeviceMesh, places: Iterable[tuple[nn.Module, str]]) -> None:
         self._mesh = mesh

@@ -19,19 +19,15 @@ from gangline.pytorch.parallel.shared.ownership import class_name
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Tensors of this rank that the other ranks of a process group have as well. All ranks of a trial list equally
-    many Copies, in the same order.
+    """Tensors of this rank that the other ranks of a process group have as well. All ranks of a trial list equally many
+    Copies, in the same order."""
 
-    owner: what has one copy, as `rank`, `replica` or `stage`; for messages. tensors: by name, empty where this rank is
-    in none of the groups. index, count: of this rank's group among the groups of this kind; index is None where this
-    rank is in none of them. group: None for all ranks.
-    """
-
-    owner: str
-    tensors: Mapping[str, torch.Tensor]
+    owner: str  # for messages, the owner of one copy: `rank`, `replica` or `stage`
+    tensors: Mapping[str, torch.Tensor]  # by name; empty if this rank is in none of the groups
+    # index of this rank's group among the groups of this kind; None if this rank is in none of them
     index: int | None = 0
-    count: int = 1
-    group: dist.ProcessGroup | None = None
+    count: int = 1  # number of groups of this kind
+    group: dist.ProcessGroup | None = None  # None for all ranks
 
 
 def buffers_to_compare(models: Iterable[nn.Module], *, only_saved: bool = False) -> dict[str, torch.Tensor]:

@@ -44,12 +44,13 @@ class Holder:
 class Replica:
     """The data replica that a rank belongs to: the index-th of count.
 
-    All ranks of a replica train on the same records; different replicas train on different ones. is_counted: whether
-    this rank's metrics count for the replica. One rank of each replica has it, so that no record counts twice.
+    All ranks of a replica train on the same records; different replicas train on different ones.
     """
 
     index: int = 0
     count: int = 1
+    # Whether this rank's metrics count for the replica. One rank of each replica has it, so that no record counts
+    # twice.
     is_counted: bool = True
 
 
@@ -60,23 +61,18 @@ batch, which steps optimizers."""
 
 class Strategy(ABC):
     """Spreads one trial over its ranks. All ranks call all methods in step, those with models and optimizers in the
-    order of wrapping.
+    order of wrapping."""
 
-    name: as in the configuration's `parallelism`. needs_all_ranks: whether a forward pass happens on all ranks at the
-    same time or not at all, also where no gradients are recorded. has_peers: whether the trial has several ranks.
-
-    runs_batch: whether the strategy makes the backward passes of a batch itself, and notices a trial that makes its
-    own. places_models: whether prepare_model moves the model to the device. divides_gradients: whether ranks with
-    parts of the model have to agree on gradients that overflow. overwrites_copies: whether a step gives copies of some
-    parameters the values of one rank, which hides what has changed the others.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # as in the configuration's `parallelism`
+    # whether a forward pass happens on all ranks at once or on none, also where no gradients are recorded
     needs_all_ranks: ClassVar[bool] = False
-    has_peers: ClassVar[bool] = True
+    has_peers: ClassVar[bool] = True  # whether the trial has several ranks
+    # whether the strategy makes the backward passes of a batch itself, and notices a trial that makes its own
     runs_batch: ClassVar[bool] = False
-    places_models: ClassVar[bool] = False
+    places_models: ClassVar[bool] = False  # whether prepare_model moves the model to the device
+    # whether ranks with parts of the model have to agree on gradients that overflow
     divides_gradients: ClassVar[bool] = False
+    # whether a step overwrites copies of some parameters with one rank's values, which hides differences
     overwrites_copies: ClassVar[bool] = False
 
     @abstractmethod

@@ -113,10 +113,10 @@ _LEAVING_OUT = (vars(init), vars(sys.modules[nn.Module.__module__]))
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The parameter from which an absent tensor comes. device: where one process would have it."""
+    """The parameter from which an absent tensor comes."""
 
     name: str
-    device: torch.device
+    device: torch.device  # device on which one process would have it
 
 
 class _Inside(threading.local):

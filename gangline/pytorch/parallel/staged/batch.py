@@ -46,14 +46,13 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Inputs of the model for one microbatch, the autocast and the CUDA stream in which it was called. number: as
-    in SharedDraws."""
+    """Inputs of the model for one microbatch, the autocast and the CUDA stream in which it was called."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     is_autocast: bool
     autocast_type: torch.dtype
-    number: int
+    number: int  # as in SharedDraws
     stream: torch.cuda.Stream | None
 
 

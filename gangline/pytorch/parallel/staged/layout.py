@@ -61,13 +61,12 @@ Kept = tuple[KeptValue, ...]
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A nested value. leaves: a TensorShape for each tensor, plain values as they are. changes_input: whether the
-    module that returned it has changed its own input in place. kept: what that module has left elsewhere."""
+    """A nested value."""
 
     tree: TreeSpec
-    leaves: tuple[Any, ...]
-    changes_input: bool = False
-    kept: Kept = ()
+    leaves: tuple[Any, ...]  # a TensorShape for each tensor, and plain values as they are
+    changes_input: bool = False  # whether the module that returned it has changed its own input in place
+    kept: Kept = ()  # what that module has left elsewhere
 
     @property
     def shapes(self) -> list[TensorShape]:

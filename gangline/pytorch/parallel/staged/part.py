@@ -59,20 +59,20 @@ def _ranges_of(counts: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class Layout:
-    """Descriptions of the outputs of all units' modules, and of all parts. carried: paths of the modules whose outputs
-    go along from each part to the next, in the order of the parts. lost: attributes of units of other ranks with what
-    stands there after each run, see Lost. changes, replaced: what the model's own code changes in each part, see
-    StateChanges. collected: names of what units of other ranks and their hooks put into lists, dictionaries and
-    objects. growing: lists to which the last part adds, on its rank."""
+    """Descriptions of the outputs of all units' modules, and of all parts."""
 
     modules: dict[str, Described] = field(default_factory=dict)
     crossing: list[Described] = field(default_factory=list)
+    # paths of the modules whose outputs go along from each part to the next, in the order of the parts
     carried: list[list[str]] = field(default_factory=list)
+    # attributes of units of other ranks with their content after each run, see Lost
     lost: list[tuple[nn.Module, str, Lost]] = field(default_factory=list)
+    # what the model's own code changes in each part, see StateChanges
     changes: list[dict[str, str]] = field(default_factory=list)
-    replaced: dict[str, bool] = field(default_factory=dict)
+    replaced: dict[str, bool] = field(default_factory=dict)  # what the model's own code replaces, see StateChanges
+    # names of what units of other ranks and their hooks put into lists, dictionaries and objects
     collected: set[str] = field(default_factory=set)
-    growing: list[Growing] = field(default_factory=list)
+    growing: list[Growing] = field(default_factory=list)  # lists to which the last part adds, on its rank
 
 
 class Parts:

@@ -21,13 +21,13 @@ from gangline.pytorch.parallel.staged.partition import partition
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of the chain. paths: its modules in the order of their definition. end: the module whose output is the
-    unit's output; None for the modules before the first list, whose output is the input of the next unit, and for the
-    modules after the last list. numel: its parameters."""
+    """A unit of the chain."""
 
-    paths: tuple[str, ...]
+    paths: tuple[str, ...]  # its modules in the order of their definition
+    # The module whose output is the unit's output. None for the modules before the first list, whose output is the
+    # input of the next unit, and for the modules after the last list.
     end: str | None
-    numel: int
+    numel: int  # number of elements of its parameters
 
     @property
     def name(self) -> str:

@@ -22,11 +22,11 @@ Cause = Literal["held", "backoff", "never", "unhealthy", "quota", "claim", "behi
 
 
 class Waiting(NamedTuple):
-    """Holds a request that waits. is_behind: whether others of its kind (with slots, or without) may precede it."""
+    """Holds a request that waits."""
 
     request: PendingRequest
     cause: Cause
-    is_behind: bool
+    is_behind: bool  # whether others of its kind (with slots, or without) may precede it
 
 
 def in_turn(answers: Iterable[tuple[PendingRequest, Cause | None]], is_order_fixed: bool) -> list[Waiting]:

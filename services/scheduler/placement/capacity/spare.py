@@ -21,11 +21,10 @@ _End = tuple[float, Running]
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """Holds spare slots. slots_by_agent: covers the agents where the holder may start; every other agent is open to all
-    requests. sure_until: the holder cannot start earlier in any order of ends, so work that is certain to be over by
-    then cannot delay it."""
+    """Holds spare slots."""
 
-    slots_by_agent: Slots
+    slots_by_agent: Slots  # covers the agents where the holder may start; every other agent is open to all requests
+    # The holder cannot start earlier, in any order of ends. So work that is certain to be over by then cannot delay it.
     sure_until: float
 
 
@@ -59,11 +58,10 @@ def find_spare(holder: PendingRequest, room: Room, outlook: Outlook, now: float,
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Holds the time in which the order of ends decides whether the holder starts. last_at: the holder starts then for
-    certain; None for never."""
+    """Holds the time in which the order of ends decides whether the holder starts."""
 
     first_at: float
-    last_at: float | None
+    last_at: float | None  # time at which the holder starts for certain; None for never
 
     def has(self, at: float) -> bool:
         return self.last_at is None or at < self.last_at

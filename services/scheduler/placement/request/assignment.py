@@ -17,23 +17,21 @@ from services.scheduler.placement.request.snapshot_change import Change
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Gives a request its slots, all or nothing. 0 slots mean an auxiliary place. is_on_call: see Running.
-    shrink_reason: why it gets fewer slots than it asked for; empty when it gets all of them."""
+    """Gives a request its slots, all or nothing. 0 slots mean an auxiliary place."""
 
     trial_id: str
     slots_by_agent: Mapping[str, int]
-    is_on_call: bool = False
-    shrink_reason: str = ""
+    is_on_call: bool = False  # see Running
+    shrink_reason: str = ""  # why it gets fewer slots than it asked for; empty if it gets all of them
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Stops a live allocation to make room for a request. is_growth: for its own trial, which starts again on all of
-    its slots."""
+    """Stops a live allocation to make room for a request."""
 
     allocation_id: str
     for_trial_id: str
-    is_growth: bool = False
+    is_growth: bool = False  # whether it makes room for its own trial, which starts again on all of its slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +45,15 @@ class Reservation:
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """Holds the plan of one pool. changes: by trial id, the records behind the reason's `would_start_if`, for
-    `apply_changes`. look_at: when another plan may decide otherwise although nothing has changed; None for never."""
+    """Holds the plan of one pool."""
 
     assignments: tuple[Assignment, ...] = ()
     preemptions: tuple[Preemption, ...] = ()
     reasons: Mapping[str, Reason] = field(default_factory=dict)
+    # by trial id, the records behind the reason's `would_start_if`, for `apply_changes`
     changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
     reservation: Reservation | None = None
+    # time at which another plan may decide otherwise although nothing has changed; None for never
     look_at: float | None = None
 
 

@@ -31,34 +31,26 @@ ON_CALL_IS_IMPOSSIBLE = (
 
 @dataclass(frozen=True, slots=True)
 class AgentRoom:
-    """Holds the slots of one agent and what occupies them.
-
-    slots: enabled, healthy slots, free or busy. used: the busy ones among them.
-    disabled: the other slots, unhealthy or switched off; they may come back. draining: disabled slots that are still
-    busy; no request gets them once their work has ended.
-    is_usable: connected, alive and enabled. An agent that is not usable starts nothing, but still counts for what its
-    pool can ever hold. problem: why it is not usable, for reasons.
-    max_zero_slot and used_zero_slot: the auxiliary places for work without slots.
-    switched_off: "draining" or "disabled" if an administrator's setting alone keeps the agent from starting work.
-    switched_off_slots: those of the disabled slots that only an administrator's setting closes.
-    labels: its location: rack, zone or any other key.
-    gang_problem: why it takes no part in gangs over several agents, such as a network interface that is down; empty if
-    it does. All other work may start there.
-    """
+    """Holds the slots of one agent and what occupies them."""
 
     id: str
     pool: str
-    slots: int
-    used: int = 0
+    slots: int  # enabled, healthy slots, free or busy
+    used: int = 0  # the busy ones among `slots`
+    # Whether it is connected, alive and enabled. Otherwise it starts nothing, but still counts for what its pool can
+    # ever hold.
     is_usable: bool = True
-    problem: str = ""
-    max_zero_slot: int = DEFAULT_MAX_ZERO_SLOT
-    used_zero_slot: int = 0
-    draining: int = 0
-    disabled: int = 0
-    labels: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""  # why it is not usable, for reasons; empty if it is
+    max_zero_slot: int = DEFAULT_MAX_ZERO_SLOT  # auxiliary places for work without slots
+    used_zero_slot: int = 0  # the busy ones among the auxiliary places
+    draining: int = 0  # disabled slots that are still busy; no request gets them once their work has ended
+    disabled: int = 0  # the other slots, unhealthy or switched off; they may come back
+    labels: Mapping[str, str] = field(default_factory=dict)  # its location by rack, zone or any other key
+    # "draining" or "disabled" if an administrator's setting alone keeps the agent from starting work
     switched_off: str = ""
-    switched_off_slots: int = 0
+    switched_off_slots: int = 0  # the disabled slots that only an administrator's setting closes
+    # Why it takes no part in gangs over several agents, such as a network interface that is down; empty if it does. All
+    # other work may start there.
     gang_problem: str = ""
 
     @property
@@ -68,11 +60,11 @@ class AgentRoom:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Describes an experiment, the unit that shares a cap and a weight. max_slots: None for no cap. weight: its share
-    relative to the other groups; with weight 0 it gets only slots that no other group wants."""
+    """Describes an experiment, the unit that shares a cap and a weight."""
 
     id: str
-    max_slots: int | None = None
+    max_slots: int | None = None  # None for no cap
+    # share relative to the other groups; with weight 0 it gets only slots that no other group wants
     weight: float = 1.0
     priority: int = DEFAULT_PRIORITY
 
@@ -89,21 +81,7 @@ Kind = tuple[Shape, bool, bool, ReasonCode | None, Elastic | None]
 class PendingRequest:
     """Describes a trial that waits for slots, all of them or none.
 
-    queue_position: compared before the time of submission among requests of one priority; None sorts after every
-    position.
-    estimated_seconds: expected length of the run; 0 when unknown. is_bounded: the run is certain to be over by then,
-    because that is enforced or known exactly. Otherwise the estimate is a guess: it serves to forecast starts, but no
-    slots are given away because of it.
-    hold: PAUSED or SEARCH_WAITING keep it from starting.
-    is_first: it goes before every other request of its pool, whatever the policy.
-    excluded: agents of the blocklist that are on it for a limited time, each with a sentence that says how long and
-    why.
-    smaller_sizes: sizes on which it may start instead from shrink_at on, the largest first; empty for none. kept_slots:
-    one of these sizes that it may take at any time; 0 for none.
-
-    shape: requests of one shape fit, or do not fit, into the same room. kind: everything an answer may depend on
-    besides the group, the length and the time. Both are computed once, because every cycle reads them for every
-    request.
+    `shape` and `kind` are computed once, because every cycle reads them for every request.
     """
 
     trial_id: str
@@ -111,21 +89,28 @@ class PendingRequest:
     pool: str
     slots: int
     priority: int = DEFAULT_PRIORITY
+    # compared before the time of submission within one priority; None sorts after every position
     queue_position: float | None = None
     is_single_agent: bool = False
     is_preemptible: bool = True
     blocklist: tuple[str, ...] = ()
     submitted_at: float = 0.0
     not_before_at: float = 0.0
-    estimated_seconds: float = 0.0
-    hold: ReasonCode | None = None
-    is_first: bool = False
+    estimated_seconds: float = 0.0  # expected length of the run; 0 if unknown
+    hold: ReasonCode | None = None  # PAUSED or SEARCH_WAITING keep it from starting; None if nothing does
+    is_first: bool = False  # whether it goes before every other request of its pool, whatever the policy
+    # agents of the blocklist that are on it for a limited time, each with a sentence that says how long and why
     excluded: tuple[tuple[str, str], ...] = ()
+    # Whether the run is certain to be over by estimated_seconds, because that is enforced or known exactly. Otherwise
+    # the estimate is a guess: it serves to forecast starts, but no slots are given away because of it.
     is_bounded: bool = False
+    # sizes on which it may start instead from shrink_at on, the largest first; empty for none
     smaller_sizes: tuple[int, ...] = ()
     shrink_at: float = 0.0
-    kept_slots: int = 0
+    kept_slots: int = 0  # one of smaller_sizes, which it may take at any time; 0 for none
+    # requests of one shape fit, or do not fit, into the same room
     shape: Shape = field(init=False, repr=False, compare=False)
+    # everything an answer may depend on besides the group, the length and the time
     kind: Kind = field(init=False, repr=False, compare=False)
 
     @property
@@ -157,40 +142,33 @@ class PendingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Describes a live allocation.
-
-    slots_by_agent: holds 0 for an auxiliary place.
-    estimated_end_at: 0 when unknown. is_bounded: it is certain to have ended by then, see PendingRequest.
-    draining_by_agent: slots of it that no request gets afterwards.
-    is_stopping: it was asked to stop; its slots are promised to the most urgent request that they suffice for.
-    checkpoint_age_seconds: time since its last checkpoint; None when it has none, so that its whole run would be lost.
-    queue_position, submitted_at: its place in the queue, to which it returns when it is stopped.
-    is_on_call: it started before a request that waited, on the condition that requests before it in the queue may
-    preempt it, also at the same priority.
-
-    wanted: the request for the full size, for work that runs on fewer slots; None for all other work. grow_at: from
-    this time on it may be stopped to start again in full. is_growing: it is being stopped for that.
-    """
+    """Describes a live allocation."""
 
     allocation_id: str
     trial_id: str
     group: str
     pool: str
-    slots_by_agent: Mapping[str, int]
+    slots_by_agent: Mapping[str, int]  # holds 0 for an auxiliary place
     priority: int = DEFAULT_PRIORITY
     is_preemptible: bool = True
     started_at: float = 0.0
-    estimated_end_at: float = 0.0
-    draining_by_agent: Mapping[str, int] = field(default_factory=dict)
+    estimated_end_at: float = 0.0  # 0 if unknown
+    draining_by_agent: Mapping[str, int] = field(default_factory=dict)  # its slots that no request gets afterwards
+    # it was asked to stop; its slots are promised to the most urgent request for which they suffice
     is_stopping: bool = False
+    # time since its last checkpoint; None if it has none, so that its whole run would be lost
     checkpoint_age_seconds: float | None = None
+    # its place in the queue, to which it returns when it is stopped; as in PendingRequest
     queue_position: float | None = None
-    submitted_at: float = 0.0
+    submitted_at: float = 0.0  # the other part of its place in the queue
+    # It started before a request that waited, on the condition that requests before it in the queue may preempt it,
+    # also at the same priority.
     is_on_call: bool = False
-    is_bounded: bool = False
+    is_bounded: bool = False  # whether it is certain to have ended by estimated_end_at, see PendingRequest
+    # request for the full size, for work that runs on fewer slots; None for all other work
     wanted: PendingRequest | None = None
-    grow_at: float = 0.0
-    is_growing: bool = False
+    grow_at: float = 0.0  # time from which on it may be stopped to start again in full
+    is_growing: bool = False  # whether it is being stopped to start again in full
 
     @property
     def slots(self) -> int:
@@ -199,22 +177,18 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """Configures one resource pool.
-
-    policy: a key of placement.policy.POLICIES.
-    backfill: which requests may start before the first one that has to wait: none (False), those that do not delay it
-    (True), or also those that can be preempted for it ("on_call").
-    network_labels: keys of agents' labels, the widest first; a gang over several agents spans as few values of them as
-    it can.
-    """
+    """Configures one resource pool."""
 
     name: str
-    policy: str = "priority"
+    policy: str = "priority"  # a key of placement.policy.POLICIES
     fitting: Fitting = "best"
     allow_heterogeneous_fits: bool = False
     is_preemption_on: bool = False
     default_priority: int = DEFAULT_PRIORITY
+    # Which requests may start before the first one that has to wait: none (False), those that do not delay it (True),
+    # or also those that can be preempted for it ("on_call").
     backfill: Backfill = True
+    # keys of agents' labels, the widest first; a gang over several agents spans as few values of them as it can
     network_labels: tuple[str, ...] = ("zone", "rack")
 
     @property
@@ -244,16 +218,15 @@ def default_pool(name: str) -> PoolConfig:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Holds the input of one planning cycle. requests: in any order; a ClusterQueue (queue.py) spares the planner
-    its sorting. groups: by id. revision: of the state that the snapshot was taken from. typical_run_seconds: by pool,
-    the median of the runs that have ended there; it replaces an unknown estimate, but only in the ETA."""
+    """Holds the input of one planning cycle."""
 
     pools: tuple[PoolConfig, ...]
     agents: tuple[AgentRoom, ...]
-    requests: Sequence[PendingRequest] = ()
+    requests: Sequence[PendingRequest] = ()  # in any order; a ClusterQueue (queue.py) spares the planner its sorting
     running: tuple[Running, ...] = ()
-    groups: Mapping[str, Group] = field(default_factory=dict)
-    revision: int = 0
+    groups: Mapping[str, Group] = field(default_factory=dict)  # by id
+    revision: int = 0  # revision of the state from which the snapshot was taken
+    # By pool, the median of the runs that have ended there. It replaces an unknown estimate, but only in the ETA.
     typical_run_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
@@ -266,15 +239,14 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class PoolView:
-    """Holds one pool's part of a snapshot, the input of a policy. requests: in the pool's order, see order.py.
-    typical_run_seconds: 0 when unknown."""
+    """Holds one pool's part of a snapshot, the input of a policy."""
 
     config: PoolConfig
     agents: tuple[AgentRoom, ...]
-    requests: Sequence[PendingRequest]
+    requests: Sequence[PendingRequest]  # in the pool's order, see order.py
     running: tuple[Running, ...] = ()
     groups: Mapping[str, Group] = field(default_factory=dict)
-    typical_run_seconds: float = 0.0
+    typical_run_seconds: float = 0.0  # 0 if unknown
 
     def cap_of(self, group: str) -> int | None:
         group_record = self.groups.get(group)

@@ -39,10 +39,10 @@ class FreeSlots:
 
 @dataclass(frozen=True, slots=True)
 class EnableAgents:
-    """Brings these agents back, or enables them, with all of their slots. excluded: those of them that are there, and
-    that only this request avoids for a while."""
+    """Brings these agents back, or enables them, with all of their slots."""
 
     agent_ids: tuple[str, ...]
+    # the agents among them that are in use, and that only this request avoids for a while
     excluded: tuple[str, ...] = ()
 
     def __str__(self) -> str:

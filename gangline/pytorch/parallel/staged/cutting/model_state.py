@@ -46,13 +46,12 @@ _MOST_PARTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Code that has an object: the forward of a unit, its hooks, or the model's own. path: of the unit. part: its part;
-    None for the model. is_caller: has an object that the model is called with."""
+    """Code that has an object: the forward of a unit, its hooks, or the model's own."""
 
-    part: int | None = None
+    part: int | None = None  # part of the unit; None for the model
     is_hook: bool = False
-    is_caller: bool = False
-    path: str = field(default="", compare=False)
+    is_caller: bool = False  # whether the object is one that the model is called with
+    path: str = field(default="", compare=False)  # path of the unit
 
 
 _MODEL, _CALLER = Owner(), Owner(is_caller=True)
@@ -90,14 +89,13 @@ def leaving_no_trace(
 
 @dataclass(slots=True)
 class Content:
-    """What an object has consisted of. place: its name, for errors. owners: of the object, at most one for each kind of
-    code of a part, and of at most two parts."""
+    """What an object has consisted of."""
 
     holder: Any
     kind: Kind
     content: Any
-    place: str
-    owners: list[Owner]
+    place: str  # name of the object, for errors
+    owners: list[Owner]  # owners of the object, at most one for each kind of code of a part, and of at most two parts
 
     def restore(self) -> str | None:
         """Returns what cannot be put back, as words after "whose forward"; None for nothing."""

@@ -33,12 +33,11 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How an object's content is read and written. write: None where nothing can set the object back. is_state: the
-    content is a copy of values, and refers to no further objects."""
+    """How an object's content is read and written."""
 
     read: Callable[[Any], Any]
-    write: Callable[[Any, Any], None] | None
-    is_state: bool = False
+    write: Callable[[Any, Any], None] | None  # None if nothing can set the object back
+    is_state: bool = False  # whether the content is a copy of values, and refers to no further objects
 
 
 def _write_attributes(holder: Any, content: dict[str, Any]) -> None:

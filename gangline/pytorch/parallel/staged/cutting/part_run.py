@@ -13,36 +13,28 @@ from gangline.pytorch.parallel.staged.layout import Described
 
 @dataclass(slots=True)
 class PartRun:
-    """One run of a part. first, last: its units. received: the value from the part before. layout: descriptions of the
-    outputs of earlier units' modules. carried: those outputs of them that came along, by path. keeps: paths of modules
-    whose outputs later parts need; they are put into `kept`. output: the value for the next part, or of the model.
+    """One run of a part."""
 
-    copies_outputs: the model's code changes outputs of modules in place, so later parts get copies from before.
-    has_own_placeholders: no two modules share a placeholder.
-
-    watch: finds values of other parts where they are needed. versions: notes what is changed in place. is_checked:
-    makes the run check the chain, and describe the part's own outputs in `described`. order: of the calls so far.
-    checkpoint: around the newest unit of an earlier part, in a run with checks. number: as in SharedDraws. seconds:
-    where it is given, the run measures the part's units in it, each by itself, forward and backward.
-    """
-
-    first: int
-    last: int
-    received: Any = None
-    layout: dict[str, Described] = field(default_factory=dict)
+    first: int  # index of its first unit
+    last: int  # index of its last unit
+    received: Any = None  # the value from the part before
+    layout: dict[str, Described] = field(default_factory=dict)  # descriptions of the outputs of earlier units' modules
+    # outputs of earlier units' modules that came along, by path
     carried: Mapping[str, Any] = field(default_factory=dict)
-    keeps: Collection[str] = ()
+    keeps: Collection[str] = ()  # paths of modules whose outputs later parts need, and which the run puts into `kept`
     kept: dict[str, Any] = field(default_factory=dict)
+    # the model's code changes outputs of modules in place, so later parts get copies from before the change
     copies_outputs: bool = False
-    has_own_placeholders: bool = False
-    watch: ValueWatch = field(default_factory=ValueWatch)
-    versions: Versions = field(default_factory=Versions)
-    is_checked: bool = False
+    has_own_placeholders: bool = False  # whether no two modules share a placeholder
+    watch: ValueWatch = field(default_factory=ValueWatch)  # finds values of other parts where they are needed
+    versions: Versions = field(default_factory=Versions)  # notes what is changed in place
+    is_checked: bool = False  # whether the run checks the chain, and describes the part's own outputs in `described`
     described: dict[str, Described] = field(default_factory=dict)
-    output: Any = None
+    output: Any = None  # the value for the next part, or the model's output
     is_complete: bool = False
     is_begun: bool = False
-    order: CallOrder = field(default_factory=CallOrder)
-    checkpoint: Any = None
-    number: int = 0
+    order: CallOrder = field(default_factory=CallOrder)  # order of the calls so far
+    checkpoint: Any = None  # checkpoint around the newest unit of an earlier part, in a run with checks
+    number: int = 0  # number of the draws, as in SharedDraws
+    # gets the time of each unit of the part by itself, forward and backward; None if the run measures nothing
     seconds: dict[int, float] | None = None
