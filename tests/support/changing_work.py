@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from gangline import pytorch
 from gangline.errors import GanglineError
-from tests.support.strategy_work import Net, PointsTrial
+from tests.support.points_trial import Net, PointsTrial
 
 State = dict[str, torch.Tensor]
 

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel
 
 from tests.support.changing_work import rank
-from tests.support.strategy_work import Block, Net
+from tests.support.points_trial import Block, Net
 from tests.support.unusual_work import State, UnusualTrial, run
 
 Outcome = tuple[str, list[State]]

@@ -22,14 +22,7 @@ from typing import Any
 from tests.support.source import ROOT
 
 # The modules of tests that use gangs import all of these, so no rank does it again.
-_PRELOADS = [
-    "torch",
-    "torch._dynamo",
-    "gangline.pytorch",
-    "pytest",
-    "tests.support.once",
-    "tests.support.strategy_work",
-]
+_PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch", "pytest", "tests.support.once", "tests.support.points_trial"]
 # Some gangs train for more than a minute, and twice as long on a busy machine.
 _SECONDS = 200.0
 

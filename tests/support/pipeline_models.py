@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.strategy_work import Block
+from tests.support.points_trial import Block
 
 WIDTH = 8
 

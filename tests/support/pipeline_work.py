@@ -52,7 +52,7 @@ from tests.support.pipeline_models import (
     Tied,
     make_norm,
 )
-from tests.support.strategy_work import Recorder, make_optimizer
+from tests.support.points_trial import Recorder, make_optimizer
 
 # Calls of compiled code in this process.
 _calls = Counter[str]()

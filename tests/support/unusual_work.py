@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gangline import pytorch
 from gangline.errors import GanglineError
-from tests.support.strategy_work import Block, Net, PointsTrial
+from tests.support.points_trial import Block, Net, PointsTrial
 
 State = dict[str, torch.Tensor]
 

@@ -19,7 +19,7 @@ from gangline.pytorch.parallel import choose_strategy
 from gangline.pytorch.parallel.divided.announcement import Announcements
 from gangline.pytorch.parallel.divided.sharded import ShardedStrategy
 from tests.support.changing_work import ChangingTrial, State, rank, run
-from tests.support.strategy_work import Net
+from tests.support.points_trial import Net
 
 
 class NormedBlock(nn.Module):
