@@ -18,7 +18,7 @@ from torch import nn
 from gangline import pytorch
 from gangline.pytorch import load_checkpoint
 from gangline.pytorch.training import drift
-from tests.support.changing_work import ChangingTrial, rank, run
+from tests.support.changing_trial import ChangingTrial, rank, run
 from tests.support.gang import run_gang
 from tests.support.points_trial import Block, Net
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from gangline.config.optimization import Optimizations
 from gangline.errors import GanglineError
 from gangline.pytorch import Batch
 from gangline.pytorch.parallel import Strategy, choose_strategy
+from gangline.pytorch.parallel.divided.announcement import Announcements
 from gangline.pytorch.parallel.divided.shard_meter import parameter_groups
+from gangline.pytorch.parallel.divided.sharded import ShardedStrategy
 from tests.support.folder_work import in_folder
 from tests.support.gang import run_gang
 from tests.support.points_trial import Net, PointsTrial, Recorder, WholePointsTrial, fit, make_optimizer
@@ -445,3 +449,30 @@ def test_one_of_two_models_has_no_second_backward_pass(tmp_path: Path) -> None:
 def test_reference_uses_plain_tensors(of_two: list[list[Outcome]]) -> None:
     kinds = {type(value) for outcome in of_two[0] for value in outcome.model.values()}
     assert kinds == {torch.Tensor}
+
+
+def lonely_collective(seconds: float) -> list[float]:
+    """On the chief, for each process group of hsdp: how long a collective has waited for ranks that never come."""
+    timeout = timedelta(seconds=seconds)
+    strategy = choose_strategy("hsdp", dist.get_world_size(), torch.device("cpu"), Optimizations(), timeout=timeout)
+    assert isinstance(strategy, ShardedStrategy)
+    announcements = Announcements(torch.device("cpu"), timeout)
+    groups = [strategy.mesh.get_group("replicate"), strategy.mesh.get_group("shard"), announcements._group]
+    dist.barrier()
+    waits = []
+    for group in groups if _rank() == 0 else ():
+        began = time.perf_counter()
+        try:
+            dist.all_reduce(torch.zeros(1), group=group)
+        except RuntimeError:
+            waits.append(time.perf_counter() - began)
+    # Of the default group, which has torch's own timeout of half an hour.
+    dist.barrier()
+    return waits
+
+
+def test_groups_of_hsdp_have_the_timeout_of_the_trial(tmp_path: Path) -> None:
+    waits, *others = run_gang(4, tmp_path / "gang", lonely_collective, 2.0)
+    assert len(waits) == 3
+    assert all(1.0 < seconds < 20.0 for seconds in waits), waits
+    assert others == [[]] * 3
