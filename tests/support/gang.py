@@ -1,8 +1,13 @@
 """Several ranks of torch.distributed in processes of their own, for what strategies and checkpoints do together. They
-are forked from one process that has torch loaded; one spawn serves many checks."""
+are forked from one process that has torch loaded; one spawn serves many checks.
+
+The work of a rank is a function of the test's own module, beside the tests that look at its results, or of one that
+several of these modules share. A rank imports the module by its name, with all that it imports.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -14,7 +19,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-_PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch"]
+from tests.support.source import ROOT
+
+# The modules of tests that use gangs import all of these, so no rank does it again.
+_PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch", "pytest", "tests.support.once", "tests.support.points_trial"]
 # Some gangs train for more than a minute, and twice as long on a busy machine.
 _SECONDS = 200.0
 # A rank that was killed tells nothing.
@@ -26,9 +34,10 @@ class RankFailed(AssertionError):
 
 
 def run_gang(size: int, directory: Path, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Calls work(*arguments), a function of a module, on every rank of a gloo group. Its results by rank.
+    """Calls work(*arguments) on every rank of a gloo group. Its results by rank.
 
-    directory: empty or absent, for what ranks tell. Raises RankFailed with the first failure, once all have ended.
+    directory: empty or absent, for what ranks tell. work: a function that can be pickled, so one at the top of its
+    module; its arguments and results can be pickled too. Raises RankFailed with the first failure, once all have ended.
     """
     directory.mkdir(parents=True, exist_ok=True)
     processes = start_gang(size, directory, work, *arguments)
@@ -57,7 +66,9 @@ def start_gang(size: int, directory: Path, work: Callable[..., Any], *arguments:
     for rank in range(size):
         place = {"rank": rank, "size": size, "directory": str(directory)}
         process = context.Process(target=_be_rank, args=(place, work, arguments), name=f"rank {rank}", daemon=True)
-        process.start()
+        # The first start starts the process that ranks are forked from, which imports from its working directory.
+        with contextlib.chdir(ROOT):
+            process.start()
         processes.append(process)
     return processes
 

@@ -3,16 +3,18 @@ numbers of a trial that nothing interrupted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gangline.pytorch import load_checkpoint
+from tests.support.folder_work import in_folder
 from tests.support.gang import run_gang
 from tests.support.once import make_once
 from tests.support.pipeline_models import Chain
-from tests.support.pipeline_work import Result, Run, train_on
+from tests.support.pipeline_trial import ChainTrial, Result, Run, train
 
 # After each leg. The fourth batch ends an epoch and has 4 records of 12. The optimizer's restored state shows in
 # the loss of the next leg, and that of the last leg in the model.
@@ -38,10 +40,16 @@ _NAMES = [(name, optimizer) for name in _COURSES for optimizer in _OPTIMIZERS]
 
 def _run(parallelism: Any, optimizer: str, batches: int) -> Run:
     hparams = {"global_batch_size": 12, "optimizer": optimizer, "records": _RECORDS}
-    return Run("ChainTrial", parallelism, batches=batches, hparams=hparams, saves=True)
+    return Run(ChainTrial, parallelism, batches=batches, hparams=hparams, saves=True)
 
 
 Courses = dict[tuple[str, str], list[Result]]
+
+
+@in_folder
+def train_on(directory: Path, runs: Sequence[tuple[Run, str | None]]) -> list[Result]:
+    """Trains runs in a folder that several gangs share, each from a checkpoint or from nothing."""
+    return [train(run, latest) for run, latest in runs]
 
 
 def _train_courses(directory: Path) -> tuple[Courses, Path]:

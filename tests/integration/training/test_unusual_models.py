@@ -1,19 +1,27 @@
-"""Models, optimizers and training code out of the ordinary train as in one process, or are refused in one line."""
+"""Models and training code out of the ordinary train as in one process, or are refused in one line: copies, reentrant
+checkpoints, compiled models, unused parameters, gradients of a trial's own."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 
-from tests.support import unusual_work as work
+from gangline import pytorch
 from tests.support.gang import run_gang
+from tests.support.points_trial import Net
+from tests.support.unusual_trial import UnusualTrial, check_refused, check_same, run, run_many
 
 _WHOLE = ["ddp", "zero1"]
 _DIVIDED = ["zero2", "zero3"]
 _ALL = [*_WHOLE, *_DIVIDED]
-_PARTS = [*_DIVIDED, "pipeline"]
 
 
 @pytest.fixture(autouse=True)
@@ -21,176 +29,220 @@ def _stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def _check(
-    kind: type[work.UnusualTrial],
-    directory: Path,
-    strategies: list[Any],
-    *,
-    size: int = 2,
-    tolerance: float = 1e-5,
-    reference: type[work.UnusualTrial] | None = None,
-) -> None:
-    """The models of all ranks are those of one process. reference: what that trains; None for the same."""
-    directory.mkdir(exist_ok=True)
-    ((refusal, alone),) = work.run_many(reference or kind, directory, ["none"])
-    assert not refusal
-    by_rank = run_gang(size, directory / "gang", work.run_many, kind, directory, strategies)
-    for strategy, *results in zip(strategies, *by_rank, strict=True):
-        assert [refusal for refusal, _ in results] == [""] * size, strategy
-        for _, models in results:
-            assert _difference(models, alone) <= tolerance, strategy
+class EmaTrial(UnusualTrial):
+    """Averages its model in one that checkpoints keep."""
+
+    def prepare(self) -> None:
+        self.averaged = self.context.wrap_model(AveragedModel(self.model))
+
+    def after_step(self) -> None:
+        assert isinstance(self.averaged, AveragedModel)
+        self.averaged.update_parameters(self.model)
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        return {"error": functional.mse_loss(self.averaged(inputs), targets)}
 
 
-def _difference(models: list[work.State], alone: list[work.State]) -> float:
-    """The largest one of any number."""
-    assert [model.keys() for model in models] == [model.keys() for model in alone]
-    pairs = [
-        (model[name], value)
-        for model, expected in zip(models, alone, strict=True)
-        for name, value in expected.items()
-        if value.numel()
-    ]
-    return max(float((first.double() - second.double()).abs().max()) for first, second in pairs)
+class CopyTrial(UnusualTrial):
+    """Trains towards a copy that follows slowly, and keeps a copy of its model as it was after the first step."""
+
+    def prepare(self) -> None:
+        self.copies = [copy.deepcopy(self.model)]
+
+    def run_model(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            other = self.copies[0](inputs)
+        outputs: torch.Tensor = self.model(inputs) + 0.5 * other
+        return outputs
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        for slow, quick in zip(self.copies[0].parameters(), self.model.parameters(), strict=True):
+            slow.lerp_(quick, 0.1)
+        if len(self.copies) == 1:
+            self.copies.append(copy.deepcopy(self.model))
 
 
-def _check_refused(
-    kind: type[work.UnusualTrial], directory: Path, strategies: list[str], text: str, *, size: int = 2
-) -> None:
-    """text: with {strategy} for its name."""
-    directory.mkdir(exist_ok=True)
-    for by_strategy in run_gang(size, directory / "gang", work.run_many, kind, directory, strategies):
-        for strategy, (refusal, _) in zip(strategies, by_strategy, strict=True):
-            assert refusal == text.format(strategy=strategy)
+class WholeCopyTrial(CopyTrial):
+    """Evaluates on the chief alone, with a copy."""
+
+    validation_period = pytorch.Batch(3)
+    evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        return {"error": sum(float(functional.mse_loss(self.copies[0](inputs), two)) for inputs, two in data_loader)}
 
 
-@pytest.mark.parametrize("kind", [work.SparseTrial, work.SparseAdamTrial], ids=lambda kind: kind.__name__)
-def test_sparse_gradients_are_exchanged(tmp_path: Path, kind: type[work.UnusualTrial]) -> None:
-    _check(kind, tmp_path, _WHOLE)
+class TargetTrial(CopyTrial):
+    """Wraps the copy."""
+
+    def prepare(self) -> None:
+        self.copies = [self.context.wrap_model(copy.deepcopy(self.model))]
 
 
-@pytest.mark.parametrize(("size", "strategies"), [(2, _DIVIDED), (4, ["hsdp"])])
-def test_sparse_gradients_are_not_divided(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    text = (
-        "parallelism.model: {strategy} cannot divide the sparse gradients of SparseNet.table; make it with "
-        "sparse=False, or use ddp or zero1"
-    )
-    _check_refused(work.SparseTrial, tmp_path, strategies, text, size=size)
-
-
-@pytest.mark.parametrize(
-    ("kind", "tolerance"),
-    [(work.DoubleTrial, 1e-5), (work.HalfTrial, 3e-2), (work.DoubleBlocksTrial, 1e-5)],
-    ids=["fp64", "bf16", "blocks"],
-)
-def test_parameters_of_several_types_train(tmp_path: Path, kind: type[work.UnusualTrial], tolerance: float) -> None:
-    _check(kind, tmp_path, _ALL, tolerance=tolerance)
-
-
-def test_copies_of_shards_may_have_several_types(tmp_path: Path) -> None:
-    _check(work.DoubleTrial, tmp_path, ["hsdp"], size=4)
-
-
-@pytest.mark.parametrize("kind", [work.TwoTypesTrial, work.TwoTypesBlocksTrial], ids=lambda kind: kind.__name__)
-def test_one_module_with_several_types_is_not_divided(tmp_path: Path, kind: type[work.UnusualTrial]) -> None:
-    text = (
-        "parallelism.model: {strategy} cannot divide Sequential.0, which has parameters of float32 and float64 itself; "
-        "give these parameters one type, freeze those of another type before context.wrap_model, or put them into a "
-        "module of their own that shares none of them and is called, or use ddp or zero1"
-    )
-    _check_refused(kind, tmp_path, _DIVIDED, text)
-    _check(kind, tmp_path / "whole", _WHOLE)
-
-
-def test_frozen_parameters_of_a_module_may_have_another_type(tmp_path: Path) -> None:
-    _check(work.FrozenTypeTrial, tmp_path, _ALL)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        work.AdafactorTrial,
-        work.MuonTrial,
-        work.LarsTrial,
-        work.LionTrial,
-        work.SlowTrial,
-        work.EightBitTrial,
-        work.UncheckedTrial,
-    ],
-    ids=lambda kind: kind.__name__,
-)
-def test_any_optimizer_steps_as_in_one_process(tmp_path: Path, kind: type[work.UnusualTrial]) -> None:
-    # Muon computes in bf16, where rounding of its input grows.
-    _check(kind, tmp_path, [*_WHOLE, *_PARTS], tolerance=1e-2 if kind is work.MuonTrial else 1e-5)
-
-
-@pytest.mark.parametrize("kind", [work.AdafactorTrial, work.LarsTrial], ids=lambda kind: kind.__name__)
-def test_whole_tensors_are_stepped_on_copies_of_shards(tmp_path: Path, kind: type[work.UnusualTrial]) -> None:
-    _check(kind, tmp_path, ["hsdp"], size=4)
-
-
-@pytest.mark.parametrize(("first", "second"), [("zero3", "zero3"), ("zero3", "ddp"), ("ddp", "zero2")])
-def test_whole_state_of_divided_parameters_goes_on_elsewhere(tmp_path: Path, first: str, second: str) -> None:
-    kind = work.KeptAdafactorTrial
-    (tmp_path / "alone").mkdir()
-    _, alone = work.run_on(kind, tmp_path / "alone", "none", "", 6)
-    ((saved, _), _) = run_gang(2, tmp_path / "first", work.run_on, kind, tmp_path, first, "", 3)
-    assert saved
-    for _, models in run_gang(2, tmp_path / "second", work.run_on, kind, tmp_path, second, saved, 6):
-        assert _difference(models, alone) <= 1e-5
-
-
-def test_optimizer_that_joins_parameters_is_not_divided(tmp_path: Path) -> None:
-    text = (
-        "parallelism.optimizer: Lamb updates a parameter differently when it holds other parameters too, but with "
-        "{strategy} each rank steps a part of the parameters; use ddp"
-    )
-    for kind in (work.LambTrial, work.SamTrial):
-        directory = tmp_path / kind.__name__
-        _check_refused(kind, directory, ["zero1", *_PARTS], text.replace("Lamb", kind.kind.__name__))
-        _check(kind, directory / "whole", ["ddp"])
-
-
-def test_optimizer_around_another_is_not_divided(tmp_path: Path) -> None:
-    text = (
-        "parallelism.optimizer: {strategy} divides an optimizer's work over ranks and could not find out whether "
-        "Wrapping updates each parameter by itself (its attribute base may hold parameters); use ddp"
-    )
-    _check_refused(work.WrappingTrial, tmp_path, ["zero1", *_PARTS], text)
-
-
-@pytest.mark.parametrize(
-    "kind", [work.EmaTrial, work.CopyTrial, work.WholeCopyTrial, work.TargetTrial], ids=lambda kind: kind.__name__
-)
-def test_copies_of_a_wrapped_model_are_as_in_one_process(tmp_path: Path, kind: type[work.UnusualTrial]) -> None:
-    _check(kind, tmp_path, _ALL)
+@pytest.mark.parametrize("kind", [EmaTrial, CopyTrial, WholeCopyTrial, TargetTrial], ids=lambda kind: kind.__name__)
+def test_copies_of_a_wrapped_model_are_as_in_one_process(tmp_path: Path, kind: type[UnusualTrial]) -> None:
+    check_same(kind, tmp_path, _ALL)
 
 
 def test_copies_of_copied_shards_are_as_in_one_process(tmp_path: Path) -> None:
-    _check(work.CopyTrial, tmp_path, ["hsdp"], size=4)
+    check_same(CopyTrial, tmp_path, ["hsdp"], size=4)
+
+
+class CheckpointedNet(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        out: torch.Tensor = self.head(x) * self.mask
+        return out
+
+
+class TwiceCheckpointedNet(Net):
+    """Runs each block twice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in (*self.blocks, *self.blocks):
+            x = checkpoint(block, x, use_reentrant=True)
+        out: torch.Tensor = self.head(x) * self.mask
+        return out
+
+
+class InnerCheckpointedNet(Net):
+    """All but its stem is in checkpoints, a block divided between two."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.begin, self.stem(x), use_reentrant=True)
+        return checkpoint(self.end, x, use_reentrant=True)  # type: ignore[no-any-return]  # torch leaves it untyped
+
+    def begin(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.blocks[0](x)
+        return out
+
+    def end(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.blocks[1](x)) * self.mask
+        return out
+
+
+class ReentrantTrial(UnusualTrial):
+    kind: type[Net] = CheckpointedNet
+
+    def make_model(self) -> nn.Module:
+        return self.kind()
+
+
+class TwiceReentrantTrial(ReentrantTrial):
+    kind = TwiceCheckpointedNet
+
+
+class InnerReentrantTrial(ReentrantTrial):
+    kind = InnerCheckpointedNet
+
+
+class WholeReentrantTrial(ReentrantTrial):
+    """Checkpoints the call of the whole model."""
+
+    kind = Net
+
+    def run_model(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = checkpoint(self.model, inputs.requires_grad_(), use_reentrant=True)
+        return outputs
+
+
+class ReentrantPairTrial(ReentrantTrial):
+    """With a second model, so that hooks look at each gradient."""
+
+    def prepare(self) -> None:
+        self.second = self.context.wrap_model(CheckpointedNet())
+        self.optimizers.append(self.context.wrap_optimizer(torch.optim.SGD(self.second.parameters(), lr=0.1)))
+
+    def run_model(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.model(inputs) + self.second(inputs)
+        return outputs
+
+
+class ThawedReentrantTrial(ReentrantPairTrial):
+    """The second model is frozen in its first passes."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.second.requires_grad_(False)
+
+    def run_model(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.second.requires_grad_(self.context.current_train_batch() > 1)
+        return super().run_model(inputs)
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        work.ReentrantTrial,
-        work.TwiceReentrantTrial,
-        work.InnerReentrantTrial,
-        work.WholeReentrantTrial,
-        work.ReentrantPairTrial,
-        work.ThawedReentrantTrial,
+        ReentrantTrial,
+        TwiceReentrantTrial,
+        InnerReentrantTrial,
+        WholeReentrantTrial,
+        ReentrantPairTrial,
+        ThawedReentrantTrial,
     ],
     ids=lambda kind: kind.__name__,
 )
-def test_reentrant_checkpoints_train_as_in_one_process(tmp_path: Path, kind: type[work.UnusualTrial]) -> None:
-    _check(kind, tmp_path, _ALL)
+def test_reentrant_checkpoints_train_as_in_one_process(tmp_path: Path, kind: type[UnusualTrial]) -> None:
+    check_same(kind, tmp_path, _ALL)
 
 
 def test_reentrant_checkpoints_train_with_copies_of_shards(tmp_path: Path) -> None:
-    _check(work.ReentrantTrial, tmp_path, ["hsdp"], size=4)
+    check_same(ReentrantTrial, tmp_path, ["hsdp"], size=4)
+
+
+class GanTrial(UnusualTrial):
+    """Compiles both models after it has wrapped them."""
+
+    backend = "aot_eager"
+
+    def prepare(self) -> None:
+        self.judge = self.context.wrap_model(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))
+        self.judge_optimizer = self.context.wrap_optimizer(torch.optim.SGD(self.judge.parameters(), lr=0.1))
+        self.compiled = [torch.compile(model, backend=self.backend) for model in (self.model, self.judge)]
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        make, judge = self.compiled
+        made = make(inputs)
+        loss = -judge(made).mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizers[0])
+        self.judge_optimizer.zero_grad()
+        self.context.backward(judge(made.detach()).mean() + functional.softplus(-judge(targets)).mean())
+        self.context.step_optimizer(self.judge_optimizer)
+        self.optimizers[0].zero_grad()
+        return {"loss": loss}
+
+
+class PlainGanTrial(GanTrial):
+    def prepare(self) -> None:
+        super().prepare()
+        self.compiled = [self.model, self.judge]
 
 
 def test_models_compiled_after_wrapping_train_as_plain_ones(tmp_path: Path) -> None:
-    _check(work.GanTrial, tmp_path, _ALL, reference=work.PlainGanTrial)
+    check_same(GanTrial, tmp_path, _ALL, reference=PlainGanTrial)
+
+
+class UnusedNet(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(6, 8)
+        self.uses_spare = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(x)
+        return out + self.spare(x)[:, :3] if self.uses_spare else out
+
+
+class UnusedTrial(UnusualTrial):
+    def make_model(self) -> nn.Module:
+        return UnusedNet()
 
 
 def test_unused_parameters_name_the_strategy(tmp_path: Path) -> None:
@@ -199,9 +251,27 @@ def test_unused_parameters_name_the_strategy(tmp_path: Path) -> None:
         "never came; freeze them, add losses up where train_batch calls context.backward several times, or set "
         "parallelism: {{strategy: {strategy}, find_unused_parameters: true}}"
     )
-    _check_refused(work.UnusedTrial, tmp_path, _WHOLE, text)
+    check_refused(UnusedTrial, tmp_path, _WHOLE, text)
     options = [{"strategy": strategy, "find_unused_parameters": True} for strategy in _WHOLE]
-    _check(work.UnusedTrial, tmp_path / "found", options)
+    check_same(UnusedTrial, tmp_path / "found", options)
+
+
+class SometimesUnusedTrial(UnusualTrial):
+    """Leaves out a layer in each second batch. Its gradient of the batch before makes it look used."""
+
+    def make_model(self) -> nn.Module:
+        return UnusedNet()
+
+    def run_model(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.model, UnusedNet)
+        self.model.uses_spare = self.context.current_train_batch() % 2 == 0
+        return super().run_model(inputs)
+
+
+def run_aggregated(kind: type[UnusualTrial], directory: Path, strategies: list[str]) -> list[str]:
+    """Returns the error where gradients of two batches make a step."""
+    optimizations = {"aggregation_frequency": 2}
+    return [run(kind, directory, parallelism=strategy, optimizations=optimizations)[0] for strategy in strategies]
 
 
 def test_parameters_that_are_unused_later_name_the_strategy(tmp_path: Path) -> None:
@@ -210,9 +280,19 @@ def test_parameters_that_are_unused_later_name_the_strategy(tmp_path: Path) -> N
         "freeze them, add losses up for one context.backward, or set parallelism: {{strategy: {strategy}, "
         "find_unused_parameters: true}}"
     )
-    kind = work.SometimesUnusedTrial
-    for outcome in run_gang(2, tmp_path / "gang", work.run_aggregated, kind, tmp_path, _WHOLE):
+    kind = SometimesUnusedTrial
+    for outcome in run_gang(2, tmp_path / "gang", run_aggregated, kind, tmp_path, _WHOLE):
         assert outcome == [text.format(strategy=strategy) for strategy in _WHOLE]
+
+
+class OwnGradientTrial(UnusualTrial):
+    """Makes its gradients without a backward pass."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        loss = functional.mse_loss(self.model(inputs), targets)
+        torch.autograd.grad(loss, list(self.model.parameters()))
+        return {"loss": loss}
 
 
 def test_gradients_of_shards_are_not_made_by_hand(tmp_path: Path) -> None:
@@ -220,45 +300,28 @@ def test_gradients_of_shards_are_not_made_by_hand(tmp_path: Path) -> None:
         "parallelism.own_gradients: torch.autograd.grad was called for a tensor that took no part in its graph; "
         "{strategy} divides parameters, so only context.backward makes their gradients; call that, or use ddp or zero1"
     )
-    _check_refused(work.OwnGradientTrial, tmp_path, ["zero3"], text)
+    check_refused(OwnGradientTrial, tmp_path, ["zero3"], text)
 
 
-def test_sparse_gradients_of_functions_are_refused(tmp_path: Path) -> None:
-    text = (
-        "pytorch.sparse_gradient: a parameter has a sparse gradient that no module has announced, so {strategy} cannot "
-        "exchange it; use torch.nn.Embedding(sparse=True) in the place of a function with sparse=True, or leave "
-        "sparse=True out"
-    )
-    _check_refused(work.FunctionalSparseTrial, tmp_path, _WHOLE, text)
-    divided = (
-        "pytorch.sparse_gradient: a parameter has a sparse gradient, which {strategy} cannot divide; leave sparse=True "
-        "out, or use ddp or zero1"
-    )
-    _check_refused(work.FunctionalSparseTrial, tmp_path / "divided", _DIVIDED, divided)
+class HandGradientTrial(UnusualTrial):
+    """Sets whole gradients between two passes."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        loss = functional.mse_loss(self.model(inputs), targets)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        for optimizer in self.optimizers:
+            self.context.step_optimizer(optimizer)
+        return {"loss": loss}
 
 
 @pytest.mark.parametrize(("size", "strategies"), [(2, _DIVIDED), (4, ["hsdp"])])
 def test_gradients_set_by_hand_are_not_divided(tmp_path: Path, size: int, strategies: list[str]) -> None:
-    for by_strategy in run_gang(size, tmp_path / "gang", work.run_many, work.HandGradientTrial, tmp_path, strategies):
+    for by_strategy in run_gang(size, tmp_path / "gang", run_many, HandGradientTrial, tmp_path, strategies):
         for strategy, (refusal, _) in zip(strategies, by_strategy, strict=True):
             assert refusal.startswith("parallelism.own_gradients: Net.")
             assert refusal.endswith(
                 f"has a gradient that no backward pass has made, and {strategy}, which divides parameters, does not "
                 "average it over the ranks; call context.backward with a loss, or use ddp or zero1"
             )
-
-
-@pytest.mark.parametrize("kind", [work.OrthogonalTrial, work.SparseInitTrial], ids=lambda kind: kind.__name__)
-def test_late_initialisation_of_whole_matrices(tmp_path: Path, kind: type[work.UnusualTrial]) -> None:
-    _check(kind, tmp_path, [*_WHOLE, *_PARTS])
-
-
-def test_late_initialisation_of_whole_matrices_on_copies_of_shards(tmp_path: Path) -> None:
-    _check(work.OrthogonalTrial, tmp_path, ["hsdp"], size=4)
-
-
-@pytest.mark.parametrize(
-    "kind", [work.ClampingTrial, work.WholeClampingTrial, work.ClampAfterPassTrial], ids=lambda kind: kind.__name__
-)
-def test_parameters_changed_in_place_stay_changed(tmp_path: Path, kind: type[work.UnusualTrial]) -> None:
-    _check(kind, tmp_path, _ALL)

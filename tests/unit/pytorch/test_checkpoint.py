@@ -26,7 +26,7 @@ from gangline.launch.failure import describe
 from gangline.pytorch.checkpoint import capture
 from gangline.pytorch.checkpoint import name as checkpoint_name
 from gangline.pytorch.checkpoint.metadata import read_metadata
-from tests.support.strategy_work import Net, PointsTrial, Recorder, fit, make_optimizer
+from tests.support.points_trial import Net, PointsTrial, Recorder, fit, make_optimizer
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from gangline import pytorch
 from gangline.core.tensorboard import current_folder
 from gangline.errors import GanglineError
 from gangline.pytorch import load_trial_from_checkpoint_path
-from tests.support.strategy_work import PointsTrial, fit
+from tests.support.points_trial import PointsTrial, fit
 
 
 class _NamedTrial(PointsTrial):

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from gangline import pytorch
 from gangline.pytorch.plan.measure import Measured, measure_kinds, measure_trial
-from tests.support.unusual_work import Lamb, Lars
+from tests.support.own_optimizer import Lamb, Lars
 
 _WIDTH = 16
 _SHARDED = {"zero2", "zero3", "hsdp"}

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gangline.errors import GanglineError
 from gangline.pytorch.parallel.shared.reach import Reach, check_reach
-from tests.support.unusual_work import Lamb, Lars, Lion, OwnOptimizer, Wrapping
+from tests.support.own_optimizer import Lamb, Lars, Lion, OwnOptimizer, Wrapping
 
 
 def _parameters() -> list[nn.Parameter]:
