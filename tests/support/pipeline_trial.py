@@ -38,31 +38,28 @@ def counted(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """One training. kind: of the trial. config: of the experiment beside parallelism. latest: number of the run whose
-    last checkpoint it continues, or None."""
+    """One training."""
 
     kind: type[ChainTrial]
     parallelism: Any
     batches: int = 4
     hparams: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    latest: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)  # configuration of the experiment beside parallelism
+    latest: int | None = None  # number of the run from whose last checkpoint it continues; None for none
     saves: bool = False
 
 
 @dataclass(frozen=True)
 class Result:
-    """losses: of each batch. model: the whole state at the end. held: parameters with values on this rank. states: the
-    number of values in this rank's optimizer, without its counts of steps. compiled: calls of compiled code, see
-    `counted`."""
+    """The result of a run."""
 
-    losses: list[float]
+    losses: list[float]  # loss of each batch
     validations: list[dict[str, float]]
-    model: dict[str, torch.Tensor]
-    held: int
-    states: int
+    model: dict[str, torch.Tensor]  # the whole state at the end
+    held: int  # number of parameters with values on this rank
+    states: int  # number of values in this rank's optimizer, without its counts of steps
     checkpoint: str | None
-    compiled: int
+    compiled: int  # calls of compiled code, see `counted`
 
 
 class ChainTrial(pytorch.PyTorchTrial):

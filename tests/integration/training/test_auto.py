@@ -181,11 +181,11 @@ class LeavingTrial(StackTrial):
 
 @dataclass(frozen=True)
 class Case:
-    """kind: of the trial. below: a slot may use one byte less than this candidate needs, as an earlier case of the same
-    kind has measured; `least`: less than all of them; `plain`: than all without recomputation; empty for ample memory.
-    """
+    """A training by `auto` under a limit of memory."""
 
-    kind: type[StackTrial]
+    kind: type[StackTrial]  # kind of the trial
+    # A slot may use one byte less than this candidate needs, as an earlier case of the same kind has measured. `least`
+    # is below all of them, `plain` below all without recomputation; empty for ample memory.
     below: str = ""
     parallelism: Any = "auto"
     is_passed: bool = True
@@ -222,13 +222,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Outcome:
-    """by_hand: the losses under the chosen strategy, named in the configuration. strategy: its name as
-    made, with `recomputed` where modules run again."""
+    """The result of a case."""
 
     losses: list[float]
-    by_hand: list[float]
+    by_hand: list[float]  # losses under the chosen strategy, named in the configuration
     record: StrategyChoice | None
-    strategy: str
+    strategy: str  # its name as made, with `recomputed` if modules run again
     checkpoint: str | None
     error: str = ""
 

@@ -174,11 +174,11 @@ def _paths(measured: Measured, pipeline: Pipeline) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Carried:
-    """Of one rank. peak: the most bytes of tensors in a step. written: bytes that the process writes in a step, to
-    sockets. carried: paths of modules whose outputs go over each border, besides the output of the unit before it."""
+    """The costs of one rank."""
 
-    peak: int
-    written: float
+    peak: int  # the most bytes of tensors in a step
+    written: float  # bytes that the process writes to sockets in a step
+    # paths of modules whose outputs go over each border, besides the output of the unit before it
     carried: list[list[str]]
 
 

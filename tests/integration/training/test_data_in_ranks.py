@@ -30,11 +30,11 @@ from tests.support.trial_source import LINEAR, linear_config
 
 @dataclass(frozen=True, slots=True)
 class Uneven:
-    """One training. count: records. aggregation: batches of an optimizer step. has_dropped: whether drop_last is on."""
+    """One training."""
 
     strategy: str
-    count: int
-    aggregation: int = 1
+    count: int  # number of records
+    aggregation: int = 1  # batches of an optimizer step
     batches: int = 6
     drop_last: bool = False
 
@@ -107,11 +107,11 @@ _GLOBAL_BATCH = 16
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """reports: the metrics of each batch. epochs: that were completed after each batch."""
+    """The result of a training."""
 
-    reports: list[dict[str, float]]
+    reports: list[dict[str, float]]  # metrics of each batch
     model: dict[str, torch.Tensor]
-    epochs: list[int]
+    epochs: list[int]  # epochs that were completed after each batch
 
 
 class _Reports(pytorch.PyTorchCallback):

@@ -81,12 +81,11 @@ _TIMES = {"allreduce_": 2, "_allgather_base_": 1, "_reduce_scatter_base_": 1, "b
 
 @dataclass(frozen=True)
 class Sent:
-    """Bytes of one rank. written: by the process in a step. in_rings: of the step's collectives, if rings carry them.
-    kept: as benchmarks.sized.kept_bytes counts them."""
+    """Bytes of one rank."""
 
-    written: float
-    in_rings: float
-    kept: dict[str, int]
+    written: float  # bytes that the process writes in a step
+    in_rings: float  # bytes of the step's collectives, if rings carry them
+    kept: dict[str, int]  # as benchmarks.sized.kept_bytes counts them
 
 
 @in_folder

@@ -32,12 +32,12 @@ from tests.support.points_trial import Net, PointsTrial, Recorder, WholePointsTr
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One training. parts: micro-batches of each step. precision: 32 or 64 bits."""
+    """One training."""
 
     strategy: Any
     optimizer: str = "sgd"
-    precision: int = 32
-    parts: int = 1
+    precision: int = 32  # 32 or 64 bits
+    parts: int = 1  # micro-batches of each step
     steps: int = 20
 
 
@@ -60,12 +60,12 @@ _GLOBAL_BATCH = 16
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """norms: of the gradients before clipping. state_numel: numbers in this rank's optimizer state."""
+    """The result of a case."""
 
     losses: list[float]
-    norms: list[float]
+    norms: list[float]  # norms of the gradients before clipping
     model: dict[str, torch.Tensor]
-    state_numel: int
+    state_numel: int  # numbers in this rank's optimizer state
 
 
 def train_cases(cases: Sequence[Case]) -> list[Outcome]:
