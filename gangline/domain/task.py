@@ -16,8 +16,8 @@ class Task:
 
     allocation: the slots that it holds.
     request: the slots for which it waits, with the reason while a scheduler leads.
-    queue_place: from 1, in the order in which its pool considers waiting requests; 0 when it does not wait or no
-    scheduler leads.
+    queue_place: from 1, in the order in which its pool considers waiting requests; 0 when it does not wait, is
+    paused or no scheduler leads.
     priority: of its experiment, else of its pool; None when it holds slots and no scheduler has reported the pool's
     yet.
     owner: the user who made the experiment.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from gangline.domain.allocation import Reason
+from gangline.domain.state import ReasonCode
 from gangline.errors import GanglineError
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
@@ -35,7 +36,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Holds a trial's reason and place. queue_place: from 1, in the order in which the pool considers its requests."""
+    """Holds a trial's reason and place. queue_place: from 1, in the order in which the pool considers its requests; 0
+    for one that cannot start because its experiment is paused or is being ended."""
 
     reason: Reason
     queue_place: int
@@ -119,7 +121,9 @@ class Pending:
         places: Counter[str] = Counter()
         standing_by_trial_id = {}
         for item in answer.pending:
-            places[item.request.pool] += 1
-            standing = Standing(wire.from_proto(Reason, item.reason), places[item.request.pool])
+            reason = wire.from_proto(Reason, item.reason)
+            waits = reason.code is not ReasonCode.PAUSED
+            places[item.request.pool] += waits
+            standing = Standing(reason, places[item.request.pool] if waits else 0)
             standing_by_trial_id[item.request.trial_id] = standing
         return standing_by_trial_id, True
