@@ -9,7 +9,7 @@ of a command replace single values.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from gangline.errors import invalid
 # The source of the values that the experiment's own configuration has.
 OWN = ""
 # Sections whose key names the kind of the section, and the keys that all kinds share. Where two layers name different
-# kinds, the weaker layer keeps only these keys.
+# kinds, the weaker layer keeps only these keys; of a searcher, those that _kept_keys returns.
 _KINDS: dict[Path, tuple[str, frozenset[str]]] = {
     ("searcher",): ("name", frozenset.intersection(*(frozenset(row.allowed) for row in SEARCHER_ROWS.values()))),
     ("checkpoint_storage",): ("type", frozenset.intersection(*map(frozenset, KEYS_BY_TYPE.values()))),
@@ -93,7 +93,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
 
 def with_overrides(values: Any, overrides: Mapping[str, Any]) -> Any:
     """Returns the values with others at the given dotted keys. A value of None removes a key. A part of a value that is
-    one thing, such as a length in batches, replaces the whole; another kind of searcher keeps the shared keys alone."""
+    one thing, such as a length in batches, replaces the whole; another kind of searcher keeps the keys that it has."""
     for key, value in overrides.items():
         values = _with_value(values, tuple(key.split(".")), value, ())
     return values
@@ -105,7 +105,8 @@ def _with_value(values: Any, keys: Path, value: Any, path: Path) -> Any:
     key = str(keys[0])
     inner = dict(values) if isinstance(values, Mapping) and path not in _WHOLE else {}
     if path in _KINDS and key == _KINDS[path][0] and len(keys) == 1 and inner.get(key) not in (None, value):
-        inner = {name: entry for name, entry in inner.items() if name in _KINDS[path][1]}
+        kept_keys = _kept_keys(path, value)
+        inner = {name: entry for name, entry in inner.items() if name in kept_keys}
     changed = _with_value(inner.get(key), keys[1:], value, (*path, key))
     if changed is None:
         inner.pop(key, None)
@@ -173,10 +174,18 @@ def _of_same_kind(low: dict[str, _Node], high: dict[str, _Node], path: Path) -> 
     """Returns the settings of the weaker layer that have a meaning for the kind that the stronger layer names."""
     if path not in _KINDS:
         return low
-    key, shared = _KINDS[path]
+    key, _ = _KINDS[path]
     if key not in low or key not in high or _value(low[key]) == _value(high[key]) or _value(high[key]) is None:
         return low
-    return {name: node for name, node in low.items() if name in shared and name != key}
+    kept_keys = _kept_keys(path, _value(high[key]))
+    return {name: node for name, node in low.items() if name in kept_keys and name != key}
+
+
+def _kept_keys(path: Path, kind: Any) -> Collection[str]:
+    """Returns the keys of the section that remain where this kind replaces another one. A key of a searcher has the
+    same meaning in each searcher that has it; of other sections only the keys that all kinds share remain."""
+    row = SEARCHER_ROWS.get(str(kind)) if path == ("searcher",) else None
+    return _KINDS[path][1] if row is None else row.allowed
 
 
 def _value(node: _Node) -> Any:

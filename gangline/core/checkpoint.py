@@ -7,11 +7,12 @@ report to the trial runner once a checkpoint is committed. The caller owns the c
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from gangline.core.storage_wait import Agreement, StorageWait
 from gangline.core.temporary import temporary_folder
 from gangline.core.together import RankError, failure_of, raise_failure, together
 from gangline.core.transport import AloneTransport
-from gangline.domain.experiment import STEPS_COMPLETED, VALIDATION_METRICS
+from gangline.domain.experiment import METADATA_FILE, STEPS_COMPLETED, VALIDATION_METRICS
 from gangline.domain.id import check_checkpoint_id
 from gangline.domain.manifest import StoredFile
 from gangline.domain.storage_fault import describe
@@ -146,7 +147,11 @@ class CheckpointContext:
 
         def fetch() -> None:
             Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
-            place._store.download(found_id, Path(ckpt_dir), place._select(found_id, selector))
+            folder, paths = Path(ckpt_dir), place._select(found_id, selector)
+            place._store.download(found_id, folder, paths)
+            if paths is None:
+                paths = json.loads((folder / METADATA_FILE).read_text())["manifest"]["files"]
+            place._note_stored(place._dates_of(folder, [*paths, METADATA_FILE]))
 
         place._once(download_mode, found_id, fetch)
 
@@ -321,6 +326,8 @@ class CheckpointContext:
         selector: Callable[[str], bool] | None,
     ) -> None:
         paths = [path for path in (list_files(directory) if directory else []) if selector is None or selector(path)]
+        # Before the content is read, so that a file that changes later counts as another one.
+        dates = self._dates_of(directory, paths) if directory else {}
         own = (describe_files(directory, paths) if directory else {}, dict(metadata or {}))
         self._beat.touch()
         everyone = self._distributed.allgather(own) if shard else [own]
@@ -352,7 +359,23 @@ class CheckpointContext:
             self.wait.run(lambda: self.wait.keep_trying(_SAVING, ranks, store, is_first=is_first))
         except (OSError, RankError) as error:
             raise self._not_written(storage_id, error) from error
+        self._note_stored(dates)
         self._beat.touch()
+
+    def _note_stored(self, dates: Mapping[str, int]) -> None:
+        if dates:
+            self._link.send_stored_files(dates)
+
+    def _dates_of(self, directory: Path, paths: Iterable[str]) -> dict[str, int]:
+        """Returns when each file was last changed in nanoseconds, by its path below the trial's working folder; none
+        for a directory elsewhere, where the trial runner names no files as lost."""
+        root = self._cluster.code_directory if self._cluster is not None else ""
+        below = os.path.relpath(os.path.realpath(directory), os.path.realpath(root)) if root else os.pardir
+        dates: dict[str, int] = {}
+        for path in paths if Path(below).parts[:1] != (os.pardir,) else ():
+            with suppress(OSError):
+                dates[os.path.normpath(f"{below}/{path}")] = (directory / path).lstat().st_ctime_ns
+        return dates
 
     def _not_written(self, storage_id: str, error: OSError | RankError) -> GanglineError:
         """Makes the error for a checkpoint that storage refuses. In a storage of the user's own choice that is a

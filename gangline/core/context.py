@@ -39,6 +39,14 @@ _ALERT_LEVELS = {
     "error": logging.ERROR,
 }
 _log = logging.getLogger("gangline")
+_uses_parallelism = False
+
+
+def note_parallelism_used() -> None:
+    """Notes that this process carries out the section `parallelism`. Called by gangline.pytorch.init; may be called
+    again."""
+    global _uses_parallelism  # noqa: PLW0603  a process trains one trial
+    _uses_parallelism = True
 
 
 class Context(Lacking):
@@ -87,7 +95,7 @@ class Context(Lacking):
             return
         # The error of the block is the one to report.
         with suppress(Exception):
-            self.close()
+            self._end()
         with suppress(Exception):
             self.distributed.close(waits=False)
 
@@ -102,6 +110,11 @@ class Context(Lacking):
     def close(self) -> None:
         """Ends the background work. The last files and reports have been sent when it returns, or the time limit for
         sending is over."""
+        if self.info is not None and self.distributed.rank == 0:
+            _warn_of_unused_parallelism(self.info.trial.config.get("parallelism"))
+        self._end()
+
+    def _end(self) -> None:
         self.profiler.off()
         close_side_output("TensorBoard files", self.tensorboard.close)
         self.beat.end()
@@ -144,6 +157,16 @@ def init(
     )
     context.tensorboard.become_current()
     return context
+
+
+def _warn_of_unused_parallelism(section: Mapping[str, Any] | str | None) -> None:
+    """Warns where nothing in this process has carried out the section. section: as the configuration has it."""
+    written = {"strategy": section} if isinstance(section, str) else section or {}
+    options = {key: value for key, value in written.items() if value is not None}
+    # A trial on one slot, or one that spreads itself, has these strategies by default.
+    is_default = options.pop("strategy", "ddp") in ("ddp", "none") and not options
+    if not _uses_parallelism and not is_default:
+        _log.warning("parallelism has no effect: this script does not train with gangline.pytorch")
 
 
 def _note_other_slots(cluster: ClusterInfo | None, distributed: DistributedContext) -> None:

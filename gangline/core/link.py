@@ -7,6 +7,7 @@ and gangline.pytorch.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from gangline.cluster_info import get_cluster_info
@@ -88,6 +89,11 @@ class Link(Protocol):
 
     def send_strategy_choice(self, text: str) -> None:
         """Reports what `parallelism: auto` has chosen. Chief only. text: see gangline.config.strategy_choice."""
+        ...
+
+    def send_stored_files(self, changed_ns_by_path: Mapping[str, int]) -> None:
+        """Reports files whose content is in a checkpoint, so that the runner does not name them as lost.
+        changed_ns_by_path: the time of the last change in nanoseconds, by the path below the working folder."""
         ...
 
     def find_trial(self) -> Any:
@@ -173,6 +179,9 @@ class LocalLink:
         self._metadata_json = metadata_json
 
     def send_strategy_choice(self, text: str) -> None:
+        pass
+
+    def send_stored_files(self, changed_ns_by_path: Mapping[str, int]) -> None:
         pass
 
     def find_trial(self) -> Any:

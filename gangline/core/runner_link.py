@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -157,6 +157,9 @@ class RunnerLink:
 
     def send_strategy_choice(self, text: str) -> None:
         self._send(strategy_choice=text)
+
+    def send_stored_files(self, changed_ns_by_path: Mapping[str, int]) -> None:
+        self._send(stored_files=rank_pb2.RankStoredFiles(changed_ns_by_path=changed_ns_by_path))
 
     def find_trial(self) -> Any:
         with self._lock:

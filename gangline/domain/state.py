@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """The stage that an object has reached. PAUSED is for experiments only."""
+    """The stage that an object has reached. PAUSED is for experiments, and in views for their trials that wait."""
 
     QUEUED = "QUEUED"
     STARTING = "STARTING"

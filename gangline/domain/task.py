@@ -19,7 +19,7 @@ class Task:
     allocation: Allocation | None = None  # slots that it holds; None if it holds none
     request: Request | None = None  # slots for which it waits; None if it waits for none
     reason: Reason | None = None  # why it waits; None if it does not, or while no scheduler leads
-    # from 1, in the order in which its pool considers requests; 0 if it does not wait or no scheduler leads
+    # from 1, in the order in which its pool considers requests; 0 if it does not wait, is paused or no scheduler leads
     queue_place: int = 0
     # Priority of its experiment, else of its pool. None if it holds slots and no scheduler has reported the pool's yet.
     priority: int | None = None

@@ -15,6 +15,7 @@ import gangline.core
 from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.core import DistributedContext
 from gangline.core.beat import BUILD, GROUP, open_beat
+from gangline.core.context import note_parallelism_used
 from gangline.domain.failure import hang_rule_of
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch import group
@@ -52,6 +53,7 @@ def init(
 
     One process may use it several times, one block after the other: the process group stays until the process ends.
     """
+    note_parallelism_used()
     cluster = get_cluster_info()
     beat = open_beat(cluster)
     beat.prepare(GROUP)

@@ -1303,7 +1303,9 @@ class Task(google.protobuf.message.Message):
     TASK_KIND_FIELD_NUMBER: builtins.int
     experiment_name: builtins.str
     queue_place: builtins.int
-    """From 1 in the order in which its pool looks at what waits; 0 when it does not wait or no scheduler leads."""
+    """From 1 in the order in which its pool looks at what waits; 0 when it does not wait, is
+    paused or no scheduler leads.
+    """
     priority: builtins.int
     """Of its experiment, else of its pool; absent when that holds slots and no scheduler has said the pool's yet."""
     weight: builtins.float

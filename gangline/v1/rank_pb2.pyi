@@ -41,6 +41,7 @@ class RankMessage(google.protobuf.message.Message):
     TRIAL_METADATA_FIELD_NUMBER: builtins.int
     TRIAL_QUERY_FIELD_NUMBER: builtins.int
     STRATEGY_CHOICE_FIELD_NUMBER: builtins.int
+    STORED_FILES_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     trial_metadata: builtins.str
     """The metadata of the trial from now on, as a JSON object."""
@@ -85,6 +86,8 @@ class RankMessage(google.protobuf.message.Message):
         """Answered by TrialAnswer."""
 
     @property
+    def stored_files(self) -> Global___RankStoredFiles: ...
+    @property
     def waiting(self) -> Global___RankWaiting:
         """This rank waits for its storage, or waits no more."""
 
@@ -106,11 +109,12 @@ class RankMessage(google.protobuf.message.Message):
         trial_metadata: builtins.str = ...,
         trial_query: Global___RankTrialQuery | None = ...,
         strategy_choice: builtins.str = ...,
+        stored_files: Global___RankStoredFiles | None = ...,
         waiting: Global___RankWaiting | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "waiting", b"waiting", "worker_failure", b"worker_failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "waiting", b"waiting", "worker_failure", b"worker_failure"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping", "worker_failure", "trial_metadata", "trial_query", "strategy_choice", "waiting"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "stored_files", b"stored_files", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "waiting", b"waiting", "worker_failure", b"worker_failure"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "stored_files", b"stored_files", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "waiting", b"waiting", "worker_failure", b"worker_failure"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping", "worker_failure", "trial_metadata", "trial_query", "strategy_choice", "stored_files", "waiting"] | None: ...
 
 Global___RankMessage: typing_extensions.TypeAlias = RankMessage
 
@@ -342,6 +346,42 @@ class RankWaiting(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["text", b"text"]) -> None: ...
 
 Global___RankWaiting: typing_extensions.TypeAlias = RankWaiting
+
+@typing.final
+class RankStoredFiles(google.protobuf.message.Message):
+    """Files of the working folder whose content is in a checkpoint: uploaded to it, or downloaded from it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class ChangedNsByPathEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    CHANGED_NS_BY_PATH_FIELD_NUMBER: builtins.int
+    @property
+    def changed_ns_by_path(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """When each was last changed, in nanoseconds since 1970, by its path below the folder."""
+
+    def __init__(
+        self,
+        *,
+        changed_ns_by_path: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["changed_ns_by_path", b"changed_ns_by_path"]) -> None: ...
+
+Global___RankStoredFiles: typing_extensions.TypeAlias = RankStoredFiles
 
 @typing.final
 class RankFusionQuery(google.protobuf.message.Message):

@@ -36,7 +36,7 @@ class _StateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     STATE_PAUSED: _State.ValueType  # 6
 
 class State(_State, metaclass=_StateEnumTypeWrapper):
-    """How far something has come. PAUSED is for experiments only."""
+    """How far something has come. PAUSED is for experiments, and in views for their waiting trials."""
 
 STATE_UNSPECIFIED: State.ValueType  # 0
 STATE_QUEUED: State.ValueType  # 1

@@ -24,7 +24,7 @@ import structlog
 from gangline.domain.entrypoint import TrialClass, parse_entrypoint
 from gangline.domain.output import output_path_of
 from gangline.domain.state import ExitKind
-from gangline.v1 import runner_pb2
+from gangline.v1 import rank_pb2, runner_pb2
 from services.common.concurrency import cancel
 from services.common.state_folder import SharedFolder
 from services.common.user_rights import rights_of
@@ -77,6 +77,18 @@ class Output:
     _environment: Mapping[str, str] = field(default_factory=dict)
     _began_ns: int = 0
     _dates: Mapping[str, int] = field(default_factory=dict)
+    _stored: dict[str, int] = field(default_factory=dict)
+
+    def on_message(self, message: rank_pb2.RankMessage) -> None:
+        """Notes the files of the working folder that are in a checkpoint, up to a limit; ignores other messages."""
+        if message.WhichOneof("message") != "stored_files":
+            return
+        for path, changed_ns in message.stored_files.changed_ns_by_path.items():
+            # The newest ones last, so that those that are forgotten may be gone from the folder.
+            self._stored.pop(path, None)
+            self._stored[path] = changed_ns
+        for path in list(self._stored)[:-_MOST_EXAMINED]:
+            del self._stored[path]
 
     def begin(self, environment: Mapping[str, str], confinement: Confinement) -> None:
         """Notes the time and the dates of the code's files before the ranks start. environment: of one rank, for the
@@ -99,7 +111,7 @@ class Output:
             with rights_of(self._confinement.user):
                 has_output = _has_files(self.folder.output_path)
                 if self._is_script:
-                    written = find_written(self.folder.code_path, self._dates, self._began_ns)
+                    written = find_written(self.folder.code_path, self._dates, self._began_ns, self._stored)
         except OSError as error:
             log.error("cannot look at the files of the ranks", error=str(error))
         if has_output:
@@ -265,16 +277,18 @@ def read_dates(folder: Path) -> tuple[dict[str, int], bool]:
     return dates, True
 
 
-def find_written(folder: Path, before: Mapping[str, int], since_ns: int) -> Written:
+def find_written(folder: Path, before: Mapping[str, int], since_ns: int, stored: Mapping[str, int]) -> Written:
     """Returns the files below a folder that were made or changed since `read_dates` returned the dates before, which
-    was at since_ns by time.time_ns."""
+    was at since_ns by time.time_ns. stored: when those that are in a checkpoint had last been changed, by their path
+    below the folder; they are left out unless they have changed since."""
     dates, is_whole = read_dates(folder)
     # The dates before may lack files of a large folder, which are older.
-    written = [
-        os.path.relpath(path, folder)
+    changed = [
+        (os.path.relpath(path, folder), date)
         for path, date in dates.items()
         if (date != before[path] if path in before else date > since_ns - _TICK_NS)
     ]
+    written = [path for path, date in changed if stored.get(path) != date]
     return Written(len(written), tuple(sorted(written[:MOST_NAMES])), is_whole)
 
 

@@ -486,6 +486,7 @@ class TrialRunner:
         self._relay.on_message(rank, message)
         self._fusion.on_message(rank, message)
         self._trial_facts.on_message(rank, message)
+        self._output.on_message(message)
         if self._rank_group is not None:
             self._rank_group.on_message(rank, message)
 

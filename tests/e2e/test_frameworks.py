@@ -53,7 +53,7 @@ def test_paused_training_resumes_at_its_step(name: str, cluster: Cluster, framew
         client.pause_experiment(experiment.id)
         for view in client.watch_experiment(experiment.id, 120):
             assert view.experiment.outcome is None, view.trials[0].trial.last_failure
-            if view.trials[0].trial.state is State.QUEUED:
+            if view.trials[0].trial.state is State.PAUSED:
                 break
         client.activate_experiment(experiment.id)
         view = client.wait_experiment(experiment.id)

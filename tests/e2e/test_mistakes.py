@@ -431,4 +431,8 @@ def test_a_pause_is_told_once(place: Place) -> None:
     explained = place.run(["job", "explain", number], {}).stdout
     assert explained.startswith(f"{line}\n  goes on if: {activation}\n")
     for text in (described, explained):
-        assert text.count("paused") == text.count("PAUSED") == 1
+        assert text.count("paused") == 1
+        assert "QUEUED" not in text
+    assert f"\ntrial {number}.1: PAUSED, needs 4 slots, pool 'default'" in explained
+    rows = [line.split() for line in place.run(["job", "list"], {}).stdout.splitlines()]
+    assert [row[0] for row in rows if row[1] == f"{number}.1"] == ["-"]

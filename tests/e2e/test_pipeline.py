@@ -237,7 +237,7 @@ def test_a_pause_changes_no_number(client: Client, code: Path, whole: Experiment
         lambda: any(entry.text == "waits at batch 5" for entry in client.stream_logs(experiment_id)), "batch 5", SECONDS
     )
     client.pause_experiment(experiment_id)
-    wait_for(lambda: client.get_experiment(experiment_id).trials[0].trial.state is State.QUEUED, "the pause", SECONDS)
+    wait_for(lambda: client.get_experiment(experiment_id).trials[0].trial.state is State.PAUSED, "the pause", SECONDS)
     assert 5 <= client.get_experiment(experiment_id).trials[0].trial.batches_completed < NUM_BATCHES
     client.activate_experiment(experiment_id)
     view = client.wait_experiment(experiment_id, SECONDS)

@@ -60,9 +60,6 @@ def test_commands_work_as_printed(shell: Shell, tmp_path: Path) -> None:
             [checkpoint] = json.loads(shell.run("gangline checkpoint list --json"))
             command = command.replace(" ID", f" {checkpoint['id']}")
             arguments = f" --output {tmp_path / 'checkpoint'}"
-        elif "const.yaml" in command:
-            # So that it still runs when it is paused and killed, however slowly the commands before run.
-            arguments = " --config searcher.max_length.batches=1000000"
         output[command] = shell.run(command + arguments)
     assert "agents:  2" in output["gangline status"]
     assert "accuracy" in output["gangline experiment metrics 1 --group validation"]

@@ -105,7 +105,7 @@ def test_a_pause_does_not_wait_for_a_full_storage(disk: StorageDisk, run: GatedR
         run.client.pause_experiment(run.experiment_id)
         wait_for(lambda: run.trial.allocation is None, "the slots to be free", 30)
         view = run.trial
-        assert (view.trial.state, view.trial.restarts, view.trial.last_failure) == (State.QUEUED, 0, None)
+        assert (view.trial.state, view.trial.restarts, view.trial.last_failure) == (State.PAUSED, 0, None)
         assert view.checkpoint_batches == CHECKPOINT_PERIOD
     run.client.activate_experiment(run.experiment_id)
     run.gate.allow(NUM_BATCHES)

@@ -114,7 +114,7 @@ def _check_that_a_pause_writes_what_there_is(cluster: Cluster, run: GatedRun, fo
     wait_for(
         lambda: run.client.get_experiment(run.experiment_id).trials[0].allocation is None, "the trial's stop", SECONDS
     )
-    assert run.trial.trial.state is State.QUEUED
+    assert run.trial.trial.state is State.PAUSED
     (trace,) = set(folder.glob("*.pt.trace.json")) - traces_before
     assert 1 <= _num_steps(trace) < 50
     wait_for(lambda: _says(run, "batches: training stops"), "why it is shorter", SECONDS)

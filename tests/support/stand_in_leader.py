@@ -320,14 +320,18 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
         self.num_pending_calls += 1
         await self._admit()
         reason = Reason(ReasonCode.NO_CAPACITY, "needs 2 slots; 1 is free", "one more slot is free")
-        listing = await self._etcd.list(keys.REQUESTS)
+        requests = [wire.decode(Request, item.value) for item in (await self._etcd.list(keys.REQUESTS)).items]
+        experiments = [wire.decode(Experiment, item.value) for item in (await self._etcd.list(keys.EXPERIMENTS)).items]
+        paused = {experiment.id for experiment in experiments if experiment.state is State.PAUSED}
+        held = Reason(ReasonCode.PAUSED, "it is paused", "it is activated")
         return scheduler_pb2.ListPendingResponse(
             default_priority_by_pool=DEFAULT_PRIORITIES,
             pending=[
                 scheduler_pb2.PendingRequest(
-                    request=wire.to_proto(wire.decode(Request, item.value)), reason=wire.to_proto(reason)
+                    request=wire.to_proto(request),
+                    reason=wire.to_proto(held if request.experiment_id in paused else reason),
                 )
-                for item in listing.items
+                for request in requests
             ],
         )
 

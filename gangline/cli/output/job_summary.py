@@ -29,8 +29,9 @@ _ON_CALL = "on call: it has passed others, and checkpoints and stops once that s
 
 
 def in_queue_order(tasks: Iterable[Task]) -> list[Task]:
-    """Sorts pool by pool: running tasks in the order of their start, then waiting ones by their place."""
-    return sorted(tasks, key=lambda task: (task.pool, task.allocation is None))
+    """Sorts pool by pool: running tasks in the order of their start, then waiting ones by their place, then paused
+    ones."""
+    return sorted(tasks, key=lambda task: (task.pool, task.allocation is None, task.trial.state is State.PAUSED))
 
 
 def job_row(task: Task, now: float) -> tuple[object, ...]:
@@ -85,6 +86,8 @@ def _task_lines(
         return [f"trial {trial.id}: {trial.outcome or trial.state}" + ("" if is_named else f", {trial.reason}")]
     place = f"place {task.queue_place} of the queue, " if task.queue_place else ""
     lines = [f"trial {trial.id}: {trial.state}, {place}needs {count(task.num_slots, 'slot')}, {_terms(task)}"]
+    if task.reason is None and trial.state is State.PAUSED:
+        return lines
     if task.reason is None:
         return [*lines, "  either it is about to start, or no scheduler leads and nobody can say why it waits"]
     is_paused = task.reason.code is ReasonCode.PAUSED and experiment.state is State.PAUSED

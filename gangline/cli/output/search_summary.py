@@ -16,7 +16,7 @@ from gangline.domain.view import ExperimentView, TrialView
 # Ended trials first, then the others in the order in which a trial passes through the states.
 _ORDER = (
     *(Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELED),
-    *(State.RUNNING, State.STARTING, State.STOPPING, State.QUEUED),
+    *(State.RUNNING, State.STARTING, State.STOPPING, State.QUEUED, State.PAUSED),
 )
 
 

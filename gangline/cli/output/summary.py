@@ -22,7 +22,7 @@ from gangline.domain.view import ExperimentView, TrialView
 
 # Trials in a table that is not asked for as a whole.
 MOST_SHOWN = 20
-_STATES = (State.RUNNING, State.STARTING, State.STOPPING, State.QUEUED)
+_STATES = (State.RUNNING, State.STARTING, State.STOPPING, State.QUEUED, State.PAUSED)
 
 
 def is_search(view: ExperimentView) -> bool:

@@ -118,7 +118,9 @@ def rows_of(tasks: Sequence[Task], now: float) -> list[tuple[str, ...]]:
 def summary_lines(glance: Glance) -> list[str]:
     """Returns the lines above the tasks: slots by pool, and how many trials run and wait."""
     running = sum(task.allocation is not None for task in glance.tasks)
-    words = [f"{running} running", f"{len(glance.tasks) - running} waiting"]
+    paused = sum(task.trial.state is State.PAUSED for task in glance.tasks)
+    words = [f"{running} running", f"{len(glance.tasks) - running - paused} waiting"]
+    words += [f"{paused} paused"] if paused else []
     lines = [f"gangline top  {clock_time(glance.at)}  {', '.join(words)}"]
     for pool in sorted({view.agent.pool for view in glance.agents}):
         lines.append(f"pool {pool}: {_pool_text([view for view in glance.agents if view.agent.pool == pool])}")

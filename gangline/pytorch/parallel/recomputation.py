@@ -14,18 +14,19 @@ from torch import nn
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.forward_state import find_obstacle
-from gangline.pytorch.parallel.recomputed import Recomputed
+from gangline.pytorch.parallel.recomputed import Recomputed, log_chosen
 from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.staged.unit import find_units
 
 
-def recompute(model: nn.Module, kind: str, blocks: Sequence[str] | None = None) -> list[str]:
-    """Lets parts of a model run again in the backward pass. Called before the strategy prepares the model. Returns a
-    line for each part that is left out, because it has state that cannot be put back.
+def recompute(model: nn.Module, kind: str, blocks: Sequence[str] | None = None, *, is_logged: bool = True) -> list[str]:
+    """Lets parts of a model run again in the backward pass, and logs which. Called before the strategy prepares the
+    model. Returns a line for each part that is left out, because it has state that cannot be put back.
 
     kind: `none`; `blocks`: each repeated block; `full`: also the modules before and after the blocks, each by itself.
-    blocks: names of the blocks' classes; None finds them. Raises GanglineError `parallelism.activation_checkpointing`
-    for a model without blocks, and where none of the parts can run again.
+    blocks: names of the blocks' classes; None finds them. is_logged: False for a plan, which trains nothing. Raises
+    GanglineError `parallelism.activation_checkpointing` for a model without blocks, and where none of the parts can run
+    again.
     """
     if kind == "none":
         return []
@@ -40,18 +41,22 @@ def recompute(model: nn.Module, kind: str, blocks: Sequence[str] | None = None) 
         chosen += _others(model, chosen)
     names = {id(module): name for name, module in model.named_modules()}
     left_out: list[str] = []
+    class_names: list[str] = []
     for module in chosen:
         name, obstacle = f"{names[id(module)]} ({class_name(module)})", find_obstacle(module)
         if obstacle:
             left_out.append(f"{name} has {obstacle}")
         else:
             module.forward = Recomputed(module, name)
+            class_names.append(class_name(module))
     if len(left_out) == len(chosen):
         raise invalid(
             "parallelism.activation_checkpointing",
             f"parallelism.activation_checkpointing: no part of {class_name(model)} can run again: {left_out[0]}; leave "
             "it out",
         )
+    if is_logged:
+        log_chosen(class_names)
     return left_out
 
 

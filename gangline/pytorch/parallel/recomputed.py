@@ -6,6 +6,7 @@ Made by recomputation.py, which chooses the modules.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -21,10 +22,24 @@ from gangline.pytorch.parallel.state_place import Unrestorable
 _log = logging.getLogger("gangline")
 
 
+def log_chosen(class_names: Sequence[str]) -> None:
+    """Logs how many modules run again, in one line of one rank. class_names: of each of them."""
+    if class_names and _is_first_rank():
+        (first, number), *others = Counter(class_names).items()
+        words = [f"{number} {'module' if number == 1 else 'modules'} of class {first}"]
+        words += [f"{number} of {name}" for name, number in others]
+        verb = "runs" if len(class_names) == 1 else "run"
+        _log.info("activation checkpointing: %s %s again in the backward pass", ", ".join(words), verb)
+
+
 def log_left_out(lines: Sequence[str]) -> None:
     """Logs the parts that are left out, in one line of one rank."""
-    if lines and (not dist.is_initialized() or dist.get_rank() == 0):
+    if lines and _is_first_rank():
         _log.info("activation_checkpointing leaves out what cannot run again from the same state: %s", "; ".join(lines))
+
+
+def _is_first_rank() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 class Recomputed:

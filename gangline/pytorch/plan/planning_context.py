@@ -67,7 +67,7 @@ class PlanningContext(PyTorchTrialContext):
         if not self.models:
             # A trial may build its model on the CPU whatever the default is.
             self.device = next((parameter.device for parameter in model.parameters()), self.device)
-        recompute(model, *self.recomputation)
+        recompute(model, *self.recomputation, is_logged=False)
         model.__dict__["__deepcopy__"] = partial(_copy_noted, model, self.observed)
         self.models.append(model)
         self._wrapped.add(model)

@@ -105,12 +105,11 @@ async def find(call: Call) -> Json:
     view = await call.cases.experiments.view(call.caller, call.number("id"))
     described = await to_json(call, view.experiment)
     ahead = await call.cases.queue.list_tasks(call.caller, view.experiment.id)
-    waiting = [task for task in ahead if task.request is not None and task.queue_place]
+    places = [task.queue_place for task in ahead if task.queue_place]
     answer: Json = {"experiment": described, "config": described["config"]}
     if view.experiment.state is not State.TERMINAL:
-        state = "STATE_SCHEDULED" if len(waiting) < len(ahead) else "STATE_QUEUED"
-        jobs_ahead = min((task.queue_place - 1 for task in waiting), default=0)
-        answer["jobSummary"] = {"state": state, "jobsAhead": jobs_ahead}
+        state = "STATE_SCHEDULED" if any(task.allocation is not None for task in ahead) else "STATE_QUEUED"
+        answer["jobSummary"] = {"state": state, "jobsAhead": min(places, default=1) - 1}
     return answer
 
 

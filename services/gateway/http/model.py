@@ -306,8 +306,8 @@ class Task(Answer):
     """Describes a task. allocation: the slots that it holds. request and reason: what it waits for, and why.
     shrunk_reason: why it runs on fewer slots than it asked for.
 
-    queue_place: from 1 within its pool; 0 when it does not wait. priority: of its experiment, else of its pool; null
-    when it holds slots and no scheduler has reported the pool's yet. progress: its newest report.
+    queue_place: from 1 within its pool; 0 when it does not wait or is paused. priority: of its experiment, else of its
+    pool; null when it holds slots and no scheduler has reported the pool's yet. progress: its newest report.
     """
 
     trial: Trial

@@ -133,7 +133,7 @@ class Job(Answer):
     """job_id: its experiment. priority: of its experiment, else of its pool; null when it holds slots and no scheduler
     has reported the pool's yet.
 
-    queue_place: from 1 within its pool; 0 for one that holds slots, and while no scheduler leads.
+    queue_place: from 1 within its pool; 0 for one that holds slots or is paused, and while no scheduler leads.
     """
 
     summary: JobSummary

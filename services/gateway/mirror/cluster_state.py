@@ -177,6 +177,11 @@ class ClusterState:
         counter = self._next_experiment.find(keys.NEXT_EXPERIMENT)
         return counter is not None and 0 < experiment_id < counter.next_value
 
+    def is_paused(self, experiment_id: int) -> bool:
+        """Returns whether the experiment is paused: its requests have no place in the queue."""
+        experiment = self.experiments.find(keys.experiment(experiment_id))
+        return experiment is not None and experiment.state is State.PAUSED
+
     def live_allocation(self, trial_id: str) -> Allocation | None:
         """Returns the newest allocation of the trial that has not ended."""
         live = (allocation for allocation in self.allocations.of(trial_id) if allocation.state is not State.TERMINAL)

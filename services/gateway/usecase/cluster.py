@@ -36,7 +36,7 @@ class Clusters:
             num_agents=len(alive),
             num_slots=sum(len(agent.slots) for agent in alive),
             num_slots_used=sum(slot.id in holders for agent in alive for slot in agent.slots),
-            num_pending=len(state.requests),
+            num_pending=sum(not state.is_paused(request.experiment_id) for request in state.requests.all()),
             etcd=self._etcd.health,
         )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from gangline.domain.allocation import Reason
+from gangline.domain.state import ReasonCode
 from gangline.errors import GanglineError
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
@@ -38,7 +39,9 @@ class Standing:
     """Holds a trial's reason and place."""
 
     reason: Reason
-    queue_place: int  # from 1, in the order in which the pool considers its requests
+    # From 1, in the order in which the pool considers its requests; 0 for one that cannot start because its experiment is
+    # paused or is being ended.
+    queue_place: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,9 @@ class Pending:
         places: Counter[str] = Counter()
         standing_by_trial_id = {}
         for item in answer.pending:
-            places[item.request.pool] += 1
-            standing = Standing(wire.from_proto(Reason, item.reason), places[item.request.pool])
+            reason = wire.from_proto(Reason, item.reason)
+            waits = reason.code is not ReasonCode.PAUSED
+            places[item.request.pool] += waits
+            standing = Standing(reason, places[item.request.pool] if waits else 0)
             standing_by_trial_id[item.request.trial_id] = standing
         return standing_by_trial_id, True

@@ -23,7 +23,7 @@ from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.auth import check_user
 from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.pending import EXPLAIN_SECONDS, FETCH_SECONDS, Pending, Standing
-from services.gateway.usecase.view import Views
+from services.gateway.usecase.view import Views, shown_trial
 
 
 class Queue:
@@ -43,7 +43,7 @@ class Queue:
         seconds: float = FETCH_SECONDS,
     ) -> list[Task]:
         """Returns tasks that hold slots, the oldest first; then waiting ones, in the order in which the planner
-        considers them.
+        considers them; then those of paused experiments.
 
         experiment_id: 0 for all of them. project_ids: only those in these projects; None for all. seconds: limit of the
         call to the leader for the reasons. Raises GanglineError `experiment.not_found`.
@@ -110,7 +110,11 @@ class Queue:
         position = {trial_id: place for place, trial_id in enumerate(standings)}
         return sorted(
             self._mirror.state.requests.all(),
-            key=lambda request: (position.get(request.trial_id, len(position)), request.submitted_at),
+            key=lambda request: (
+                self._mirror.state.is_paused(request.experiment_id),
+                position.get(request.trial_id, len(position)),
+                request.submitted_at,
+            ),
         )
 
     def _task(self, record: Allocation | Request, standing: Standing | None) -> Task | None:
@@ -127,12 +131,15 @@ class Queue:
             return Task(
                 trial, name, allocation=record, priority=priority, weight=weight, owner=owner, task_kind=task_kind
             )
+        shown = shown_trial(trial, experiment)
+        # The leader's answer may be older than the pause.
+        place = standing.queue_place if standing and shown.state is not State.PAUSED else 0
         return Task(
-            trial,
+            shown,
             name,
             request=record,
             reason=standing.reason if standing else None,
-            queue_place=standing.queue_place if standing else 0,
+            queue_place=place,
             priority=record.priority,
             weight=weight,
             owner=owner,

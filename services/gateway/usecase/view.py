@@ -75,26 +75,29 @@ class Views:
         trials = sorted(self._mirror.state.trials.of(experiment_id), key=lambda trial: trial.number)
         search = self._mirror.state.searches.find(keys.search(experiment_id))
         undelivered = self._undelivered()
-        views = tuple(self._join(trial, newest, reasons, undelivered) for trial in trials)
+        views = tuple(self._join(trial, experiment, newest, reasons, undelivered) for trial in trials)
         return ExperimentView(experiment, views, search, explain_search(experiment, search, trials))
 
     async def view_trials(self, experiment_id: int, offset: int, limit: int) -> tuple[Sequence[TrialView], int]:
         """Returns a page of trials, by their numbers, and how many there are. Reads no more history than the page
         shows. limit: 0 for all."""
         await self.confirm(experiment_id=experiment_id)
-        self.experiment(experiment_id)
+        experiment = self.experiment(experiment_id)
         trials = sorted(self._mirror.state.trials.of(experiment_id), key=lambda trial: trial.number)
         shown = trials[offset : offset + limit if limit else None]
         newest = await self._reader.newest([trial.id for trial in shown])
         reasons = await self._reasons(shown)
         undelivered = self._undelivered()
-        return tuple(self._join(trial, newest, reasons, undelivered) for trial in shown), len(trials)
+        views = tuple(self._join(trial, experiment, newest, reasons, undelivered) for trial in shown)
+        return views, len(trials)
 
     async def view_trial(self, trial_id: str) -> TrialView:
         await self.confirm(trial_id=trial_id)
         newest = await self._reader.newest([self.trial(trial_id).id])
         reasons = await self._reasons([self.trial(trial_id)])
-        return self._join(self.trial(trial_id), newest, reasons, self._undelivered())
+        trial = self.trial(trial_id)
+        experiment = self._mirror.state.experiments.find(keys.experiment(trial.experiment_id))
+        return self._join(trial, experiment, newest, reasons, self._undelivered())
 
     async def _reasons(self, trials: list[Trial]) -> Mapping[str, Reason]:
         waiting = [trial.id for trial in trials if trial.state is State.QUEUED]
@@ -107,6 +110,7 @@ class Views:
     def _join(
         self,
         trial: Trial,
+        experiment: Experiment | None,
         newest: Mapping[str, Newest],
         reasons: Mapping[str, Reason],
         undelivered: Mapping[str, str],
@@ -121,7 +125,7 @@ class Views:
         saved = _batches_of(trial, checkpoint)
         progress = progress_of(trial, allocation, latest, saved or 0)
         return TrialView(
-            trial=trial,
+            trial=shown_trial(trial, experiment),
             allocation=allocation,
             reason=reasons.get(trial.id) if trial.state is State.QUEUED else reason,
             checkpoint_batches=saved,
@@ -131,6 +135,13 @@ class Views:
             validation=latest.validation,
             warning=undelivered.get(trial.id, ""),
         )
+
+
+def shown_trial(trial: Trial, experiment: Experiment | None) -> Trial:
+    """Returns the trial as views show it: one that waits is PAUSED while its experiment is, so that the two states do
+    not contradict each other. In etcd it stays QUEUED."""
+    is_paused = experiment is not None and experiment.state is State.PAUSED and trial.state is State.QUEUED
+    return replace(trial, state=State.PAUSED) if is_paused else trial
 
 
 def progress_of(

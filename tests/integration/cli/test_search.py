@@ -80,6 +80,8 @@ def test_describe_shows_all_trials_and_why_no_further_one_starts(cli: Cli, view:
     )
     assert lines[1] == "  4 of 6 trials are made, 2 at a time; goes on if one of these ends: 1.3"
     assert _squeezed(lines[2:7]) == _squeezed(TABLE)
+    view.trials[3].trial.state = types_pb2.STATE_PAUSED
+    assert "1 RUNNING, 1 PAUSED, best" in cli("experiment", "describe", "1").out
 
 
 def test_end_of_a_search_names_the_best_trials_checkpoint(cli: Cli, view: pb.ExperimentView) -> None:

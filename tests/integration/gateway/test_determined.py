@@ -14,12 +14,14 @@ import pytest
 import pytest_asyncio
 
 from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange, Trial
+from gangline.domain.state import State
 from gangline.protocol import wire
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
 from services.common.security import as_password, hash_token, session_token
 from services.gateway.determined import agent, checkpoint, experiment, project, retention, trial, user
 from services.gateway.determined import token as access_token
+from tests.integration.gateway.test_queue import put_waiting
 from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client, add_user
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until_async
@@ -244,3 +246,19 @@ async def test_what_an_experiment_keeps_is_previewed_and_set(
     assert "det experiment set log-retention 7 --days N" in sentence(refused)
     for bad in ({"checkpointStorage": [1]}, {"checkpointStorage": {"saveTrialBest": "x"}}):
         assert (await session.patch("/api/v1/experiments/7", json=bad)).status_code == 400
+
+
+async def test_a_paused_experiment_has_no_jobs_ahead_and_holds_no_slots(
+    session: httpx.AsyncClient, leader: StandInLeader, etcd: EtcdClient
+) -> None:
+    await put_waiting(etcd, 8, "default", 50)
+    await put_waiting(etcd, 9, "default", 50, State.PAUSED)
+
+    async def is_there() -> bool:
+        return (await session.get("/api/v1/experiments/9")).status_code == 200
+
+    await until_async(is_there, "the experiment at the gateway")
+    paused = (await session.get("/api/v1/experiments/9")).json()
+    assert paused["jobSummary"] == {"state": "STATE_QUEUED", "jobsAhead": 0}
+    [trial_record] = (await session.get("/api/v1/experiments/9/trials")).json()["trials"]
+    assert trial_record["state"] == "STATE_PAUSED"

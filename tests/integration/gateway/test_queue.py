@@ -43,8 +43,8 @@ async def put_running(etcd: EtcdClient, number: int, pool: str, resources: dict[
     )
 
 
-async def put_waiting(etcd: EtcdClient, number: int, pool: str, priority: int) -> None:
-    experiment = Experiment(number, f"e{number}", "alice", '{"resources": {"weight": 2}}', "", created_at=5.0)
+async def put_waiting(etcd: EtcdClient, number: int, pool: str, priority: int, state: State = State.QUEUED) -> None:
+    experiment = Experiment(number, f"e{number}", "alice", '{"resources": {"weight": 2}}', "", state, created_at=5.0)
     trial = Trial(f"{number}.1", number, 1, created_at=5.0)
     request = Request(trial.id, number, pool, 2, priority, submitted_at=5.0)
     await etcd.commit(
@@ -96,6 +96,36 @@ async def test_places_count_within_each_pool(queue: Client) -> None:
     tasks = (await queue.http.get("/api/v1/tasks?experimentId=9")).json()["tasks"]
     assert [task["queuePlace"] for task in tasks] == [2]
     assert (await queue.http.get("/api/v1/tasks?experimentId=99")).json()["code"] == "experiment.not_found"
+
+
+async def test_a_paused_trial_is_shown_as_paused_and_has_no_place(queue: Client, etcd: EtcdClient) -> None:
+    await put_waiting(etcd, 8, "default", 50, State.PAUSED)
+
+    async def tasks() -> list[tuple[str, str, int]]:
+        shown = (await queue.http.get("/api/v1/tasks")).json()["tasks"]
+        return [(task["trial"]["id"], task["trial"]["state"], task["queuePlace"]) for task in shown]
+
+    expected = [("7.1", "RUNNING", 0), ("9.1", "QUEUED", 1), ("91.1", "QUEUED", 1), ("8.1", "PAUSED", 0)]
+
+    async def is_seen() -> bool:
+        return await tasks() == expected
+
+    await until_async(is_seen, "the gateway seeing the pause")
+    listed = await queue.gateway.ListTasks(pb.ListTasksRequest(), metadata=queue.metadata)
+    assert [(task.trial.id, task.queue_place) for task in listed.tasks] == [(id_, place) for id_, _, place in expected]
+    jobs = (await queue.http.get("/api/v1/job-queues?resourcePool=default")).json()["jobs"]
+    assert [(job["trialId"], job["summary"]["state"], job["queuePlace"]) for job in jobs][1:] == [
+        ("9.1", "QUEUED", 1), ("8.1", "PAUSED", 0),
+    ]  # fmt: skip
+    explained = (await queue.http.get("/api/v1/jobs/8.1/explanation")).json()["tasks"][0]["task"]
+    assert (explained["trial"]["state"], explained["queuePlace"]) == ("PAUSED", 0)
+    [view] = (await queue.http.get("/api/v1/experiments/8")).json()["trials"]
+    assert (view["trial"]["state"], view["reason"]["code"]) == ("PAUSED", "PAUSED")
+    [view] = (await queue.http.get("/api/v1/experiments/8/trials")).json()["trials"]
+    assert view["trial"]["state"] == "PAUSED"
+    view = (await queue.http.get("/api/v1/trials/8.1")).json()
+    assert view["trial"]["state"] == "PAUSED"
+    assert (await queue.http.get("/api/v1/cluster")).json()["numPending"] == 2
 
 
 async def test_the_pools_priority_holds_for_what_runs_without_one(queue: Client, etcd: EtcdClient) -> None:

@@ -41,6 +41,28 @@ async def test_the_output_is_kept_and_other_files_are_named(world: World) -> Non
     assert sorted(path.name for path in (runner.directory / "gangline-output").iterdir()) == ["deep", "out"]
 
 
+_UPLOADS = """
+from pathlib import Path
+from gangline import core
+Path("out/one").mkdir(parents=True)
+for name in ("one/weights", "one/state", "one/later", "other"):
+    Path("out", name).write_text(name)
+with core.init() as context:
+    saved = {"steps_completed": 1}
+    context.checkpoint.upload("out", saved, selector=lambda path: path.startswith("one/"))
+    last = context.checkpoint.upload("out/one", {"steps_completed": 2})
+    context.checkpoint.download(last, "again")
+Path("out/one/later").write_text("since then")
+"""
+
+
+async def test_files_that_are_in_a_checkpoint_are_not_named_unless_they_changed_since(world: World) -> None:
+    (runner,) = await world.start("", (1,), entrypoint=f"cat > script.py <<'END'\n{_UPLOADS}END\npython3 script.py")
+    assert (await runner.wait()).kind is ExitKind.COMPLETED
+    (told,) = _notes(world, "not kept")
+    assert "not kept: 3 files of the working folder (out/one/later, out/other, script.py), where" in told
+
+
 @pytest.mark.parametrize("end", ["exit 3", "sleep 600"])
 async def test_output_is_kept_after_a_failure_and_after_a_preemption(world: World, end: str) -> None:
     (runner,) = await world.start("", (1,), entrypoint=f'echo 1 > "$GANGLINE_OUTPUT_DIR/a"; echo written; {end}')

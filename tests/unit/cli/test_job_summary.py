@@ -79,7 +79,10 @@ def test_an_estimate_that_has_passed_and_a_reason_that_nobody_gives() -> None:
 def test_order_is_by_pool_then_what_runs_then_the_place() -> None:
     first = replace(WAITING, queue_place=1)
     elsewhere = replace(WAITING, request=Request("9.1", 9, "a", 1))
-    assert in_queue_order([RUNNING, first, WAITING, elsewhere]) == [elsewhere, RUNNING, first, WAITING]
+    paused = replace(first, trial=replace(first.trial, state=State.PAUSED), queue_place=0)
+    assert in_queue_order([RUNNING, paused, first, WAITING, elsewhere]) == [
+        elsewhere, RUNNING, first, WAITING, paused,
+    ]  # fmt: skip
 
 
 def test_waiting_job_in_full() -> None:
@@ -113,19 +116,25 @@ def test_running_job_says_where() -> None:
 def test_paused_experiment_says_so_once() -> None:
     paused = replace(EXPERIMENT, state=State.PAUSED, reason="paused by alice")
     reason = Reason(ReasonCode.PAUSED, "experiment 8 is paused by alice", "it is activated")
-    assert lines(TaskExplanation(Task(Trial("8.1", 8, 1), "big")), reason=reason, experiment=paused) == [
+    trial = Trial("8.1", 8, 1, state=State.PAUSED)
+    assert lines(TaskExplanation(Task(trial, "big")), reason=reason, experiment=paused) == [
         "experiment 8 big: PAUSED, paused by alice",
         "  goes on if: it is activated",
-        "trial 8.1: QUEUED",
+        "trial 8.1: PAUSED",
     ]
     waits = Reason(ReasonCode.PAUSED, "experiment 8 is paused by alice", "it is activated and these end", ("7.1.1",))
-    blocked = TaskExplanation(replace(WAITING, reason=waits), (Blocker("7.1.1", "allocation", "trial 7.1"),))
-    assert lines(blocked, reason=reason, experiment=paused) == [
+    task = replace(WAITING, trial=trial, queue_place=0, reason=waits)
+    blocked = TaskExplanation(task, (Blocker("7.1.1", "allocation", "trial 7.1"),))
+    whole = [
         "experiment 8 big: PAUSED, paused by alice",
         "  goes on if: it is activated",
-        "trial 8.1: QUEUED, place 2 of the queue, needs 2 slots, pool 'default', priority 10",
+        "trial 8.1: PAUSED, needs 2 slots, pool 'default', priority 10",
         "  blocked by trial 7.1",
     ]
+    assert lines(blocked, reason=reason, experiment=paused) == whole
+    # Without a scheduler that leads there is no reason.
+    alone = TaskExplanation(replace(task, reason=None))
+    assert lines(alone, reason=reason, experiment=paused) == whole[:3]
 
 
 def test_what_a_paused_trial_says_itself_is_not_said_twice() -> None:

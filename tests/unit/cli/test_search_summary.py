@@ -86,6 +86,9 @@ def test_the_bar_counts_the_parts_of_running_trials() -> None:
 
 def test_counts_and_best_trial() -> None:
     assert counts(SEARCH) == [(12, "COMPLETED"), (1, "FAILED"), (4, "RUNNING"), (23, "QUEUED")]
+    waiting, paused = SEARCH.trials[-1], replace(SEARCH.trials[-1].trial, state=State.PAUSED)
+    held = replace(SEARCH, trials=(*SEARCH.trials[:-1], replace(waiting, trial=paused)))
+    assert counts(held)[-2:] == [(22, "QUEUED"), (1, "PAUSED")]
     assert ended_line(SEARCH) == "13 of 40 trials ended, about 32 min left"
     assert best_line(SEARCH).startswith("best accuracy 0.62: trial 1.12, learning_rate 0.012, net.depth 12")
     assert best_line(changed(SEARCH, best_validation=None)) == ""

@@ -69,6 +69,9 @@ def test_the_head_counts_slots_and_trials() -> None:
     lines = [line.text for line in draw(GLANCE, Screen(), 80, HEIGHT)]
     assert lines[0].endswith("2 running, 2 waiting")
     assert lines[1] == "pool default: 1 of 2 slots used, 1 agent"
+    paused = replace(TASKS[0], trial=replace(TASKS[0].trial, state=State.PAUSED), queue_place=0)
+    glance = replace(GLANCE, tasks=(paused, *TASKS[1:]))
+    assert draw(glance, Screen(), 100, HEIGHT)[0].text.endswith("2 running, 1 waiting, 1 paused")
 
 
 def test_sorting_and_reversing() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gangline.config import fork_config, parse_config, parse_overrides
-from gangline.config.merge import with_overrides
+from gangline.config.merge import merge, with_overrides
+from gangline.domain.experiment import ConfigLayer
 from gangline.errors import GanglineError
 
 _TEXT = """
@@ -57,6 +58,19 @@ def test_a_length_is_replaced_as_a_whole_and_a_searcher_keeps_what_all_have() ->
     assert (single.searcher.name, single.searcher.metric) == ("single", "loss")
     assert single.searcher.max_length is not None
     assert single.searcher.max_length.epochs == 3
+
+
+def test_another_searcher_keeps_the_keys_that_it_has() -> None:
+    searcher = {"name": "random", "metric": "loss", "max_trials": 4, "max_concurrent_trials": 2, "max_length": 8}
+    kept = {**searcher, "name": "async_halving"}
+    assert with_overrides({"searcher": searcher}, {"searcher.name": "async_halving"}) == {"searcher": kept}
+    layer = ConfigLayer("template t", json.dumps({"searcher": searcher}))
+    assert merge([layer], {"searcher": {"name": "async_halving"}}).values == {"searcher": kept}
+    for name, dropped in (("grid", {"max_trials"}), ("single", {"max_trials", "max_concurrent_trials"})):
+        shown = with_overrides({"searcher": searcher}, {"searcher.name": name})["searcher"]
+        assert searcher.keys() - shown.keys() == dropped
+    # A name that no searcher has is refused by its own message.
+    assert with_overrides({"searcher": searcher}, {"searcher.name": "x"})["searcher"]["metric"] == "loss"
 
 
 def test_a_mistake_names_the_option_and_not_a_line() -> None:

@@ -17,10 +17,11 @@ from services.gateway.usecase.pending import Pending
 
 
 class StandInLeader:
-    """waiting: the trials of its next answers."""
+    """waiting: the trials of its next answers. paused: those of them that are paused."""
 
     def __init__(self) -> None:
         self.waiting = ["1.1"]
+        self.paused: list[str] = []
         self.num_calls = 0
         self.is_away = False
         self.may_answer = asyncio.Event()
@@ -32,10 +33,17 @@ class StandInLeader:
         await asyncio.sleep(0)
         if self.is_away:
             raise unavailable("gateway.no_leader", "no scheduler leads this cluster")
-        reason = wire.to_proto(Reason(ReasonCode.NO_CAPACITY, "needs 1 slot"))
-        requests = [wire.to_proto(Request(trial_id, 1, "default", 1)) for trial_id in self.waiting]
-        items = [scheduler_pb2.PendingRequest(request=request, reason=reason) for request in requests]
-        return scheduler_pb2.ListPendingResponse(pending=items)
+        return scheduler_pb2.ListPendingResponse(
+            pending=[
+                scheduler_pb2.PendingRequest(
+                    request=wire.to_proto(Request(trial_id, 1, "default", 1)),
+                    reason=wire.to_proto(
+                        Reason(ReasonCode.PAUSED if trial_id in self.paused else ReasonCode.NO_CAPACITY, "it waits")
+                    ),
+                )
+                for trial_id in self.waiting
+            ]
+        )
 
 
 @pytest.fixture
@@ -55,6 +63,14 @@ async def test_a_trial_that_was_submitted_after_the_last_answer_gets_its_reason(
         leader.waiting = [f"{each}.1" for each in range(1, number + 1)]
         assert set(await made.standings(leader.waiting)) == set(leader.waiting)
     assert leader.num_calls == 4
+
+
+async def test_a_paused_trial_has_no_place_and_takes_none_from_others(made: Pending, leader: StandInLeader) -> None:
+    leader.waiting, leader.paused = ["1.1", "2.1", "3.1"], ["1.1", "2.1"]
+    standings = await made.standings(leader.waiting)
+    assert {trial_id: standing.queue_place for trial_id, standing in standings.items()} == {
+        "1.1": 0, "2.1": 0, "3.1": 1,
+    }  # fmt: skip
 
 
 async def test_callers_share_a_call_also_for_a_trial_that_no_answer_has(

@@ -162,6 +162,25 @@ def test_the_configuration_names_it(written: str | None, calls: int) -> None:
     assert len(_counted) == calls
 
 
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("none", ""),
+        ("blocks", "3 modules of class _Block"),
+        ("full", "3 modules of class _Block, 1 of Sequential, 1 of Linear"),
+    ],
+)
+def test_the_log_says_once_how_many_modules_run_again(kind: str, parts: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gangline")
+    with pytorch.init(exp_conf={"parallelism": {"activation_checkpointing": kind}}) as context:
+        context.wrap_model(_Net())
+    lines = [line for line in caplog.messages if line.startswith("activation checkpointing: ")]
+    assert lines == ([f"activation checkpointing: {parts} run again in the backward pass"] if parts else [])
+    caplog.clear()
+    recompute(_Net(), kind, is_logged=False)
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("kind", ["blocks", "full"])
 def test_a_model_without_blocks_is_refused_with_the_way_out(kind: str) -> None:
     with pytest.raises(GanglineError) as caught:

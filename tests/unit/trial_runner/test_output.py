@@ -23,7 +23,7 @@ def test_only_files_that_changed_since_are_found(tmp_path: Path) -> None:
     for name in ("train.py", "deep/old"):
         (tmp_path / name).write_text("code")
     (dates, _), since = read_dates(tmp_path), time.time()
-    assert find_written(tmp_path, dates, time.time_ns()) == Written()
+    assert find_written(tmp_path, dates, time.time_ns(), {}) == Written()
     _wait_clock(tmp_path, since)
     (tmp_path / "deep/old").write_text("changed")
     (tmp_path / "new").write_text("1")
@@ -33,15 +33,15 @@ def test_only_files_that_changed_since_are_found(tmp_path: Path) -> None:
     for cache in ("__pycache__", "deep/__pycache__"):
         (tmp_path / cache).mkdir()
         (tmp_path / cache / "c.pyc").touch()
-    assert find_written(tmp_path, dates, time.time_ns()) == Written(3, ("deep/old", "link", "new"))
-    assert find_written(tmp_path / "absent", {}, 0) == Written()
+    assert find_written(tmp_path, dates, time.time_ns(), {}) == Written(3, ("deep/old", "link", "new"))
+    assert find_written(tmp_path / "absent", {}, 0, {}) == Written()
 
 
 def test_the_look_at_a_folder_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_MOST_EXAMINED", 4)
     for number in range(9):
         (tmp_path / str(number)).touch()
-    found = find_written(tmp_path, {}, 0)
+    found = find_written(tmp_path, {}, 0, {})
     assert (found.num_files, len(found.names), found.is_whole) == (4, 3, False)
     assert describe_lost(Kept(), found, "/f", "a1").startswith("not kept: at least 4 files of the working folder (")
 
