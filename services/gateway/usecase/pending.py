@@ -39,8 +39,8 @@ class Standing:
     """Holds a trial's reason and place."""
 
     reason: Reason
-    # From 1, in the order in which the pool considers its requests; 0 for one that cannot start because its experiment is
-    # paused or is being ended.
+    # From 1, in the order in which the pool considers its requests; 0 for one that cannot start because its experiment
+    # is paused or is being ended.
     queue_place: int
 
 
