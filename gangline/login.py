@@ -46,6 +46,12 @@ def home() -> Path:
     return Path(configured) if configured else Path.home() / ".config" / "gangline"
 
 
+def name_home() -> str:
+    """Returns the setting that a shell needs to find this folder, for messages; empty where it is the default one."""
+    configured = os.environ.get(HOME_VARIABLE)
+    return f"{HOME_VARIABLE}={configured}" if configured else ""
+
+
 def find_retry_seconds() -> float | None:
     """Returns the environment's limit for retries of a call; None without one. Raises GanglineError
     `login.retry_seconds`."""

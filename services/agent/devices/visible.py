@@ -52,7 +52,7 @@ def find_problem(device: Device, reported: Sequence[Device]) -> str:
     """Returns the problem of a device that the agent started with; empty if there is none. Slots are neither added nor
     removed while the agent runs.
 
-    found: the devices that its GPU reports now.
+    reported: the devices that its GPU reports now.
     """
     same = next((each for each in reported if each.uuid == device.uuid), None)
     if same is not None:

@@ -83,7 +83,8 @@ def test_second_up_in_the_same_directory_uses_the_cluster_that_runs(cluster: Clu
     (cluster.home / "login.json").unlink()
     done = cluster.run("up", "--data-dir", cluster.folder)
     assert done.stderr == ""
-    assert done.stdout.startswith("A cluster with 2 agents and 2 slots runs already; gangline in any shell uses it.\n")
+    shells = f"in any shell with GANGLINE_HOME={cluster.home}"
+    assert done.stdout.startswith(f"A cluster with 2 agents and 2 slots runs already; gangline {shells} uses it.\n")
     assert cluster.run("experiment", "list").returncode == 0
     other = cluster.run("up", "--data-dir", cluster.folder, "--agents", "1", "--slots", "1", check=False)
     assert (other.returncode, other.stdout) == (2, "")
@@ -336,7 +337,8 @@ def test_in_the_foreground_ctrl_c_stops_everything(tmp_path: Path) -> None:
         text=True,
     ) as up:
         assert up.stdout is not None
-        assert up.stdout.readline() == "A cluster with 1 agent and 2 slots runs; gangline in any shell uses it.\n"
+        shells = f"in any shell with GANGLINE_HOME={tmp_path / 'home'}"
+        assert up.stdout.readline() == f"A cluster with 1 agent and 2 slots runs; gangline {shells} uses it.\n"
         up.send_signal(signal.SIGINT)
         up.stdout.read()
         assert up.wait(60) == 0
