@@ -52,7 +52,8 @@ def up(
 ) -> None:
     """Start a whole cluster on this machine: etcd, a scheduler, a gateway and agents.
 
-    Where one runs in the data directory already, commands use it again.
+    Where one runs in the data directory already, commands use it again. They find it by the login below $GANGLINE_HOME
+    (default: ~/.config/gangline).
     """
     from gangline.local.interruption import Interruption  # noqa: PLC0415 - up and down only
     from gangline.local.layout import layout_of  # noqa: PLC0415

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -36,6 +37,8 @@ PROBE_TRIES = 3
 # Errors of a machine that is short of something for the moment.
 _PASSING_ERRORS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE})
 _PASSING_LINE = re.compile("MemoryError|" + "|".join(rf"\[Errno {number}\]" for number in sorted(_PASSING_ERRORS)))
+# The kernel follows as many.
+_MOST_LINKS = 40
 _PROBE = "import os, sys, gangline.launch.child; os.chdir(sys.argv[1])"
 
 log = structlog.get_logger(__name__)
@@ -168,7 +171,9 @@ def _try_probe(user: RankUser, folder: Path) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         if isinstance(error, OSError) and error.errno in _PASSING_ERRORS:
             return f"does not start: {error}"
-        raise _unusable(user, str(error)) from error
+        closed = _closed_folder(user, Path(sys.executable)) if isinstance(error, PermissionError) else None
+        advice = f"; it may not enter {closed}: allow it with chmod o+x, or install Gangline elsewhere"
+        raise _unusable(user, f"{error}{advice if closed else ''}") from error
     last = (probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"])[-1]
     # A signal comes from outside, such as the kernel's when memory is short.
     if probe.returncode < 0 or (probe.returncode and _PASSING_LINE.search(last)):
@@ -176,6 +181,23 @@ def _try_probe(user: RankUser, folder: Path) -> str:
     if probe.returncode:
         raise _unusable(user, last)
     return ""
+
+
+def _closed_folder(user: RankUser, file: Path) -> Path | None:
+    """Returns the first folder on the way to a file that the user may not enter, by its mode; None for none. The file
+    may be a link to another one, as in a virtual environment."""
+    steps = [file.absolute()]
+    while steps[-1].is_symlink() and len(steps) < _MOST_LINKS:
+        steps.append(steps[-1].parent / steps[-1].readlink())
+    for folder in (folder for step in (*steps, file.resolve()) for folder in reversed(step.parents)):
+        status = folder.stat()
+        if status.st_uid == user.uid:
+            needed = stat.S_IXUSR
+        else:
+            needed = stat.S_IXGRP if status.st_gid in (user.gid, *user.groups) else stat.S_IXOTH
+        if not status.st_mode & needed:
+            return folder
+    return None
 
 
 def _plain_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -258,3 +258,19 @@ def test_the_missing_capabilities_are_found() -> None:
 )
 def test_owners_that_share_a_user_are_known(rules: RankRules, owner: str, is_shared: bool) -> None:
     assert rules.shares_user(owner) == is_shared
+
+
+@needs_root
+def test_the_folder_that_the_user_may_not_enter_is_named(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter of a virtual environment is a link, often into a home."""
+    home, link = state.parent / "home", state.parent / "python"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "python").symlink_to(sys.executable)
+    link.symlink_to(home / "bin" / "python")
+    home.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(link))
+    with pytest.raises(GanglineError) as caught:
+        settle(state, rank_user="nobody")
+    assert caught.value.message.startswith(f"rank_user nobody cannot run {link} here: ")
+    advice = f"; it may not enter {home}: allow it with chmod o+x, or install Gangline elsewhere"
+    assert caught.value.message.endswith(advice)
