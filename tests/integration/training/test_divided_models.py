@@ -67,16 +67,16 @@ class HookedTrial(UnusualTrial):
 
 
 class ClearingTrial(UnusualTrial):
-    """Drops the gradients of each third batch, in which others are aggregated, and of each fourth by the model."""
+    """Drops the gradients of the first batch of each step, of two batches: once by the optimizer, once by the model."""
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         inputs, targets = batch
         loss = functional.mse_loss(self.model(inputs), targets)
-        if batch_idx % 4 == 3:
-            self.model.zero_grad()
         self.context.backward(loss)
-        if batch_idx % 3 == 2:
+        if batch_idx % 4 == 2:
             self.optimizers[0].zero_grad()
+        if batch_idx % 4 == 0:
+            self.model.zero_grad()
         self.context.step_optimizer(self.optimizers[0])
         return {"loss": loss}
 
