@@ -114,8 +114,8 @@ def _be_rank(place: dict[str, Any], work: Callable[..., Any], arguments: tuple[A
 
 
 def _wait_for_others(directory: Path, size: int) -> None:
-    """Keeps this rank's connections for a moment, until the others have ended as well, or have failed. One that is still
-    connecting a group that this rank has used would fail otherwise."""
+    """Keeps this rank's connections for a moment, until the others have ended as well, or have failed. One that is
+    still connecting a group that this rank has used would fail otherwise."""
     deadline = time.monotonic() + _SECONDS_FOR_OTHERS
     while len(list(directory.glob("result*.pkl"))) < size and not _failures(directory) and time.monotonic() < deadline:
         time.sleep(0.01)
