@@ -215,7 +215,8 @@ def _welcome(running: Running, layout: Layout, runs: str = "runs") -> list[str]:
     from gangline.login import name_home  # noqa: PLC0415 - `up` has loaded it
 
     login, agents, slots = running.login, count(running.num_agents, "agent"), count(running.num_slots, "slot")
-    shells = f"in any shell with {name_home()}" if name_home() else "in any shell"
+    home = name_home()
+    shells = f"in any shell with {home}" if home else "in any shell"
     return [
         f"A cluster with {agents} and {slots} {runs}; gangline {shells} uses it.",
         f"  gateway: {login.address} (gRPC), http://{login.http_address}",

@@ -5,7 +5,7 @@ from, and the reference.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 from gangline import pytorch
 from gangline.pytorch.parallel.shared.ownership import inner_of
 from tests.support.folder_work import in_folder
+from tests.support.gang import run_gang
 from tests.support.pipeline_models import Chain, Late
 from tests.support.points_trial import Recorder, make_optimizer
 
@@ -164,6 +165,12 @@ def train(run: Run, latest: str | None = None) -> Result:
         saved = context.distributed.broadcast(trial.recorder.checkpoints[-1] if trial.recorder.checkpoints else None)
     losses, validations = trial.recorder.losses, trial.recorder.validations
     return Result(losses, validations, state, held, states, saved, _calls["compiled"])
+
+
+def train_by_name(size: int, directory: Path, runs: Mapping[str, Run]) -> dict[str, list[Result]]:
+    """Trains in a gang of that size. Returns the results of all ranks by the name of the run."""
+    by_rank = run_gang(size, directory / "gang", train_all, directory / "work", list(runs.values()))
+    return {name: list(results) for name, results in zip(runs, zip(*by_rank, strict=True), strict=True)}
 
 
 class Alone:

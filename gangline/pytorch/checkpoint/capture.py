@@ -69,8 +69,8 @@ def capture(
         "rng_state": seed.capture(),
         "rank_state": context.strategy.rank_state(),
         OPTIMIZER_VALUES: optimizer_values,
-        # Those of the modules that another rank than the chief has.
-        MODEL_VALUES: [] if context.distributed.is_chief else model_values,
+        # Where ranks have different modules, those of this one.
+        MODEL_VALUES: model_values if any(map(context.strategy.absent_names, context.models)) else [],
     }
     return Captured(_share_of(context, models, states), trainer, own)
 

@@ -213,10 +213,10 @@ class TrainingLoop:
         """Calls train_batch and returns its result. Raises a GanglineError with advice for a known error of torch."""
         context = self._context
         self._beat.enter(FORWARD)
-        context.update.begin_batch(is_step, weight)
         if context.experimental.moves_batches:
             with context.clock.phase("data"):
                 batch = context.to_device(batch)
+        context.update.begin_batch(is_step, weight)
         try:
             exchange = _NOTHING if is_step else context.strategy.accumulate()
             with exchange, context.clock.phase("forward"), context.autocast():

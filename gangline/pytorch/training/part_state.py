@@ -27,7 +27,7 @@ class PartState:
         """Returns a context for one call, which is not the last one of its batch. Raises GanglineError
         `pytorch.lr_scheduler` for a learning rate scheduler that the call steps; warns once of a number that it counts.
         """
-        steps, numbers = self._steps(), self._numbers()
+        steps, numbers = self._steps(), {} if self._has_warned else self._numbers()
         yield
         if self._steps() != steps:
             raise invalid(

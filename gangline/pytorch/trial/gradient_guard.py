@@ -11,7 +11,6 @@ Used by context.py and update.py. Where one call makes one step in full precisio
 
 from __future__ import annotations
 
-import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from gangline.errors import GanglineError, invalid
+from gangline.pytorch.parallel.shared.norm import NORM_CODE
 
 # The modules of wrapped models.
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -164,7 +164,6 @@ def _patch_torch() -> None:
     zero_grad = nn.Module.zero_grad
     torch_clips: Any = clip_grad
     group_tensors = torch_clips._group_tensors_by_device_and_dtype
-    norm_code = inspect.unwrap(torch_clips._get_total_norm).__code__
 
     @wraps(zero_grad)
     def guarded_zero_grad(self: nn.Module, set_to_none: bool = True) -> bool:
@@ -180,7 +179,7 @@ def _patch_torch() -> None:
         # All functions of torch that measure, scale or cut gradients come here.
         guard = GradientGuard.running
         if guard is not None:
-            is_norm = sys._getframe(1).f_code is norm_code
+            is_norm = sys._getframe(1).f_code is NORM_CODE
             guard.check_norm() if is_norm else guard.check_clipping()
         return group_tensors(*arguments, **options)
 

@@ -354,11 +354,6 @@ def of_four(tmp_path_factory: pytest.TempPathFactory) -> list[list[Result]]:
     return make_once(tmp_path_factory, "pipeline_of_four", _train_four)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    return Alone(tmp_path_factory.mktemp("alone"))
-
-
 @pytest.mark.parametrize("name", list(_OF_TWO))
 def test_two_stages_train_as_one_process(name: str, of_two: list[list[Result]], alone: Alone) -> None:
     place = list(_OF_TWO).index(name)

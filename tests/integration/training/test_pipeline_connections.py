@@ -3,17 +3,14 @@ over others, in place, in another order, with random numbers or decisions betwee
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.support.gang import run_gang
 from tests.support.once import make_once
 from tests.support.pipeline_models import WIDTH, Chain, Skipping
-from tests.support.pipeline_trial import Alone, ChainTrial, LateTrial, Result, Run, check_same, pipeline, train_all
+from tests.support.pipeline_trial import Alone, ChainTrial, LateTrial, Result, Run, check_same, pipeline, train_by_name
 from tests.support.points_trial import Block
 
 _SGD = {"optimizer": "sgd"}
@@ -154,36 +151,23 @@ _OF_FOUR = {
 }
 
 
-def _train_two(directory: Path) -> list[list[Result]]:
-    return run_gang(2, directory / "gang", train_all, directory / "work", list(_OF_TWO.values()))
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Result]]:
+    return make_once(tmp_path_factory, "pipeline_connections_of_two", lambda folder: train_by_name(2, folder, _OF_TWO))
 
 
 @pytest.fixture(scope="module")
-def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[list[Result]]:
-    return make_once(tmp_path_factory, "pipeline_connections_of_two", _train_two)
-
-
-def _train_four(directory: Path) -> list[list[Result]]:
-    return run_gang(4, directory / "gang", train_all, directory / "work", list(_OF_FOUR.values()))
-
-
-@pytest.fixture(scope="module")
-def of_four(tmp_path_factory: pytest.TempPathFactory) -> list[list[Result]]:
-    return make_once(tmp_path_factory, "pipeline_connections_of_four", _train_four)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    return Alone(tmp_path_factory.mktemp("alone"))
+def of_four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Result]]:
+    return make_once(
+        tmp_path_factory, "pipeline_connections_of_four", lambda folder: train_by_name(4, folder, _OF_FOUR)
+    )
 
 
 @pytest.mark.parametrize("name", list(_OF_TWO))
-def test_two_stages_train_as_one_process(name: str, of_two: list[list[Result]], alone: Alone) -> None:
-    place = list(_OF_TWO).index(name)
-    check_same([results[place] for results in of_two], alone(_OF_TWO[name]))
+def test_two_stages_train_as_one_process(name: str, of_two: dict[str, list[Result]], alone: Alone) -> None:
+    check_same(of_two[name], alone(_OF_TWO[name]))
 
 
 @pytest.mark.parametrize("name", list(_OF_FOUR))
-def test_four_ranks_train_as_one_process(name: str, of_four: list[list[Result]], alone: Alone) -> None:
-    place = list(_OF_FOUR).index(name)
-    check_same([results[place] for results in of_four], alone(_OF_FOUR[name]))
+def test_four_ranks_train_as_one_process(name: str, of_four: dict[str, list[Result]], alone: Alone) -> None:
+    check_same(of_four[name], alone(_OF_FOUR[name]))

@@ -4,7 +4,6 @@ with several losses, with gradients inside of a unit."""
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from torch.nn import functional
 
 from gangline import pytorch
 from gangline.pytorch.parallel.shared.ownership import inner_of
-from tests.support.gang import run_gang
 from tests.support.once import make_once
 from tests.support.pipeline_models import WIDTH, Chain, Recurrent, make_norm
-from tests.support.pipeline_trial import Alone, ChainTrial, Result, Run, check_same, penalty_of, pipeline, train_all
+from tests.support.pipeline_trial import Alone, ChainTrial, Result, Run, check_same, penalty_of, pipeline, train_by_name
 from tests.support.points_trial import Block
 
 _SGD = {"optimizer": "sgd"}
@@ -286,21 +284,11 @@ _OF_TWO = {
 }
 
 
-def _train_two(directory: Path) -> list[list[Result]]:
-    return run_gang(2, directory / "gang", train_all, directory / "work", list(_OF_TWO.values()))
-
-
 @pytest.fixture(scope="module")
-def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[list[Result]]:
-    return make_once(tmp_path_factory, "pipeline_models_of_two", _train_two)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    return Alone(tmp_path_factory.mktemp("alone"))
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Result]]:
+    return make_once(tmp_path_factory, "pipeline_models_of_two", lambda folder: train_by_name(2, folder, _OF_TWO))
 
 
 @pytest.mark.parametrize("name", list(_OF_TWO))
-def test_two_stages_train_as_one_process(name: str, of_two: list[list[Result]], alone: Alone) -> None:
-    place = list(_OF_TWO).index(name)
-    check_same([results[place] for results in of_two], alone(_OF_TWO[name]))
+def test_two_stages_train_as_one_process(name: str, of_two: dict[str, list[Result]], alone: Alone) -> None:
+    check_same(of_two[name], alone(_OF_TWO[name]))

@@ -6,7 +6,9 @@ either may cover a part of the gradients only. Called by the strategies.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,12 +23,23 @@ _COARSE = (torch.float16, torch.bfloat16)
 _FINE = (torch.float64, torch.complex128)
 # Kept, because a pipeline replaces it while a trial clips.
 _TOTAL_NORM = nn.utils.get_total_norm
+# By which a function that torch's norm calls recognises it.
+NORM_CODE = inspect.unwrap(_TOTAL_NORM).__code__
 
 
 class OwnNorm:
-    """is_measured: whether this module measures the norm of a rank's gradients, and not the trial."""
+    """is_measured: whether `norm_here` calls torch's norm, and not the trial."""
 
     is_measured = False
+
+
+def norm_here(gradients: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> torch.Tensor:
+    """Returns torch's norm of these gradients alone. arguments, options: as of torch.nn.utils.get_total_norm."""
+    OwnNorm.is_measured = True
+    try:
+        return _TOTAL_NORM(gradients, *arguments, **options)
+    finally:
+        OwnNorm.is_measured = False
 
 
 @torch.no_grad()
@@ -86,11 +99,7 @@ def _norm_here(gradients: Sequence[torch.Tensor], norm_type: float, dtype: torch
 
 def _norm_of_type(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     if gradients[0].dtype not in _COARSE:
-        OwnNorm.is_measured = True
-        try:
-            return _TOTAL_NORM(gradients, norm_type)
-        finally:
-            OwnNorm.is_measured = False
+        return norm_here(gradients, norm_type)
     norms = [torch.linalg.vector_norm(gradient, norm_type, dtype=torch.float32) for gradient in gradients]
     joined: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     return joined

@@ -3,7 +3,6 @@ them, averages all over the replicas, and measures their norm over all parts."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from torch.nn.utils import clip_grad
 
 from gangline.errors import invalid
 from gangline.pytorch.parallel.shared.broadcast import average_tensors, sum_tensors
-from gangline.pytorch.parallel.shared.norm import OwnNorm
+from gangline.pytorch.parallel.shared.norm import NORM_CODE, OwnNorm, norm_here
 
 
 @torch.no_grad()
@@ -65,21 +64,14 @@ def torch_clipping_over(
     clip_grad_value_ changes nothing on a rank without gradients, where torch itself would fail."""
     torch_clips: Any = clip_grad
     original, group_tensors = torch_clips._get_total_norm, torch_clips._group_tensors_by_device_and_dtype
-    norm_code, is_joined = inspect.unwrap(original).__code__, False
 
     def total_norm(tensors: Any, norm_type: float = 2.0, *arguments: Any, **options: Any) -> torch.Tensor:
-        nonlocal is_joined
         counted = [tensor for tensor in tensors if is_counted(tensor)]
-        is_joined = True
-        try:
-            own: torch.Tensor = original(counted, norm_type, *arguments, **options)
-        finally:
-            is_joined = False
-        return norm_over(own, float(norm_type), group, device)
+        return norm_over(norm_here(counted, norm_type, *arguments, **options), float(norm_type), group, device)
 
     def group_any(lists: Any, *arguments: Any, **options: Any) -> Any:
         # The name that a trial has imported before is torch's own function.
-        if not is_joined and not OwnNorm.is_measured and sys._getframe(1).f_code is norm_code:
+        if not OwnNorm.is_measured and sys._getframe(1).f_code is NORM_CODE:
             raise invalid(
                 "pytorch.partial_gradients",
                 "clip_grads measures the norm of one stage's gradients; call torch.nn.utils.get_total_norm by its full "
