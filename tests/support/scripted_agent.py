@@ -31,6 +31,7 @@ class ScriptedAgent:
     clock_error_seconds: how far ahead its clock is. tells_time: False as agents of an earlier version.
     asks_before_commands: as in its hello.
     tells_accepts: whether it says what it has accepted before it says how that ended.
+    num_unanswered: heartbeats that the leader has not answered on this stream.
     """
 
     def __init__(self, agent_id: str, addresses: Addresses, slots: int = 2, obeys_stop: bool = True) -> None:
@@ -47,6 +48,7 @@ class ScriptedAgent:
         self.tells_time = True
         self.tells_accepts = True
         self.asks_before_commands = False
+        self.num_unanswered = 0
         self._obeys_stop = obeys_stop
         self._addresses = addresses
         self._outbox: asyncio.Queue[agent_pb2.ConnectRequest] = asyncio.Queue()
@@ -135,7 +137,7 @@ class ScriptedAgent:
             await asyncio.sleep(0.05)
 
     async def _hold(self, channel: grpc.aio.Channel) -> None:
-        self._outbox = asyncio.Queue()
+        self._outbox, self.num_unanswered = asyncio.Queue(), 0
         call = AgentServiceStub(channel).Connect(self._requests(), metadata=rpc.token_metadata(CLUSTER_TOKEN))
         async for response in call:
             self._obey(response)
@@ -154,12 +156,15 @@ class ScriptedAgent:
                 async with asyncio.timeout(0.2):
                     request = await self._outbox.get()
             if not (self.is_silent and request.HasField("heartbeat")):
+                self.num_unanswered += request.HasField("heartbeat")
                 yield self._stamped(request)
 
     def _obey(self, response: agent_pb2.ConnectResponse) -> None:
         match response.WhichOneof("message"):
             case "welcome":
                 self.welcomes.append(response.welcome)
+            case "heartbeat":
+                self.num_unanswered -= 1
             case "start":
                 self._start(response.start.spec)
             case "stop":

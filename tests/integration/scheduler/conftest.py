@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +19,6 @@ from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings
 from tests.support.scheduler import Caller, SchedulerProcess
 from tests.support.scripted_agent import ScriptedAgent
-from tests.support.wait import until_async
 
 R = TypeVar("R")
 
@@ -66,11 +67,13 @@ class Bench:
     ) -> R:
         """The record, once it is as wanted."""
 
-        async def check() -> R | None:
+        deadline = time.monotonic() + seconds
+        while True:
             record = await find()
-            return record if record is not None and holds(record) else None
-
-        return await until_async(check, "the record as wanted", seconds)
+            if record is not None and holds(record):
+                return record
+            assert time.monotonic() < deadline, f"not as wanted within {seconds:g} s: {record}"
+            await asyncio.sleep(0.01)
 
     async def _find(self, kind: type[R], key: str) -> R | None:
         item = await self.etcd.get(key)

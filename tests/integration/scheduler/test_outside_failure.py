@@ -87,6 +87,8 @@ async def test_a_command_begins_elsewhere_once_the_lease_of_its_agent_is_over(be
     await bench.caller.change_agent("a2", Availability.DISABLED)
     # Nothing comes from its host any more, from before the start on: a stopped process, or a cut network.
     first.is_silent, first.greets_again = True, False
+    # A heartbeat that arrives after the command says that it may begin.
+    await until(lambda: not first.num_unanswered, "answers to the heartbeats of a1")
     await bench.caller.submit(_command())
     await bench.eventually(lambda: bench.allocation("1.1.1"), lambda allocation: bool(allocation.members))
     await first.disconnect()
@@ -96,8 +98,8 @@ async def test_a_command_begins_elsewhere_once_the_lease_of_its_agent_is_over(be
         assert trial.reason.endswith("a command is not started again")
         assert not second.specs
         return
-    await _started(second, "1.1.2")
     trial = await _lost(bench, "1.1", first)
+    await _started(second, "1.1.2")
     assert trial.last_failure is not None
     assert trial.last_failure.kind is ExitKind.AGENT_LOST
     second.finish("1.1.2", ExitKind.COMPLETED)
