@@ -288,7 +288,7 @@ def test_what_a_pipeline_would_repeat_is_refused(
 ) -> None:
     told = run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", does)
     real = [text for text in told if not text.startswith("other rank: ")]
-    assert real
+    assert real, told
     assert all(text.startswith(message) for text in real), told
 
 
