@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -144,9 +144,10 @@ class GradientGuard:
         """Drops the marks of an optimizer that has stepped."""
         self._marks.drop(_parameters_of(optimizer))
 
-    def following(self) -> Any:
-        """Returns a context for work of the strategy that averages and moves gradients, and adds none."""
-        return self._marks.following()
+    def following(self) -> AbstractContextManager[None]:
+        """Returns a context for work of the strategy that averages and moves gradients, and adds none. With one
+        optimizer nothing is followed, which takes time: the backward pass before has changed what is marked."""
+        return self._marks.following() if len(self._optimizers) > 1 else nullcontext()
 
     def close(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Returns a closure for an optimizer's step, which refuses what a closure can do in one call only."""

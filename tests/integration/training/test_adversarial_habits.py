@@ -45,6 +45,16 @@ class Net(nn.Module):
         return out
 
 
+class Divisible(Net):
+    """Has no parameter that is kept whole."""
+
+    def __init__(self, num_outputs: int, dtype: torch.dtype) -> None:
+        super().__init__(num_outputs, dtype)
+        scale = self.scale.detach()
+        del self.scale
+        self.register_buffer("scale", scale)
+
+
 class Around(nn.Module):
     """A trial's own module around a wrapped model."""
 
@@ -260,6 +270,7 @@ MIXED: list[tuple[dict[str, Any], str]] = [
     ({"clears": "module", "freezes": False, "copies": True}, "Net"),
     ({"clears": "module", "freezes": False, "make": OwnZeroGrad}, "OwnZeroGrad"),
     ({"clears": "module", "detaches": False}, "Net"),
+    ({"clears": "module", "detaches": False, "make": Divisible}, "Divisible"),
     # Without a zero_grad the sum is what the trial asks for.
     ({"freezes": False}, ""),
 ]
