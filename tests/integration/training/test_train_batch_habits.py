@@ -116,6 +116,13 @@ def _model_clears_between(trial: HabitTrial, batch: Any) -> None:
     trial.context.step_optimizer(trial.optimizer)
 
 
+def _module_around_clears_between(trial: HabitTrial, batch: Any) -> None:
+    loss = trial.loss(batch)
+    nn.Sequential(trial.model).zero_grad()
+    trial.context.backward(loss)
+    trial.context.step_optimizer(trial.optimizer)
+
+
 def _clears_last(trial: HabitTrial, batch: Any) -> None:
     _plain(trial, batch)
     trial.optimizer.zero_grad()
@@ -275,7 +282,7 @@ def _clips_by_imported_norm(trial: HabitTrial, batch: Any) -> None:
     _clips_by(_IMPORTED_BEFORE)(trial, batch)
 
 
-HARMLESS = [_clears_first, _clears_between, _model_clears_between, _clears_last]
+HARMLESS = [_clears_first, _clears_between, _model_clears_between, _module_around_clears_between, _clears_last]
 SETTINGS = {
     "ddp": _config("ddp"),
     "ddp, two batches": _config("ddp", aggregation_frequency=2),
