@@ -478,6 +478,19 @@ def test_gradients_that_are_cleared_before_each_step_train_nothing(
     assert all(torch.equal(state[name], untrained[name]) for name in untrained)
 
 
+@in_folder
+def train_nothing(directory: Path) -> float:
+    """Returns the largest change of a parameter, where the gradients of all microbatches are cleared before a step."""
+    torch.manual_seed(7)
+    untrained = Layers().double().state_dict()
+    state = train(_clears_after_backward, _config(PIPELINE))
+    return max(float((state[name] - untrained[name]).abs().max()) for name in untrained)
+
+
+def test_gradients_of_a_pipeline_that_are_cleared_before_each_step_train_nothing(tmp_path: Path) -> None:
+    assert run_gang(2, tmp_path / "gang", train_nothing, tmp_path / "work") == [0.0, 0.0]
+
+
 def test_a_closure_that_makes_no_gradients_may_step_after_several_batches(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     config = _config("none", aggregation_frequency=2)
