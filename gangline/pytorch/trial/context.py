@@ -328,7 +328,7 @@ class PyTorchTrialContext(Lacking):
         """Clips gradients like torch.nn.utils.clip_grad_norm_, for step_optimizer's clip_grads: clip_grads=lambda
         parameters: context.clip_grad_norm(parameters, 1.0). Returns the norm over all ranks' parts as a plain tensor
         with every strategy. All ranks call it in step."""
-        self.update.guard.check_clipping()
+        parameters = self.update.guard.check_clipped(parameters)
         return self.strategy.clip_gradients(parameters, max_norm, norm_type)
 
     def get_full_model_state(self, model: nn.Module) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from gangline.pytorch.data.torch_error import explain, explain_step
 from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.trial.backward import Pass, check_loss, second_order
-from gangline.pytorch.trial.gradient_guard import GradientGuard
+from gangline.pytorch.trial.gradient_guard import GradientGuard, Reasons
 
 _ZERO_GRAD = Optimizer.zero_grad
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -132,6 +132,8 @@ class ParameterUpdate:
         self._weight = 1.0
         self._is_first_backward = True
         self._is_in_batch = False
+        # Whether train_batch runs for a part of a batch, and not for the last one.
+        self._is_part = False
         self._strategy = strategy
         self._precision = precision
         self._clock = clock
@@ -139,21 +141,22 @@ class ParameterUpdate:
         self._rounds = rounds
         self._may_shrink = may_shrink
         self.averages(optimizations.average_aggregated_gradients)
-        self.guard = GradientGuard(
-            self._reason_of_parts(), has_parts=strategy.runs_batch, may_clear=strategy.is_clearing_right
-        )
+        self.guard = GradientGuard(strategy, self._reasons())
 
-    def _reason_of_parts(self) -> str:
-        """See GradientGuard."""
-        if self._strategy.runs_batch:
-            return f"{self._strategy.name} calls it once for each microbatch"
+    def _reasons(self) -> Reasons:
+        continued = remedy = ""
         if self._frequency > 1:
-            return f"aggregation_frequency makes one step of {self._frequency} batches"
-        if self._precision.kind == "fp16":
-            return "mixed_precision fp16 scales gradients until context.step_optimizer"
-        if self._may_shrink:
-            return "resources.min_slots_per_trial makes several calls of a batch on fewer slots"
-        return ""
+            continued = f"aggregation_frequency makes one step of {self._frequency} batches"
+            remedy = "set optimizations.aggregation_frequency to 1"
+        elif self._may_shrink:
+            continued = "resources.min_slots_per_trial makes several calls of a batch on fewer slots"
+            remedy = "leave resources.min_slots_per_trial out"
+        partial = continued
+        if self._strategy.runs_batch:
+            partial = f"{self._strategy.name} calls it once for each microbatch"
+        elif self._frequency == 1 and self._precision.kind == "fp16":
+            partial = "mixed_precision fp16 scales gradients until context.step_optimizer"
+        return Reasons(partial, continued, remedy)
 
     def averages(self, is_on: bool) -> None:
         """Sets whether gradients that are aggregated over several batches become a mean, or stay a sum."""
@@ -165,7 +168,7 @@ class ParameterUpdate:
         self.is_step_batch = is_step_batch
         self._weight = weight
         self._is_first_backward = self._is_in_batch = True
-        self.guard.begin_batch(is_step_batch)
+        self.guard.begin_batch()
 
     @property
     def refuses_own_backward(self) -> bool:
@@ -174,6 +177,7 @@ class ParameterUpdate:
 
     def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
         check_loss(loss, gradient)
+        self.guard.check_backward()
         if create_graph and self._strategy.has_peers:
             raise second_order(self._strategy.name)
         with self._clock.phase("backward"), self._precision.outside():
@@ -192,7 +196,8 @@ class ParameterUpdate:
                 self._strategy.run_backward(loss, gradient, retain_graph, create_graph)
                 if self.is_step_batch:
                     # after_backward may reduce gradients that the pass has left, which still belongs to the pass.
-                    self._strategy.after_backward()
+                    with self.guard.following() if self.guard.is_on else _NOTHING:
+                        self._strategy.after_backward()
             except RuntimeError as error:
                 meaning = explain(error, self._strategy.name)
                 if meaning is None:
@@ -200,7 +205,6 @@ class ParameterUpdate:
                 raise meaning from error
             finally:
                 Pass.depth -= 1
-                self.guard.on_backward()
 
     def step(
         self,
@@ -228,9 +232,23 @@ class ParameterUpdate:
                 f"{self._strategy.name} steps once all microbatches are trained, and step_optimizer has a closure, "
                 "which would train them again; call it without a closure, or use ddp",
             )
-        with self.guard.stepping(optimizer) if self.guard.is_on else _NOTHING:
+        if not auto_zero_grads and self.guard.has_left_out(optimizer):
+            raise invalid(
+                "pytorch.zero_grads",
+                f"step_optimizer(auto_zero_grads=False) with {self._strategy.name}, and a zero_grad between the model "
+                "and context.backward, where gradients of other microbatches exist, so nothing would clear those of "
+                "the step before; leave auto_zero_grads on, or call zero_grad at the begin of train_batch",
+            )
+        if not self.guard.is_on:
             if self.is_step_batch:
                 self._step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
+        elif self.is_step_batch:
+            with self.guard.stepping():
+                closure = closure and self.guard.close(closure)
+                self._step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
+            self.guard.forget(optimizer)
+        elif not self._is_part:
+            self.guard.keep(optimizer)
 
     def _step(
         self,
@@ -272,10 +290,12 @@ class ParameterUpdate:
     def without_step(self) -> Iterator[None]:
         """Returns a context for a call of train_batch that is not the last one for its batch."""
         is_step_batch, self.is_step_batch = self.is_step_batch, False
+        is_part, self._is_part = self._is_part, True
         try:
-            yield
+            with self.guard.inner_call():
+                yield
         finally:
-            self.is_step_batch = is_step_batch
+            self.is_step_batch, self._is_part = is_step_batch, is_part
 
     def leave_batch(self) -> None:
         """Called when train_batch has ended or failed."""

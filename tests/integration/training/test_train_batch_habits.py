@@ -116,6 +116,13 @@ def _model_clears_between(trial: HabitTrial, batch: Any) -> None:
     trial.context.step_optimizer(trial.optimizer)
 
 
+def _module_around_clears_between(trial: HabitTrial, batch: Any) -> None:
+    loss = trial.loss(batch)
+    nn.Sequential(trial.model).zero_grad()
+    trial.context.backward(loss)
+    trial.context.step_optimizer(trial.optimizer)
+
+
 def _clears_last(trial: HabitTrial, batch: Any) -> None:
     _plain(trial, batch)
     trial.optimizer.zero_grad()
@@ -128,10 +135,59 @@ def _clears_after_backward(trial: HabitTrial, batch: Any) -> None:
     trial.context.step_optimizer(trial.optimizer)
 
 
-def _model_clears_after_backward(trial: HabitTrial, batch: Any) -> None:
+def _clears_after_a_later_backward(trial: HabitTrial, batch: Any) -> None:
+    trial.count += 1
     trial.context.backward(trial.loss(batch))
-    trial.model.zero_grad()
+    if trial.count > 1:
+        trial.optimizer.zero_grad()
     trial.context.step_optimizer(trial.optimizer)
+
+
+def _model_clears_after_a_later_backward(trial: HabitTrial, batch: Any) -> None:
+    trial.count += 1
+    trial.context.backward(trial.loss(batch))
+    if trial.count > 1:
+        trial.model.zero_grad()
+    trial.context.step_optimizer(trial.optimizer)
+
+
+def _step_only(trial: HabitTrial) -> None:
+    trial.context.step_optimizer(trial.optimizer, auto_zero_grads=False)
+
+
+def _clears_first_alone(trial: HabitTrial, batch: Any) -> None:
+    trial.optimizer.zero_grad()
+    trial.context.backward(trial.loss(batch))
+    _step_only(trial)
+
+
+def _clears_last_alone(trial: HabitTrial, batch: Any) -> None:
+    trial.context.backward(trial.loss(batch))
+    _step_only(trial)
+    trial.model.zero_grad()
+
+
+def _clears_between_alone(trial: HabitTrial, batch: Any) -> None:
+    loss = trial.loss(batch)
+    trial.optimizer.zero_grad()
+    trial.context.backward(loss)
+    _step_only(trial)
+
+
+def _model_clears_between_alone(trial: HabitTrial, batch: Any) -> None:
+    loss = trial.loss(batch)
+    trial.model.zero_grad()
+    trial.context.backward(loss)
+    _step_only(trial)
+
+
+def _closes_over(does: Callable[[HabitTrial, torch.Tensor], Any]) -> Callable[[Any, Any], None]:
+    def train(trial: HabitTrial, batch: Any) -> None:
+        trial.context.backward(trial.loss(batch), retain_graph=True)
+        loss = trial.loss(batch)
+        trial.context.step_optimizer(trial.optimizer, closure=lambda: does(trial, loss))
+
+    return train
 
 
 def _steps(trial: HabitTrial, batch: Any) -> None:
@@ -226,7 +282,7 @@ def _clips_by_imported_norm(trial: HabitTrial, batch: Any) -> None:
     _clips_by(_IMPORTED_BEFORE)(trial, batch)
 
 
-HARMLESS = [_clears_first, _clears_between, _model_clears_between, _clears_last]
+HARMLESS = [_clears_first, _clears_between, _model_clears_between, _module_around_clears_between, _clears_last]
 SETTINGS = {
     "ddp": _config("ddp"),
     "ddp, two batches": _config("ddp", aggregation_frequency=2),
@@ -280,6 +336,11 @@ def refuse(directory: Path, does: Callable[[Any, Any], None], make: Any = Layers
             _clips_by_imported_norm,
             "clip_grads measures the norm of one stage's gradients; call torch.nn.utils.get_",
         ),
+        (
+            _clears_between_alone,
+            "step_optimizer(auto_zero_grads=False) with pipeline, and a zero_grad between the model and context.back",
+        ),
+        (_model_clears_between_alone, "step_optimizer(auto_zero_grads=False) with pipeline, and a zero_grad between"),
         (_steps_scheduler, "train_batch steps a learning rate scheduler, which a pipeline would step once for each"),
     ],
 )
@@ -288,7 +349,7 @@ def test_what_a_pipeline_would_repeat_is_refused(
 ) -> None:
     told = run_gang(2, tmp_path / "gang", refuse, tmp_path / "work", does)
     real = [text for text in told if not text.startswith("other rank: ")]
-    assert real
+    assert real, told
     assert all(text.startswith(message) for text in real), told
 
 
@@ -360,12 +421,33 @@ def test_batch_norm_over_microbatches_is_warned_of(tmp_path: Path) -> None:
         (_clips_values, {"aggregation_frequency": 2}, _CLIPS + "aggregation_frequency"),
         (_clips_with_context, {"aggregation_frequency": 2}, _CLIPS + "aggregation_"),
         (
-            _clears_after_backward,
+            _clears_after_a_later_backward,
             {"aggregation_frequency": 2},
-            "train_batch clears gradients between a backward pass and context.step_optimizer, which would drop those "
-            "of earlier calls, but aggregation_frequency makes one step of 2 batches; leave zero_grad out",
+            "train_batch clears gradients of Layers that a backward pass after step_optimizer has added to those of "
+            "earlier calls, but aggregation_frequency makes one step of 2 batches; call zero_grad before the backward",
         ),
-        (_model_clears_after_backward, {"aggregation_frequency": 2}, "train_batch clears gradients between a backward"),
+        (
+            _model_clears_after_a_later_backward,
+            {"aggregation_frequency": 2},
+            "train_batch clears gradients of Layers that a backward pass after step_optimizer has added to those of ",
+        ),
+        (
+            _closes_over(lambda trial, loss: trial.optimizer.zero_grad()),
+            {"aggregation_frequency": 2},
+            "the closure of step_optimizer calls zero_grad, but aggregation_frequency makes one step of 2 batches, and "
+            "a closure runs in the last of them alone; call context.backward before step_optimizer, or set "
+            "optimizations.aggregation_frequency to 1",
+        ),
+        (
+            _closes_over(lambda trial, loss: trial.model.zero_grad()),
+            {"aggregation_frequency": 2},
+            "the closure of step_optimizer calls zero_grad, but aggregation_frequency makes one step of 2 batches, and",
+        ),
+        (
+            _closes_over(lambda trial, loss: trial.context.backward(loss)),
+            {"aggregation_frequency": 2},
+            "the closure of step_optimizer calls context.backward, but aggregation_frequency makes one step of 2 ",
+        ),
     ],
 )
 def test_what_is_wrong_before_a_whole_step_is_refused(
@@ -383,6 +465,49 @@ def test_a_step_of_one_call_leaves_torch_to_the_trial(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     train(does, _config("none"))
+
+
+@pytest.mark.parametrize("config", [_config("none"), _config("none", aggregation_frequency=2)])
+def test_gradients_that_are_cleared_before_each_step_train_nothing(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(7)
+    untrained = Layers().double().state_dict()
+    state = train(_clears_after_backward, config)
+    assert all(torch.equal(state[name], untrained[name]) for name in untrained)
+
+
+@in_folder
+def train_nothing(directory: Path) -> float:
+    """Returns the largest change of a parameter, where the gradients of all microbatches are cleared before a step."""
+    torch.manual_seed(7)
+    untrained = Layers().double().state_dict()
+    state = train(_clears_after_backward, _config(PIPELINE))
+    return max(float((state[name] - untrained[name]).abs().max()) for name in untrained)
+
+
+def test_gradients_of_a_pipeline_that_are_cleared_before_each_step_train_nothing(tmp_path: Path) -> None:
+    assert run_gang(2, tmp_path / "gang", train_nothing, tmp_path / "work") == [0.0, 0.0]
+
+
+def test_a_closure_that_makes_no_gradients_may_step_after_several_batches(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = _config("none", aggregation_frequency=2)
+    state, plain = train(_closes_over(lambda trial, loss: loss), config), train(_plain, config)
+    assert all(torch.equal(state[name], plain[name]) for name in plain)
+
+
+@in_folder
+def train_alone(directory: Path) -> list[float]:
+    """Returns the largest difference from training whose gradients the trainer clears."""
+    plain = train(_plain, _config(PIPELINE))
+    states = [train(habit, _config(PIPELINE)) for habit in (_clears_first_alone, _clears_last_alone)]
+    return [max(float((state[key] - plain[key]).abs().max()) for key in plain) for state in states]
+
+
+def test_a_pipeline_s_gradients_may_be_cleared_by_the_trial(tmp_path: Path) -> None:
+    assert run_gang(2, tmp_path / "gang", train_alone, tmp_path / "work") == [[0.0, 0.0]] * 2
 
 
 def test_a_norm_of_aggregated_gradients_may_be_measured(tmp_path: Path, monkeypatch: Any) -> None:

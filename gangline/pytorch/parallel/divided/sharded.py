@@ -31,7 +31,7 @@ from gangline.pytorch.parallel.divided import part_operator, whole_random
 from gangline.pytorch.parallel.divided.announcement import Announcements
 from gangline.pytorch.parallel.divided.block import find_blocks
 from gangline.pytorch.parallel.divided.divided_copy import OwnHook, allow_copies
-from gangline.pytorch.parallel.divided.gradient_clearing import clear_with_modules, clear_with_optimizer
+from gangline.pytorch.parallel.divided.gradient_clearing import clear_with_modules, clear_with_optimizer, find_places
 from gangline.pytorch.parallel.divided.gradient_pass import GradientPasses
 from gangline.pytorch.parallel.divided.half_gathering import HalfGathering
 from gangline.pytorch.parallel.divided.loading import Loads
@@ -47,7 +47,7 @@ from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.copies import Copies
 from gangline.pytorch.parallel.shared.ownership import Shards, WrappedModels, check_initialised, class_name
 from gangline.pytorch.parallel.shared.reach import Reach, check_reach
-from gangline.pytorch.parallel.shared.strategy import Holder, Strategy, sparse_module
+from gangline.pytorch.parallel.shared.strategy import Holder, Places, Strategy, sparse_module
 from gangline.pytorch.profile.traffic import TrafficMeter
 
 _log = logging.getLogger("gangline")
@@ -145,6 +145,9 @@ class ShardedStrategy(Strategy):
         finally:
             self._set_exchange(True)
             self._wholes.close()
+
+    def gradient_places(self, parameters: Iterable[torch.Tensor]) -> list[Places]:
+        return find_places(parameters, self._all_groups())
 
     def gather(self) -> AbstractContextManager[None]:
         return self._gathered()

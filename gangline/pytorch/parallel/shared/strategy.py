@@ -58,6 +58,10 @@ Train = Callable[[Any, bool], Any]
 """Calls train_batch with a batch or a part of one. The second argument tells whether this is the last call for the
 batch, which steps optimizers."""
 
+Places = Sequence[tuple[Any, str]]
+"""The attributes that may hold the gradient of one parameter, each as its object and its name. The first object is a
+form of the parameter that stays the same object."""
+
 
 class Strategy(ABC):
     """Spreads one trial over its ranks. All ranks call all methods in step, those with models and optimizers in the
@@ -110,6 +114,10 @@ class Strategy(ABC):
     def is_clearing_right(self) -> bool:
         """Returns whether a zero_grad in train_batch drops now what it would drop if one call made the whole batch."""
         return True
+
+    def gradient_places(self, parameters: Iterable[torch.Tensor]) -> list[Places]:
+        """Returns the places of the gradient of each of these parameters, in whatever form the trial has it."""
+        return [((parameter, "grad"),) for parameter in parameters]
 
     @abstractmethod
     def accumulate(self) -> AbstractContextManager[None]:
