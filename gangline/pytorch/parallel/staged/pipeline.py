@@ -126,7 +126,7 @@ class PipelineStrategy(Strategy):
         self._units = units = find_units(model)
         counts = divide_units(model, units, self._stages, self._split, self._schedule)
         check_carried(units, self._carry)
-        warn_of_microbatches(model)
+        warn_of_microbatches(model, microbatches=self._microbatches, replicas=dist.get_world_size() // self._stages)
         self._replicas = Replicas(self._stages, self._device, self._timeout)
         self._random = StageRandom(self._replicas)
         self._parts = Parts(
