@@ -38,7 +38,8 @@ class MaskTrial(ChainTrial):
         if not isinstance(batch, dict):
             return super().loss(batch)
         difference = self.model(batch["inputs"]) - batch["targets"]
-        return (difference.square().mean(1, keepdim=True) * batch["mask"]).mean()
+        loss: torch.Tensor = (difference.square().mean(1, keepdim=True) * batch["mask"]).mean()
+        return loss
 
 
 def test_a_tensor_for_all_records_goes_into_each_microbatch(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def _reads_before_the_model(trial: Any, batch: Any) -> torch.Tensor:
     return loss
 
 
-TRIALS = {
+TRIALS: dict[str, type[ChainTrial]] = {
     "counts numbers": TokenTrial,
     "reads what another slot has": _with(_reads_size, Keeping),
     "reads of a module of its own": _with(_reads_of_another_module),

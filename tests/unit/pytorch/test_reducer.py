@@ -178,7 +178,7 @@ def test_a_value_that_is_replaced_in_a_block_is_bound_again() -> None:
         reducer.meter.total = before + 5
         before.resize_(3)
     assert reducer.meter.total is before
-    assert before.tolist() == 0.0
+    assert (before.shape, float(before)) == ((), 0.0)
 
 
 def test_hooks_that_a_block_registers_stay() -> None:
@@ -214,7 +214,8 @@ def test_a_model_that_a_reducer_keeps_is_left_as_the_batch_made_it() -> None:
         reducer.seen += 1
         meter.add(5)
     assert (model.running_mean is mean, model.num_batches_tracked is count, reducer.mean is mean) == (True, True, True)
-    assert (float(mean), int(count)) == (pytest.approx(0.2), 1)
+    assert float(mean) == pytest.approx(0.2)
+    assert int(count) == 1
     assert (float(reducer.seen), float(meter.total)) == (0.0, 0.0)
 
 
