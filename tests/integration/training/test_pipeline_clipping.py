@@ -51,6 +51,11 @@ def _all_by_total_norm(trial: Any, parameters: list[nn.Parameter]) -> None:
     _scale(_gradients(parameters), norm)
 
 
+def _groups_by_total_norm(trial: Any, parameters: list[nn.Parameter]) -> None:
+    for group in trial.optimizer.param_groups:
+        _scale(_gradients(group["params"]), nn.utils.get_total_norm(_gradients(group["params"])))
+
+
 def _layers_with_torch(trial: Any, parameters: list[nn.Parameter]) -> None:
     for layer in (trial.model.stem, *trial.model.blocks, trial.model.head):
         _clip_imported_before(layer.parameters(), _MOST)
@@ -74,6 +79,7 @@ def _each_with_context(trial: Any, parameters: list[nn.Parameter]) -> None:
 RIGHT = {
     "all parameters with gradients": _all_without_none,
     "total norm": _all_by_total_norm,
+    "total norm of each group": _groups_by_total_norm,
     "layers, with torch": _layers_with_torch,
     "layers, with the context": _layers_with_context,
     "each parameter, with torch": _each_with_torch,

@@ -134,7 +134,7 @@ class Strategy(ABC):
         return
 
     def clip_gradients(
-        self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+        self, parameters: Iterable[nn.Parameter] | nn.Parameter, max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
         """Scales the gradients down to max_norm, whatever part of them this rank has. Returns the norm before the
         scaling, over all parts."""

@@ -249,7 +249,7 @@ class PipelineStrategy(Strategy):
         self._joined = optimizer
 
     def clip_gradients(
-        self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+        self, parameters: Iterable[nn.Parameter] | nn.Parameter, max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
         chosen = [parameters] if isinstance(parameters, nn.Parameter) else list(parameters)
         own = [parameter for parameter in chosen if self._is_own(parameter)]
