@@ -220,8 +220,9 @@ class BatchRun:
         self._results[number] = result
 
     def _may_be_kept_elsewhere(self, owner: Any) -> bool:
-        """Returns whether a module of the model may have attributes on another slot that it has not on this one."""
-        return self._parts.count > len(self._parts.own) and any(owner is each for each in self._parts.model.modules())
+        """Returns whether this is a module of the model, which may have attributes on another slot. There is one always,
+        as a pipeline has two stages at least."""
+        return any(owner is each for each in self._parts.model.modules())
 
     def _without_collected(self, error: Exception, places: Collection[str]) -> GanglineError:
         return _unfit(
