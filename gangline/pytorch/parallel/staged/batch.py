@@ -220,8 +220,8 @@ class BatchRun:
         self._results[number] = result
 
     def _may_be_kept_elsewhere(self, owner: Any) -> bool:
-        """Returns whether this is a module of the model, which may have attributes on another slot. There is one always,
-        as a pipeline has two stages at least."""
+        """Returns whether this is a module of the model, which may have attributes on another slot. There always is
+        one, as a pipeline has at least two stages."""
         return any(owner is each for each in self._parts.model.modules())
 
     def _without_collected(self, error: Exception, places: Collection[str]) -> GanglineError:
