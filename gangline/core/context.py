@@ -78,6 +78,7 @@ class Context(Lacking):
         self.info = info
         self.link = link
         self.beat = beat
+        self._is_closed = False
 
     def __enter__(self) -> Context:
         return self
@@ -109,9 +110,10 @@ class Context(Lacking):
 
     def close(self) -> None:
         """Ends the background work. The last files and reports have been sent when it returns, or the time limit for
-        sending is over."""
-        if self.info is not None and self.distributed.rank == 0:
+        sending is over. May be called again, also inside of the `with` block."""
+        if not self._is_closed and self.info is not None and self.distributed.rank == 0:
             _warn_of_unused_parallelism(self.info.trial.config.get("parallelism"))
+        self._is_closed = True
         self._end()
 
     def _end(self) -> None:

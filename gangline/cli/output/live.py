@@ -143,7 +143,8 @@ def _failed_since(failures: Mapping[str, ExitReport | None] | None, view: Experi
     the view before; None for the first view."""
     if failures is None:
         return []
-    going_on = [trial for trial in view.trials if trial.trial.state is not State.TERMINAL]
+    # A trial of a paused experiment does not start again.
+    going_on = [trial for trial in view.trials if trial.trial.state not in (State.TERMINAL, State.PAUSED)]
     return [trial for trial in going_on if trial.trial.last_failure not in (None, failures.get(trial.trial.id))]
 
 

@@ -23,6 +23,7 @@ from gangline.domain.view import ExperimentView, TrialView
 # Trials in a table that is not asked for as a whole.
 MOST_SHOWN = 20
 _STATES = (State.RUNNING, State.STARTING, State.STOPPING, State.QUEUED, State.PAUSED)
+_WAITING = (State.QUEUED, State.PAUSED)
 
 
 def is_search(view: ExperimentView) -> bool:
@@ -108,12 +109,14 @@ def shown_rows(view: ExperimentView) -> tuple[list[tuple[str, ...]], list[str]]:
 
 
 def shown_indexes(view: ExperimentView, most: int) -> list[int]:
-    """Returns the indexes of the trials to show: the best one, those that go on and the newest that have ended."""
+    """Returns the indexes of the trials to show: the best one, those that go on, those that wait and the newest that
+    have ended."""
     best = best_trial(view)
     states = [trial.trial.state for trial in view.trials]
     first = [index for index, trial in enumerate(view.trials) if trial is best]
-    going_on = [index for index, state in enumerate(states) if state not in (State.TERMINAL, State.QUEUED)]
-    waiting = [index for index, state in enumerate(states) if state is State.QUEUED]
+    # The trials of a paused experiment that wait are PAUSED; those that still stop are shown before them.
+    going_on = [index for index, state in enumerate(states) if state not in (State.TERMINAL, *_WAITING)]
+    waiting = [index for index, state in enumerate(states) if state in _WAITING]
     ended = [index for index, state in enumerate(states) if state is State.TERMINAL]
     shown = list(dict.fromkeys([*first, *going_on, *waiting, *reversed(ended)]))[: max(most, 0)]
     return sorted(shown, key=lambda index: view.trials[index].trial.number)

@@ -6,26 +6,22 @@ Owns the interface, the wrapped reducers, and the reduction over ranks. The loop
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from gangline.core import DistributedContext
 from gangline.errors import invalid
 from gangline.pytorch.data import batch_data as batches
+from gangline.pytorch.metrics.kept_data import KeptData
 from gangline.pytorch.metrics.metric import check_metrics
 
 _CPU = torch.device("cpu")
-# Types of attributes that `unchanged` copies and restores.
-_PLAIN = (int, float, complex, str, bytes, list, tuple, set, dict, deque, np.ndarray, torch.Tensor, type(None))
 
 
 class MetricReducer(ABC):
@@ -124,49 +120,18 @@ class Reducers:
         return shared_metrics
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Restores the reducers at the end of the block. A trial's own class gets back the plain data in its
-        attributes, and in those of modules and of objects with nothing but plain data that it keeps there."""
-        kept = [each for wrapped in self._wrapped for each in (wrapped.reducer, *_objects_in(wrapped.reducer))]
-        before = [(each, _plain_content(each)) for each in kept]
+    def unchanged(self, models: Iterable[nn.Module]) -> Iterator[None]:
+        """Restores the reducers at the end of the block; see KeptData. models: the trial's wrapped ones."""
+        models = list(models)
+        kept = [KeptData(wrapped.reducer, models) for wrapped in self._wrapped]
         yield
-        for each, content in before:
-            vars(each).update(content)
+        for data in kept:
+            data.restore()
 
     def _of(self, is_training: bool) -> list[_Wrapped]:
         return [
             wrapped for wrapped in self._wrapped if (wrapped.for_training if is_training else wrapped.for_validation)
         ]
-
-
-def _objects_in(reducer: MetricReducer) -> Iterator[Any]:
-    """Yields the objects among a reducer's attributes that may be its data."""
-    for value in vars(reducer).values():
-        if isinstance(value, nn.Module):
-            yield from value.modules()
-        elif all(isinstance(entry, _PLAIN) for entry in getattr(value, "__dict__", {"": reducer}).values()):
-            yield value
-
-
-def _plain_content(owner: Any) -> dict[str, Any]:
-    """Returns a copy of the numbers, collections, arrays and tensors among an object's attributes."""
-    left_out = ("_modules", "_parameters") if isinstance(owner, nn.Module) else ()
-    return {
-        name: _copy(value) for name, value in vars(owner).items() if isinstance(value, _PLAIN) and name not in left_out
-    }
-
-
-def _copy(value: Any) -> Any:
-    """Copies nested data. copy.deepcopy would refuse the tensors of a graph."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, list):
-        return [_copy(entry) for entry in value]
-    copied = copy.copy(value)
-    if isinstance(value, dict):
-        for key, entry in value.items():
-            copied[key] = _copy(entry)
-    return copied
 
 
 def _named(result: Any, wrapped: _Wrapped) -> dict[str, float]:

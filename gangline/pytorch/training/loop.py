@@ -194,7 +194,7 @@ class TrainingLoop:
                 records += self._trial.get_batch_length(batch)
             else:
                 # The batch belongs to another rank or round, so reducers must not see its records.
-                with self._context.reducers.unchanged():
+                with self._context.reducers.unchanged(self._context.models):
                     result = self._update_model(batch, weight, ends_step)
             self._reports.add(result, weight)
         self._records += records

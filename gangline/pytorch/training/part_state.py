@@ -15,7 +15,7 @@ _log = logging.getLogger("gangline")
 
 
 class PartState:
-    """Watches the calls of one trial's train_batch for parts of a batch. trial: whose numbers count as counts."""
+    """Watches the calls of one trial's train_batch for parts of a batch. trial: whose integers count as counts."""
 
     def __init__(self, trial: Any, schedulers: Sequence[LRScheduler]) -> None:
         self._trial = trial
@@ -27,7 +27,7 @@ class PartState:
         """Returns a context for one call, which is not the last one of its batch. Raises GanglineError
         `pytorch.lr_scheduler` for a learning rate scheduler that the call steps; warns once of a number that it counts.
         """
-        steps, numbers = self._steps(), {} if self._has_warned else self._numbers()
+        steps, counts = self._steps(), {} if self._has_warned else self._counts()
         yield
         if self._steps() != steps:
             raise invalid(
@@ -38,7 +38,7 @@ class PartState:
             )
         if self._has_warned:
             return
-        changed = [name for name, value in self._numbers().items() if numbers.get(name, value) != value]
+        changed = [name for name, value in self._counts().items() if counts.get(name, value) != value]
         if changed:
             self._has_warned = True
             _log.warning(
@@ -50,7 +50,6 @@ class PartState:
     def _steps(self) -> list[Any]:
         return [getattr(each.scheduler, "last_epoch", None) for each in self._schedulers]
 
-    def _numbers(self) -> dict[str, float]:
-        return {
-            name: value for name, value in getattr(self._trial, "__dict__", {}).items() if type(value) in (int, float)
-        }
+    def _counts(self) -> dict[str, int]:
+        # A float, as the last loss, is no count, and neither is a bool.
+        return {name: value for name, value in getattr(self._trial, "__dict__", {}).items() if type(value) is int}

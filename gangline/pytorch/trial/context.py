@@ -323,7 +323,7 @@ class PyTorchTrialContext(Lacking):
         self.core.beat.stay(TRAIN_BATCH)
 
     def clip_grad_norm(
-        self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+        self, parameters: Iterable[nn.Parameter] | nn.Parameter, max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
         """Clips gradients like torch.nn.utils.clip_grad_norm_, for step_optimizer's clip_grads: clip_grads=lambda
         parameters: context.clip_grad_norm(parameters, 1.0). Returns the norm over all ranks' parts as a plain tensor

@@ -100,6 +100,17 @@ def test_running_trials_and_the_best_one_are_shown_first() -> None:
     assert shown_indexes(SEARCH, -3) == []
 
 
+def test_trials_that_still_stop_are_shown_before_paused_ones() -> None:
+    running = [trial.trial.number for trial in SEARCH.trials if trial.trial.state is State.RUNNING]
+    states = {number: State.STOPPING if number == running[-1] else State.PAUSED for number in running}
+    trials = [
+        replace(trial, trial=replace(trial.trial, state=states.get(trial.trial.number, trial.trial.state)))
+        for trial in SEARCH.trials
+    ]
+    shown = [SEARCH.trials[index].trial.number for index in shown_indexes(replace(SEARCH, trials=tuple(trials)), 2)]
+    assert shown == [12, running[-1]]
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24), (80, 12), (200, 60)])
 @pytest.mark.parametrize("name", ["digits", "a-very-long-name-" * 10, "実験の名前" * 20])
 def test_forty_trials_fit_the_terminal(width: int, height: int, name: str) -> None:

@@ -107,6 +107,10 @@ def test_plain_lines_name_each_failure_once_when_the_trial_goes_on() -> None:
     lines.clear()
     _follow_lines([failed_again(), failed_again()], lines.append, lambda: 0.0)
     assert not any("starts again" in line for line in lines), "it failed before this view"
+    trial = failed_again(1).trials[0]
+    paused = replace(trial, trial=replace(trial.trial, state=State.PAUSED))
+    _follow_lines([RUNNING, replace(RUNNING, trials=(paused,))], lines.append, lambda: 0.0)
+    assert not any("starts again" in line for line in lines), "its experiment is paused"
 
 
 def test_an_attempt_that_starts_shows_no_figures_of_the_attempt_before() -> None:

@@ -48,6 +48,15 @@ def test_a_section_that_a_core_script_does_not_use_is_named_once(
     assert caplog.messages.count(_LINE) == num_lines
 
 
+def test_a_context_that_is_closed_inside_of_its_block_warns_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _enter("zero3", tmp_path, monkeypatch)
+    with core.init() as own:
+        own.close()
+    assert caplog.messages.count(_LINE) == 1
+
+
 def test_only_the_chief_of_a_trial_without_an_error_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

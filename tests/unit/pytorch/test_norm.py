@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from gangline.pytorch.parallel.choice import SingleStrategy
 from gangline.pytorch.parallel.shared.norm import clip_to_norm
 
 
@@ -38,3 +39,10 @@ def test_rows_of_a_sparse_gradient_are_added_before_their_norm() -> None:
     assert float(clip_to_norm([parameter, _parameter(torch.zeros(2))], 2.5)) == pytest.approx(5.0)
     assert parameter.grad is not None
     assert parameter.grad.to_dense().flatten().tolist() == pytest.approx([0.0, 1.5, 0.0, 2.0, 0.0])
+
+
+def test_a_single_parameter_is_clipped_as_one_of_several() -> None:
+    parameter = _parameter(torch.tensor([3.0, 4.0]))
+    assert float(SingleStrategy().clip_gradients(parameter, 2.5)) == pytest.approx(5.0)
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == pytest.approx([1.5, 2.0])

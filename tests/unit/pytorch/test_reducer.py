@@ -159,12 +159,64 @@ def test_data_that_a_reducer_keeps_in_objects_is_put_back() -> None:
     meter, tally, weight = reducer.meter, reducer.tally, reducer.meter.inner.weight
     meter.add(3)
     tally.count = 3
-    with reducers.unchanged():
+    total, seen = meter.total, meter.seen
+    with reducers.unchanged([]):
         meter.add(5)
         tally.count += 5
         assert float(reducer.meter.total) == 8
     assert (float(meter.total), meter.seen, tally.count) == (3.0, [3], 3)
     assert (reducer.meter, reducer.tally, meter.inner.weight) == (meter, tally, weight)
+    assert meter.total is total, "another object may hold the buffer"
+    assert meter.seen is seen
+
+
+def test_a_value_that_is_replaced_in_a_block_is_bound_again() -> None:
+    reducers, reducer = Reducers(DistributedContext()), _Keeping()
+    reducers.wrap(reducer, None, True, True)
+    before = reducer.meter.total
+    with reducers.unchanged([]):
+        reducer.meter.total = before + 5
+        before.resize_(3)
+    assert reducer.meter.total is before
+    assert (before.shape, float(before)) == ((), 0.0)
+
+
+def test_hooks_that_a_block_registers_stay() -> None:
+    reducers, reducer, calls = Reducers(DistributedContext()), _Keeping(), list[str]()
+    reducers.wrap(reducer, None, True, True)
+    with reducers.unchanged([]):
+        reducer.meter.inner.register_forward_hook(lambda *_: calls.append("called"))
+    reducer.meter.inner(torch.zeros(1))
+    assert calls == ["called"]
+
+
+class _Watching(_Spread):
+    """Keeps the trial's model in a module of its own, and one of its buffers."""
+
+    def __init__(self, model: torch.nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.around = torch.nn.Sequential(model, _Meter())
+        self.mean = model.running_mean
+        self.seen = torch.zeros(1)
+
+
+def test_a_model_that_a_reducer_keeps_is_left_as_the_batch_made_it() -> None:
+    model = torch.nn.BatchNorm1d(1)
+    reducers, reducer = Reducers(DistributedContext()), _Watching(model)
+    reducers.wrap(reducer, None, True, True)
+    mean, count = model.running_mean, model.num_batches_tracked
+    assert mean is not None
+    assert count is not None
+    meter = reducer.around[1]
+    assert isinstance(meter, _Meter)
+    with reducers.unchanged([model]):
+        model(torch.tensor([[1.0], [3.0]]))
+        reducer.seen += 1
+        meter.add(5)
+    assert (model.running_mean is mean, model.num_batches_tracked is count, reducer.mean is mean) == (True, True, True)
+    assert float(mean) == pytest.approx(0.2)
+    assert int(count) == 1
+    assert (float(reducer.seen), float(meter.total)) == (0.0, 0.0)
 
 
 def test_refused_reducers() -> None:

@@ -37,10 +37,14 @@ def prepare_batch_norm(model: nn.Module) -> None:
     )
 
 
-def warn_of_microbatches(model: nn.Module) -> None:
-    """Warns once of layers that a pipeline lets normalise over one microbatch."""
+def warn_of_microbatches(model: nn.Module, *, microbatches: int | None, replicas: int) -> None:
+    """Warns once of layers that a pipeline lets normalise over a part of the batch. microbatches: as configured, None
+    for a number that is chosen later. replicas: their number."""
+    if microbatches == 1 and replicas == 1:
+        return
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    _warn(model, layers, "one microbatch, so its losses differ from those of one slot; use GroupNorm")
+    part = "one replica's part of the batch" if microbatches == 1 else "one microbatch"
+    _warn(model, layers, f"{part}, so its losses differ from those of one slot; use GroupNorm")
 
 
 def _warn(model: nn.Module, layers: Sequence[nn.Module], text: str) -> None:

@@ -142,11 +142,12 @@ class Strategy(ABC):
         return
 
     def clip_gradients(
-        self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+        self, parameters: Iterable[nn.Parameter] | nn.Parameter, max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
         """Scales the gradients down to max_norm, whatever part of them this rank has. Returns the norm before the
         scaling, over all parts."""
-        return clip_to_norm(list(parameters), max_norm, norm_type)
+        chosen = [parameters] if isinstance(parameters, nn.Parameter) else list(parameters)
+        return clip_to_norm(chosen, max_norm, norm_type)
 
     def clipping(self) -> AbstractContextManager[None]:
         """Returns a context for a trial's own clipping, in which torch's clip_grad_norm_ works on all parts."""

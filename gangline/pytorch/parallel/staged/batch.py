@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from gangline.core.beat import EXCHANGE, FORWARD, Beat
@@ -42,6 +41,8 @@ class _Call:
     number: int
     has_called_model: bool = False
     has_backward: bool = False
+    # Whether train_batch has the model's output and its own code runs, neither the model nor a backward pass.
+    is_behind_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,11 @@ class BatchRun:
             self._start(call.number - 1)
         else:
             self._run_schedule()
+        output = self._output_for(call)
+        call.is_behind_model = True
+        return output
+
+    def _output_for(self, call: _Call) -> Any:
         if self._parts.has_last:
             self._thread.wait_for(call.number)
             return self._outputs.pop(call.number)
@@ -152,12 +158,14 @@ class BatchRun:
         call.has_backward = True
         if not self._parts.has_last:
             return
+        call.is_behind_model = False
         self._thread.give(loss / self.count)
         if call.number == self.count - 1:
             last_output = self._last
             self._thread.finish()
             assert self._layout is not None
             self._parts.share_output(last_output, self._layout)
+        call.is_behind_model = True
 
     def run_part(self, part: int, number: int, received: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Runs a part's forward pass for a microbatch; called by the schedule. An error gets a note with the stage."""
@@ -196,9 +204,11 @@ class BatchRun:
                 raise
             return
         except (LookupError, AttributeError) as error:
-            if call.has_called_model and self._layout is not None and self._layout.collected:
+            if not call.is_behind_model:
+                raise
+            if self._layout is not None and self._layout.collected:
                 raise self._without_collected(error, self._layout.collected) from error
-            if call.has_called_model and isinstance(error, AttributeError) and isinstance(error.obj, nn.Module):
+            if isinstance(error, AttributeError) and self._may_be_kept_elsewhere(error.obj):
                 raise _without_attribute(error) from error
             raise
         finally:
@@ -208,6 +218,11 @@ class BatchRun:
         if not call.has_backward:
             raise _unfit("returns without context.backward(loss); call it once for each batch")
         self._results[number] = result
+
+    def _may_be_kept_elsewhere(self, owner: Any) -> bool:
+        """Returns whether this is a module of the model, which may have attributes on another slot. There always is
+        one, as a pipeline has at least two stages."""
+        return any(owner is each for each in self._parts.model.modules())
 
     def _without_collected(self, error: Exception, places: Collection[str]) -> GanglineError:
         return _unfit(
@@ -248,8 +263,8 @@ class BatchRun:
 def _without_attribute(error: AttributeError) -> GanglineError:
     kind = type(error.obj).__name__
     return _unfit(
-        f"reads {error.name} of {kind} behind the model, which this slot does not have, because its forward keeps it "
-        f"on another one; return it from forward beside the output, or give {kind} a default for it"
+        f"reads {error.name} of {kind} behind the model, which this slot does not have ({error}); where its forward "
+        f"keeps it on another slot, return it from forward beside the output, or give {kind} a default for it"
     )
 
 

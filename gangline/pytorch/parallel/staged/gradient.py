@@ -1,11 +1,13 @@
 """Joins the gradients of a pipeline's ranks before a step: sums those of shared parameters over the ranks that hold
-them, averages all over the replicas, and measures their norm over all parts."""
+them, and averages all over the replicas. Lets torch's clipping ask for their norm over all parts."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,7 +17,10 @@ from torch.nn.utils import clip_grad
 
 from gangline.errors import invalid
 from gangline.pytorch.parallel.shared.broadcast import average_tensors, sum_tensors
-from gangline.pytorch.parallel.shared.norm import NORM_CODE, OwnNorm, norm_here
+from gangline.pytorch.parallel.shared.norm import NORM_CODE, OwnNorm
+
+# By which a function that torch's clipping calls recognises it.
+_CLIP_CODE = inspect.unwrap(nn.utils.clip_grad_norm_).__code__
 
 
 @torch.no_grad()
@@ -44,30 +49,19 @@ def make_gradients_alike(parameters: Sequence[nn.Parameter], group: dist.Process
     return chosen
 
 
-def norm_over(
-    norm: torch.Tensor, norm_type: float, group: dist.ProcessGroup | None, device: torch.device
-) -> torch.Tensor:
-    """Returns the norm over all ranks of a group, None for all ranks. norm: of this rank's part."""
-    is_maximum = norm_type == float("inf")
-    total = norm.detach().to(device, torch.float64)
-    total = total if is_maximum else total**norm_type
-    dist.all_reduce(total, op=dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM, group=group)
-    return (total if is_maximum else total ** (1.0 / norm_type)).to(norm.dtype)
-
-
 @contextmanager
-def torch_clipping_over(
-    group: dist.ProcessGroup | None, device: torch.device, is_counted: Callable[[torch.Tensor], bool]
-) -> Iterator[None]:
-    """Lets torch's clip_grad_norm_ measure the norm over all parts for the time of the block. Otherwise each rank would
-    clip by the norm of its own part. is_counted: whether a gradient counts here; shared ones count on one rank. torch's
-    clip_grad_value_ changes nothing on a rank without gradients, where torch itself would fail."""
+def torch_clipping_over(measure: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Lets torch's clip_grad_norm_ and get_total_norm call `measure` for the time of the block. Otherwise each rank
+    would clip by the norm of its own part. torch's clip_grad_value_ changes nothing on a rank without gradients, where
+    torch itself would fail.
+
+    measure: gets the parameters that clip_grad_norm_ was called with, None where get_total_norm was called, and the
+    arguments of get_total_norm."""
     torch_clips: Any = clip_grad
     original, group_tensors = torch_clips._get_total_norm, torch_clips._group_tensors_by_device_and_dtype
 
-    def total_norm(tensors: Any, norm_type: float = 2.0, *arguments: Any, **options: Any) -> torch.Tensor:
-        counted = [tensor for tensor in tensors if is_counted(tensor)]
-        return norm_over(norm_here(counted, norm_type, *arguments, **options), float(norm_type), group, device)
+    def total_norm(*arguments: Any, **options: Any) -> torch.Tensor:
+        return measure(_parameters_in(sys._getframe(1)), *arguments, **options)
 
     def group_any(lists: Any, *arguments: Any, **options: Any) -> Any:
         # The name that a trial has imported before is torch's own function.
@@ -87,3 +81,9 @@ def torch_clipping_over(
     finally:
         torch_clips._get_total_norm, torch_clips._group_tensors_by_device_and_dtype = original, group_tensors
         nn.utils.get_total_norm = public
+
+
+def _parameters_in(caller: FrameType) -> list[torch.Tensor] | None:
+    """Returns the parameters of torch's clip_grad_norm_, which passes on only those gradients that exist here."""
+    parameters = caller.f_locals.get("parameters") if caller.f_code is _CLIP_CODE else None
+    return parameters if isinstance(parameters, list) else None

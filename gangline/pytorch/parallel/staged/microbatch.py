@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,23 @@ import torch
 from gangline.errors import invalid
 
 _NUMBERS = (int, float, np.number, torch.Tensor)
+_ARRAYS = (torch.Tensor, np.ndarray)
+_CONTAINERS = (*_ARRAYS, Mapping, list, tuple)
+# Values that say something about a batch, and are none of its records.
+_PLAIN = (int, float, complex, str, bytes, np.number, type(None))
+# Lengths in a message.
+_MOST_LENGTHS = 4
 
 
 def cut_batch(batch: Any, count: int, records: int) -> list[Any]:
     """Returns `count` equal parts of a batch in the order of its records. Tensors, arrays and lists with one entry for
     each record are cut; other values go into every part. count: divides the number of records. Raises GanglineError
-    `parallelism.batch` for a tensor or array that has its records in another dimension than the first one."""
+    `parallelism.batch` for a tensor or array that may have its records in another dimension than the first one, and
+    for a batch that has nothing to cut."""
     if count == 1:
         return [batch]
     _check_dimensions(batch, records)
+    _check_length(batch, records)
     size = records // count
     return [_part_of(batch, records, slice(place * size, (place + 1) * size)) for place in range(count)]
 
@@ -30,7 +38,7 @@ def _part_of(value: Any, records: int, chosen: slice) -> Any:
     if isinstance(value, Mapping):
         return {key: _part_of(entry, records, chosen) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        if len(value) == records and not any(isinstance(entry, torch.Tensor | np.ndarray) for entry in value):
+        if len(value) == records and _is_list_of_values(value):
             return value[chosen]
         parts = [_part_of(entry, records, chosen) for entry in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -40,16 +48,64 @@ def _part_of(value: Any, records: int, chosen: slice) -> Any:
 def _check_dimensions(value: Any, records: int) -> None:
     if isinstance(value, torch.Tensor | np.ndarray):
         shape = tuple(value.shape)
-        if records in shape[1:] and shape[0] != records:
+        # One entry in the first dimension is for all records, as in a mask of shape [1, tokens].
+        if records in shape[1:] and shape[0] not in (1, records):
             raise invalid(
                 "parallelism.batch",
                 f"pipeline cuts a batch along the first dimension, but the batch of {records} records has a tensor of "
-                f"shape {list(shape)}, with the records in dimension {shape.index(records)}; put the records first and "
-                "turn the tensor in the model, or use ddp",
+                f"shape {list(shape)}, which may have its records in dimension {shape.index(records)}; put the records "
+                "first and turn the tensor in the model, or use ddp",
             )
-    elif isinstance(value, Mapping | list | tuple):
-        for entry in value.values() if isinstance(value, Mapping) else value:
-            _check_dimensions(entry, records)
+        return
+    for entry in _entries_of(value):
+        _check_dimensions(entry, records)
+
+
+def _check_length(batch: Any, records: int) -> None:
+    """Raises GanglineError for a batch that would go into all parts as a whole. A batch of numbers and texts alone may:
+    train_batch makes its records itself, all of them in each call, and the mean of equal losses is the right one."""
+    lengths, other = _lengths_of(batch), _first_other(batch)
+    if records in lengths or (not lengths and other is None):
+        return
+    if not lengths:
+        raise invalid(
+            "parallelism.batch",
+            f"pipeline cannot cut a batch of {records} records of type {type(other).__name__}; let the data loader "
+            "return a tensor, or a dictionary, list or tuple of tensors, or use ddp",
+        )
+    found = ", ".join(map(str, sorted(set(lengths))[:_MOST_LENGTHS]))
+    raise invalid(
+        "parallelism.batch",
+        f"get_batch_length returns {records}, but no tensor or list of the batch has {records} entries in its first "
+        f"dimension, where pipeline cuts it: they have {found}; return the number of records, or use ddp",
+    )
+
+
+def _lengths_of(value: Any) -> list[int]:
+    """Returns the numbers of entries of all tensors, arrays and lists that `_part_of` would cut at that number of
+    records."""
+    if isinstance(value, _ARRAYS):
+        return [int(value.shape[0])] if value.ndim else []
+    own = [len(value)] if _is_list_of_values(value) else []
+    return own + [length for entry in _entries_of(value) for length in _lengths_of(entry)]
+
+
+def _first_other(value: Any) -> Any:
+    """Returns the first object in a batch whose content is unknown; None for a batch without any."""
+    if not isinstance(value, (*_CONTAINERS, *_PLAIN)):
+        return value
+    return next((other for entry in _entries_of(value) if (other := _first_other(entry)) is not None), None)
+
+
+def _is_list_of_values(value: Any) -> bool:
+    """Returns whether a value is a list or tuple, not empty, that may have one entry for each record."""
+    return isinstance(value, list | tuple) and bool(value) and not any(isinstance(entry, _ARRAYS) for entry in value)
+
+
+def _entries_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def join_results(results: Sequence[Any]) -> Any:

@@ -96,7 +96,7 @@ class Parts:
         self.numbers = numbers
         self._borrow = borrow
         self._carry = carry
-        self._model = model
+        self.model = model
         self._units = units
         self._replicas = replicas
         self._ranges = _ranges_of(counts)
@@ -195,7 +195,7 @@ class Parts:
 
     def modules_of(self, part: int) -> list[nn.Module]:
         first, last = self._ranges[part]
-        return [self._model.get_submodule(path) for unit in self._units[first : last + 1] for path in unit.paths]
+        return [self.model.get_submodule(path) for unit in self._units[first : last + 1] for path in unit.paths]
 
     def name_of(self, part: int) -> str:
         """Returns a part's number and units, as in "stage 1 of 2 (blocks.2 to head)"."""
@@ -222,7 +222,7 @@ class Parts:
         """Returns the shapes of a model's inputs, for which there is one layout in each autocast."""
         kind = self._replicas.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return self._model.training, autocast, signature_of((args, kwargs))
+        return self.model.training, autocast, signature_of((args, kwargs))
 
     def layout_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layout:
         """Returns the layout for inputs of these shapes. All ranks of the replica call it in step."""
@@ -326,12 +326,12 @@ class Parts:
         others = {path: part for path, part in part_of.items() if part not in self.own}
         here = {
             id(module)
-            for name, module in self._model.named_modules(remove_duplicate=False)
+            for name, module in self.model.named_modules(remove_duplicate=False)
             if not any(name == path or name.startswith(f"{path}.") for path in others)
         }
         for path, part in others.items():
             for kept in layout.modules[path].kept if path in layout.modules else ():
-                module = self._model.get_submodule(f"{path}.{kept.path}" if kept.path else path)
+                module = self.model.get_submodule(f"{path}.{kept.path}" if kept.path else path)
                 if kept.has_graph and kept.name not in module._buffers and id(module) not in here:
                     name = ".".join(filter(None, (path, kept.path, kept.name)))
                     found.append((module, kept.name, Lost(name, path, self.name_of(part))))
@@ -403,7 +403,7 @@ class Parts:
             with self._leaving_no_trace(run, inputs) as state, torch.enable_grad(), self._named(part):
                 output = self._run_part(part, run, layout, *_copy_of(inputs))
                 collected = self._check_collected(part, run, layout, state)
-                changes = StateChanges(self._model, state, has_several_parts=len(self.own) > 1)
+                changes = StateChanges(self.model, state, has_several_parts=len(self.own) > 1)
                 if changes.is_any:
                     seed.restore(numbers)
                     self._run_again(part, crossing, layout, inputs, state)
@@ -438,7 +438,7 @@ class Parts:
 
     def _check_collected(self, part: int, run: PartRun, layout: Layout, state: ModelState) -> Collected:
         """Raises ValuesNeeded for outputs of earlier units that hooks keep on the last part."""
-        collected = Collected(self._model, state)
+        collected = Collected(self.model, state)
         if part + 1 < self.count:
             assert run.watch.inner is not None
             conflict = collected.conflict(run.watch.inner.is_computed)
@@ -469,7 +469,7 @@ class Parts:
     def _leaving_no_trace(self, run: PartRun, inputs: tuple[Any, Any]) -> AbstractContextManager[ModelState]:
         given = [leaf for leaf in tree_leaves(inputs) if not isinstance(leaf, torch.Tensor)]
         units = [(path, part) for path, part in self._part_of_paths().items()]
-        return leaving_no_trace(self._model, run.watch, self.cut.refuse, given, units)
+        return leaving_no_trace(self.model, run.watch, self.cut.refuse, given, units)
 
     def _pass_on(self, part: int, value: Any, layout: Layout) -> Any:
         """Gives what a part has made to the next part. Returns it on the rank of the next part."""

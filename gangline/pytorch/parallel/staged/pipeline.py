@@ -31,7 +31,6 @@ from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared.batch_norm import warn_of_microbatches
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.copies import Copies
-from gangline.pytorch.parallel.shared.norm import gradient_norm
 from gangline.pytorch.parallel.shared.ownership import WrappedModels, class_name, inner_of
 from gangline.pytorch.parallel.shared.reach import check_reach
 from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy, Train
@@ -39,10 +38,11 @@ from gangline.pytorch.parallel.staged.batch import BatchRun
 from gangline.pytorch.parallel.staged.compiled import UnitCompiler
 from gangline.pytorch.parallel.staged.division import ReplicaDivision
 from gangline.pytorch.parallel.staged.fitness import check_model
-from gangline.pytorch.parallel.staged.gradient import join_gradients, norm_over, torch_clipping_over
+from gangline.pytorch.parallel.staged.gradient import join_gradients
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.holding import Holding, move_to
 from gangline.pytorch.parallel.staged.microbatch import cut_batch
+from gangline.pytorch.parallel.staged.norm_agreement import NormAgreement
 from gangline.pytorch.parallel.staged.own_step import OwnStep
 from gangline.pytorch.parallel.staged.part import Layout, Parts
 from gangline.pytorch.parallel.staged.partition import partition
@@ -104,8 +104,8 @@ class PipelineStrategy(Strategy):
         self._schedules: OrderedDict[Any, PartSchedule] = OrderedDict()
         self._batch: BatchRun | None = None
         self._is_whole = self._is_in_stream = False
-        # Id of the optimizer whose gradients are joined already.
-        self._joined: int | None = None
+        # The optimizer whose gradients are joined already.
+        self._joined: Optimizer | None = None
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         # Parameters that a part uses outside of their module, so that all ranks have their values, by id. Their holders
         # step them and send the others the new values.
@@ -126,7 +126,7 @@ class PipelineStrategy(Strategy):
         self._units = units = find_units(model)
         counts = divide_units(model, units, self._stages, self._split, self._schedule)
         check_carried(units, self._carry)
-        warn_of_microbatches(model)
+        warn_of_microbatches(model, microbatches=self._microbatches, replicas=dist.get_world_size() // self._stages)
         self._replicas = Replicas(self._stages, self._device, self._timeout)
         self._random = StageRandom(self._replicas)
         self._parts = Parts(
@@ -246,14 +246,14 @@ class PipelineStrategy(Strategy):
 
     def before_step(self, optimizer: Optimizer) -> None:
         self._join(optimizer)
-        self._joined = id(optimizer)
+        self._joined = optimizer
 
     def clip_gradients(
-        self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+        self, parameters: Iterable[nn.Parameter] | nn.Parameter, max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
-        own = [parameter for parameter in parameters if self._is_own(parameter)]
-        counted = [parameter for parameter in own if self._holding.holders(parameter)[0] == self._replicas.place]
-        norm = norm_over(gradient_norm(counted, norm_type), norm_type, self._norm_group, self._device)
+        chosen = [parameters] if isinstance(parameters, nn.Parameter) else list(parameters)
+        own = [parameter for parameter in chosen if self._is_own(parameter)]
+        norm = self._norm_agreement().norm_of(chosen, float(norm_type))
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for parameter in own:
             if parameter.grad is not None:
@@ -261,12 +261,7 @@ class PipelineStrategy(Strategy):
         return norm
 
     def clipping(self) -> AbstractContextManager[None]:
-        shared = {
-            id(parameter.grad)
-            for parameter in self._holding.held_by(self._replicas.place)
-            if parameter.grad is not None and self._holding.holders(parameter)[0] != self._replicas.place
-        }
-        return torch_clipping_over(self._norm_group, self._device, lambda gradient: id(gradient) not in shared)
+        return self._norm_agreement().over_torch()
 
     def agree_on_overflow(self, found: dict[torch.device, torch.Tensor]) -> None:
         if not found:
@@ -430,7 +425,7 @@ class PipelineStrategy(Strategy):
 
     def _before_any_step(self, optimizer: Optimizer) -> None:
         """Joins gradients before a step. Also covers an optimizer that the trial steps by itself."""
-        if self._joined != id(optimizer):
+        if self._joined is not optimizer:
             self._join(optimizer)
         self._joined = None
 
@@ -457,6 +452,9 @@ class PipelineStrategy(Strategy):
 
     def _trained_of(self, optimizer: Optimizer) -> list[nn.Parameter]:
         return [parameter for parameter in self._held_of(optimizer) if parameter.requires_grad]
+
+    def _norm_agreement(self) -> NormAgreement:
+        return NormAgreement(self._holding, self._replicas.place, self._norm_group, self._device, self._joined)
 
     @property
     def _norm_group(self) -> dist.ProcessGroup | None:
