@@ -73,9 +73,8 @@ def start_etcd(
         *("--listen-client-urls", client, "--advertise-client-urls", client),
         *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
         # A single member elects itself only after a timeout, 1 s by default. A shorter timeout is safe, because there
-        # is no other member. etcd wakes up at each heartbeat interval, also where nothing happens; it must be at most a
-        # fifth of the timeout.
-        *("--heartbeat-interval", "40", "--election-timeout", "200"),
+        # is no other member.
+        *("--heartbeat-interval", "20", "--election-timeout", "200"),
         *("--auto-compaction-mode", "revision", "--auto-compaction-retention", "10000"),
     ]
     if not is_durable and read_etcd_version(binary) >= (3, 5, 0):
