@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel import Strategy
-from gangline.pytorch.parallel.shared.norm import NORM_CODE
+from gangline.pytorch.parallel.shared.norm import NORM_CODE, to_clip
 from gangline.pytorch.parallel.shared.ownership import class_name
 from gangline.pytorch.parallel.shared.strategy import Places
 from gangline.pytorch.trial.gradient_mark import GradientMarks, gradients_at, taken_away
@@ -176,9 +176,9 @@ class GradientGuard:
         if GradientGuard.running is not self or self._is_stepping:
             return
         found = self._strategy.gradient_places(self._watched())
-        addresses = {_address(gradient) for places in found for gradient in gradients_at(places)}
         # Tensors without numbers have the address 0.
-        if not gradients or any(_address(gradient) in addresses - {0} for gradient in gradients):
+        addresses = {_address(gradient) for places in found for gradient in gradients_at(places)} - {0}
+        if not gradients or any(_address(gradient) in addresses for gradient in gradients):
             raise self._refusal_of_clipping()
 
     def check_norm(self, gradients: Sequence[torch.Tensor]) -> None:
@@ -186,15 +186,13 @@ class GradientGuard:
         if self._strategy.runs_batch:
             self.check_clipping(gradients)
 
-    def check_clipped(self, parameters: Iterable[nn.Parameter]) -> Iterable[nn.Parameter]:
-        """Returns these parameters. Raises GanglineError `pytorch.partial_gradients` for clipping outside of
+    def check_clipped(self, parameters: Iterable[nn.Parameter] | nn.Parameter) -> list[nn.Parameter]:
+        """Returns these parameters as a list. Raises GanglineError `pytorch.partial_gradients` for clipping outside of
         context.step_optimizer where one of them is watched."""
-        if GradientGuard.running is not self or self._is_stepping:
-            return parameters
-        parameters = list(parameters)
-        if not self._watched_ids().isdisjoint(self._owner_ids(parameters)):
+        chosen, is_guarded = to_clip(parameters), GradientGuard.running is self and not self._is_stepping
+        if is_guarded and not self._watched_ids().isdisjoint(self._owner_ids(chosen)):
             raise self._refusal_of_clipping()
-        return parameters
+        return chosen
 
     @contextmanager
     def clearing(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:

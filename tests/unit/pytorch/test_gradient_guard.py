@@ -148,6 +148,7 @@ MEASURES = [
     lambda trial, parameters: nn.utils.clip_grad_norm_(parameters, 0.1),
     lambda trial, parameters: nn.utils.clip_grad_value_(parameters, 0.1),
     lambda trial, parameters: trial.context.clip_grad_norm(iter(parameters), 0.1),
+    lambda trial, parameters: [trial.context.clip_grad_norm(parameter, 0.1) for parameter in parameters],
     lambda trial, parameters: nn.utils.clip_grad_value_(_detached(parameters), 0.1),
 ]
 

@@ -7,7 +7,7 @@ either may cover a part of the gradients only. Called by the strategies.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,12 @@ class OwnNorm:
     """is_measured: whether `norm_here` calls torch's norm, and not the trial."""
 
     is_measured = False
+
+
+def to_clip(parameters: Iterable[nn.Parameter] | nn.Parameter) -> list[nn.Parameter]:
+    """Returns what was passed for clipping as a list. As in torch it may be a single parameter, which is no list of its
+    rows."""
+    return [parameters] if isinstance(parameters, nn.Parameter) else list(parameters)
 
 
 def norm_here(gradients: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> torch.Tensor:

@@ -25,7 +25,7 @@ from gangline.core.beat import Beat
 from gangline.errors import invalid
 from gangline.pytorch.fusion.bucketed import BucketedModel
 from gangline.pytorch.parallel.shared.copies import Copies, buffers_to_compare
-from gangline.pytorch.parallel.shared.norm import clip_to_norm
+from gangline.pytorch.parallel.shared.norm import clip_to_norm, to_clip
 from gangline.pytorch.profile.traffic import TrafficMeter
 
 _log = logging.getLogger("gangline")
@@ -146,8 +146,7 @@ class Strategy(ABC):
     ) -> torch.Tensor:
         """Scales the gradients down to max_norm, whatever part of them this rank has. Returns the norm before the
         scaling, over all parts."""
-        chosen = [parameters] if isinstance(parameters, nn.Parameter) else list(parameters)
-        return clip_to_norm(chosen, max_norm, norm_type)
+        return clip_to_norm(to_clip(parameters), max_norm, norm_type)
 
     def clipping(self) -> AbstractContextManager[None]:
         """Returns a context for a trial's own clipping, in which torch's clip_grad_norm_ works on all parts."""

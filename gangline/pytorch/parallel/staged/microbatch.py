@@ -33,7 +33,7 @@ def cut_batch(batch: Any, count: int, records: int) -> list[Any]:
 
 
 def _part_of(value: Any, records: int, chosen: slice) -> Any:
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, _ARRAYS):
         return value[chosen] if value.ndim and value.shape[0] == records else value
     if isinstance(value, Mapping):
         return {key: _part_of(entry, records, chosen) for key, entry in value.items()}
@@ -46,7 +46,7 @@ def _part_of(value: Any, records: int, chosen: slice) -> Any:
 
 
 def _check_dimensions(value: Any, records: int) -> None:
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, _ARRAYS):
         shape = tuple(value.shape)
         # One entry in the first dimension is for all records, as in a mask of shape [1, tokens].
         if records in shape[1:] and shape[0] not in (1, records):

@@ -31,6 +31,7 @@ from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared.batch_norm import warn_of_microbatches
 from gangline.pytorch.parallel.shared.broadcast import broadcast_tensors
 from gangline.pytorch.parallel.shared.copies import Copies
+from gangline.pytorch.parallel.shared.norm import to_clip
 from gangline.pytorch.parallel.shared.ownership import WrappedModels, class_name, inner_of
 from gangline.pytorch.parallel.shared.reach import check_reach
 from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy, Train
@@ -251,7 +252,7 @@ class PipelineStrategy(Strategy):
     def clip_gradients(
         self, parameters: Iterable[nn.Parameter] | nn.Parameter, max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
-        chosen = [parameters] if isinstance(parameters, nn.Parameter) else list(parameters)
+        chosen = to_clip(parameters)
         own = [parameter for parameter in chosen if self._is_own(parameter)]
         norm = self._norm_agreement().norm_of(chosen, float(norm_type))
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
