@@ -18,14 +18,19 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 60.0)
         await asyncio.sleep(0.01)
 
 
-async def until_async(condition: Callable[[], Awaitable[T | None]], what: str, seconds: float = 60.0) -> T:
-    """As `until` for a condition that must be awaited; returns the first true value."""
+async def until_async(
+    condition: Callable[[], Awaitable[T | None]], what: str | Callable[[], str], seconds: float = 60.0
+) -> T:
+    """As `until` for a condition that must be awaited; returns the first true value. what: may be a function, which is
+    called when it has not happened in time."""
     deadline = time.monotonic() + seconds
     while True:
         value = await condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
+        if time.monotonic() >= deadline:
+            named = what if isinstance(what, str) else what()
+            raise AssertionError(f"{named} did not happen within {seconds:g} s")
         await asyncio.sleep(0.01)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings
 from tests.support.scheduler import Caller, SchedulerProcess
 from tests.support.scripted_agent import ScriptedAgent
+from tests.support.wait import until_async
 
 R = TypeVar("R")
 
@@ -67,13 +66,14 @@ class Bench:
     ) -> R:
         """The record, once it is as wanted."""
 
-        deadline = time.monotonic() + seconds
-        while True:
+        record: R | None = None
+
+        async def check() -> R | None:
+            nonlocal record
             record = await find()
-            if record is not None and holds(record):
-                return record
-            assert time.monotonic() < deadline, f"not as wanted within {seconds:g} s: {record}"
-            await asyncio.sleep(0.01)
+            return record if record is not None and holds(record) else None
+
+        return await until_async(check, lambda: f"the record as wanted, which is {record},", seconds)
 
     async def _find(self, kind: type[R], key: str) -> R | None:
         item = await self.etcd.get(key)

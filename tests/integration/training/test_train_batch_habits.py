@@ -135,20 +135,20 @@ def _clears_after_backward(trial: HabitTrial, batch: Any) -> None:
     trial.context.step_optimizer(trial.optimizer)
 
 
-def _clears_after_a_later_backward(trial: HabitTrial, batch: Any) -> None:
+def _clear_after_a_later_backward(trial: HabitTrial, batch: Any, cleared: Any) -> None:
     trial.count += 1
     trial.context.backward(trial.loss(batch))
     if trial.count > 1:
-        trial.optimizer.zero_grad()
+        cleared.zero_grad()
     trial.context.step_optimizer(trial.optimizer)
+
+
+def _clears_after_a_later_backward(trial: HabitTrial, batch: Any) -> None:
+    _clear_after_a_later_backward(trial, batch, trial.optimizer)
 
 
 def _model_clears_after_a_later_backward(trial: HabitTrial, batch: Any) -> None:
-    trial.count += 1
-    trial.context.backward(trial.loss(batch))
-    if trial.count > 1:
-        trial.model.zero_grad()
-    trial.context.step_optimizer(trial.optimizer)
+    _clear_after_a_later_backward(trial, batch, trial.model)
 
 
 def _step_only(trial: HabitTrial) -> None:
