@@ -55,9 +55,10 @@ def layout(tmp_path: Path) -> Layout:
 
 
 class _Member:
-    """Runs one etcd on the data, as a cluster does, and kills it."""
+    """Runs one etcd on the data, as a cluster does, and kills it. One that a kill can cost acknowledged changes is
+    ended in order, unless the kill is what the test is about."""
 
-    def __init__(self, layout: Layout, program: EtcdProgram) -> None:
+    def __init__(self, layout: Layout, program: EtcdProgram, *, is_killed: bool = False) -> None:
         description = make_etcd_program(layout, program.path, layout.etcd_data)
         for left in description.sockets:
             left.unlink(missing_ok=True)
@@ -65,20 +66,21 @@ class _Member:
         self.process = subprocess.Popen(
             tie(description.arguments), cwd=layout.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
+        self._end = self.process.terminate if program.warning and not is_killed else self.process.kill
 
     def __enter__(self) -> EtcdClient:
         wait_for(lambda: is_healthy(self._socket), "etcd serving", 30)
         return EtcdClient(EtcdSettings(endpoints=(f"unix:{self._socket}",), deadline_seconds=20))
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+        self._end()
+        self.process.wait(20)
 
 
 async def _fill(layout: Layout, program: EtcdProgram, *, is_early: bool = False) -> int:
-    """Writes, overwrites and removes keys, and kills etcd. Returns the last revision. is_early: before etcd has
-    committed what made the data, which takes a tenth of a second."""
-    with _Member(layout, program) as connecting:
+    """Writes, overwrites and removes keys, and ends etcd. Returns the last revision. is_early: it is killed before it
+    has committed what made the data, which takes a tenth of a second."""
+    with _Member(layout, program, is_killed=is_early) as connecting:
         async with connecting as client:
             for number in range(30):
                 await client.commit([Put(f"{ROOT}{number % 20}", b"%d" % number)])
