@@ -14,7 +14,7 @@ from gangline.domain.experiment import Checkpoint
 from gangline.domain.state import Outcome, State
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gated_run import services_away
-from tests.support.gated_trial import wait_for
+from tests.support.gated_trial import wait_for, write_whole
 from tests.support.state_history import StateHistory
 
 # The second one is the best.
@@ -58,7 +58,7 @@ def test_best_and_latest_stay_and_nothing_else(cluster: Cluster, tmp_path: Path)
     limit, code = tmp_path / "limit", tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(SCRIPT)
-    limit.write_text("2")
+    write_whole(limit, "2")
     folder = cluster.layout.root / "storage" / "checkpoints"
     config = {
         "name": "kept",
@@ -92,8 +92,8 @@ def test_best_and_latest_stay_and_nothing_else(cluster: Cluster, tmp_path: Path)
         # 2. The gateway is killed, and comes back when two more are to be deleted.
         history = StateHistory(cluster.etcd_address)
         with services_away(cluster, "gateway"):
-            limit.write_text("5")
-            wait_for(lambda: len(_marked(history)) == 2, "two marked checkpoints", 60)
+            write_whole(limit, "5")
+            wait_for(lambda: len(_marked(history)) == 2, lambda: f"two marked of {history.newest(Checkpoint)}", 60)
             assert len(_names(folder)) == 4
         view = client.wait_experiment(number, 60)
         assert view.experiment.outcome is Outcome.COMPLETED
@@ -125,6 +125,4 @@ def _names(folder: Path) -> set[str]:
 
 
 def _marked(history: StateHistory) -> list[Checkpoint]:
-    newest = StateHistory(history.address, history.current())
-    (revision,) = list(newest.revisions())[:1]
-    return [checkpoint for checkpoint in revision.all_of(Checkpoint) if checkpoint.state == "DELETING"]
+    return [checkpoint for checkpoint in history.newest(Checkpoint) if checkpoint.state == "DELETING"]

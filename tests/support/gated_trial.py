@@ -133,11 +133,11 @@ class Gate:
 
     def allow(self, batches: int, rank: int | None = None) -> None:
         """So many batches in all. rank: only this one's limit, which holds instead of everybody's."""
-        self._write("limit" if rank is None else f"limit-{rank}", str(batches))
+        write_whole(self.folder / ("limit" if rank is None else f"limit-{rank}"), str(batches))
 
     def pace(self, seconds: float) -> None:
         """Sets the least time of a batch, for tests that stop it in the middle."""
-        self._write("pace", str(seconds))
+        write_whole(self.folder / "pace", str(seconds))
 
     def desks(self, allocation_id: str) -> dict[int, RankDesk]:
         """By rank, of the ranks of this attempt that have come so far."""
@@ -158,10 +158,12 @@ class Gate:
         )
         return self.desks(allocation_id)
 
-    def _write(self, name: str, text: str) -> None:
-        draft = self.folder / ".draft"
-        draft.write_text(text)
-        draft.rename(self.folder / name)
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that another process reads again and again. It never reads an empty one, or half."""
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(text)
+    draft.rename(path)
 
 
 def wait_for(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = 90.0) -> None:
