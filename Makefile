@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON_OF_VENV := .venv/bin/python
 ARGS ?=
+# Without its files of bytecode each of many processes would compile torch, and each worker of pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test mutants check format protos async-client folders release-protos wheel bench constraints clean
 

@@ -84,30 +84,34 @@ def list_imports(file: SourceFile) -> frozenset[str]:
 
 @cache
 def _facts_of(file: SourceFile) -> tuple[tuple[Function, ...], frozenset[str]]:
-    tree = file.tree
-    functions = tuple(
-        Function(node.name, node.lineno, (node.end_lineno or 0) - node.lineno + 1)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
-    return functions, frozenset(_iterate_imports(tree))
+    functions: list[Function] = []
+    imports: set[str] = set()
+    for node, is_loaded in _walk(file.tree, is_loaded=True):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.append(Function(node.name, node.lineno, (node.end_lineno or 0) - node.lineno + 1))
+        elif is_loaded:
+            imports |= _imported(node)
+    return tuple(functions), frozenset(imports)
 
 
-def _iterate_imports(tree: ast.Module) -> Iterator[str]:
-    for node in _walk_loaded(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def _imported(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return set()
 
 
-def _walk_loaded(node: ast.AST) -> Iterator[ast.AST]:
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-        return
-    yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _walk_loaded(child)
+def _walk(block: ast.AST, *, is_loaded: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    """The statements in a block, and whether they are run: what stands under `if TYPE_CHECKING:` is not."""
+    if isinstance(block, ast.If):
+        is_loaded = is_loaded and "TYPE_CHECKING" not in ast.dump(block.test)
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(block, name, ()):
+            # A handler or a case is no statement, and has some.
+            if isinstance(child, ast.stmt):
+                yield child, is_loaded
+            yield from _walk(child, is_loaded=is_loaded)
 
 
 def _read(path: Path) -> SourceFile:
