@@ -11,10 +11,14 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-# Arguments: the operator, its positional and its named arguments. The first positional argument is a DTensor.
+# Arguments: the operator, its positional and its named arguments. The first positional argument is a DTensor or a list
+# of them.
 Replacement = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _meshes: list[DeviceMesh] = []
+# torch's own entries for replaced operators, for those that have one. Never cleared.
+_torch_handlers: dict[Any, Any] = {}
+_replaced: set[Any] = set()
 
 
 def add_mesh(mesh: DeviceMesh) -> None:
@@ -32,14 +36,22 @@ def replace(operators: Iterable[Any], replacement: Replacement) -> None:
     """Puts a replacement in the place of operators."""
 
     def handle(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        chosen = replacement if is_own(args[0]) else as_torch
+        first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
+        chosen = replacement if is_own(first) else as_torch
         return chosen(operator, args, kwargs)
 
-    _handlers().update(dict.fromkeys(operators, handle))
+    handlers = _handlers()
+    for operator in operators:
+        if operator not in _replaced and operator in handlers:
+            _torch_handlers[operator] = handlers[operator]
+        _replaced.add(operator)
+        handlers[operator] = handle
 
 
 def as_torch(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls an operator as torch defines it."""
+    if operator in _torch_handlers:
+        return _torch_handlers[operator](operator, args, kwargs)
     handlers = _handlers()
     own = handlers.pop(operator)
     try:

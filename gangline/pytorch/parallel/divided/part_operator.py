@@ -1,10 +1,13 @@
-"""Corrects two operators of DTensor that are silently wrong for divided parameters and their gradients.
+"""Corrects three operators of DTensor that are silently wrong for divided parameters and their gradients.
 
 A number read from a sum over parts, as float(parameter.grad.norm()), would be one rank's part of the sum. It becomes
 the whole number, so all ranks read it in step.
 
 A view along the divided dimension, as weight[0], is a gathered copy. A change of it in place would be lost, and is
 refused. Reading it is right.
+
+A GradScaler's search for infinite gradients goes by the first gradient. Where that one is whole, each rank would know
+of its own parts of the others only. Ranks would then disagree on whether to skip the step, and wait for one another.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
@@ -33,6 +37,7 @@ def install() -> None:
     """Replaces the operators. May be called again."""
     replace([_ATEN._local_scalar_dense.default], _read_number)
     replace(_VIEWS, _view)
+    replace([_ATEN._amp_foreach_non_finite_check_and_unscale_.default], _unscale)
 
 
 def _read_number(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -46,6 +51,16 @@ def _view(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if view._local_tensor.untyped_storage()._cdata != storage:
             view._local_tensor = _GatheredCopy(view._local_tensor)
     return views
+
+
+def _unscale(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """found: a number of this rank, which becomes 1 on all ranks where any part of a gradient is infinite."""
+    gradients, found, *others = args
+    operator([gradient.to_local() for gradient in gradients], found, *others, **kwargs)
+    mesh = gradients[0].device_mesh
+    for dim in range(mesh.ndim):
+        if not all(gradient.placements[dim].is_replicate() for gradient in gradients):
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=mesh.get_group(dim))
 
 
 class _GatheredCopy(torch.Tensor):
