@@ -232,6 +232,13 @@ class ParameterUpdate:
                 f"{self._strategy.name} steps once all microbatches are trained, and step_optimizer has a closure, "
                 "which would train them again; call it without a closure, or use ddp",
             )
+        if closure is not None and self._scales(scaler):
+            origin = "mixed_precision fp16 adds a GradScaler" if scaler is None else "it is called with a GradScaler"
+            raise invalid(
+                "pytorch.scaled_closure",
+                f"step_optimizer has a closure, and {origin}, with which torch cannot use closures; call it without a "
+                "closure, or train in bf16 or full precision, without a scaler",
+            )
         if not auto_zero_grads and self.guard.has_left_out(optimizer):
             raise invalid(
                 "pytorch.zero_grads",
@@ -249,6 +256,11 @@ class ParameterUpdate:
             self.guard.forget(optimizer)
         elif not self._is_part:
             self.guard.keep(optimizer)
+
+    def _scales(self, scaler: Any) -> bool:
+        """Returns whether a step divides gradients by a scale. scaler: the one that the trial steps with, or None."""
+        scaler = scaler if scaler is not None else self.own_scaler
+        return scaler is not None and bool(scaler.is_enabled())
 
     def _step(
         self,
@@ -269,7 +281,7 @@ class ParameterUpdate:
                 with self._strategy.clipping():
                     clip_grads(parameters)
             try:
-                if scaler is not None:
+                if scaler is not None and closure is None:
                     scaler.step(optimizer)
                 else:
                     optimizer.step(closure) if closure is not None else optimizer.step()

@@ -151,6 +151,67 @@ def test_two_scalers_are_refused() -> None:
         fit(_OwnScaler, max_length=pytorch.Batch(1), init=init)
 
 
+class _Closing(SmallTrial):
+    """Steps with a closure."""
+
+    options: dict[str, Any] = {}  # noqa: RUF012  set once
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, **self.options)
+        self.num_closures = 0
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        def closure() -> torch.Tensor:
+            self.num_closures += 1
+            return loss
+
+        loss = (self.model(batch[0]) ** 2).mean()
+        self.context.backward(self.scaler.scale(loss))
+        self.context.step_optimizer(self.optimizer, scaler=self.scaler, closure=closure)
+        return {"loss": loss}
+
+
+class _ClosingInHalf(SmallTrial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = (self.model(batch[0]) ** 2).mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer, closure=lambda: loss)
+        return {"loss": loss}
+
+
+class _ClosingWithoutScale(_Closing):
+    options = {"enabled": False}  # noqa: RUF012  set once
+
+
+_SCALED_CLOSURE = (
+    "step_optimizer has a closure, and {}, with which torch cannot use closures; call it without a closure, or train "
+    "in bf16 or full precision, without a scaler"
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "origin"),
+    [
+        (_Closing, "O0", "it is called with a GradScaler"),
+        (_ClosingInHalf, "fp16", "mixed_precision fp16 adds a GradScaler"),
+    ],
+)
+def test_a_closure_with_a_scaler_is_refused_as_torch_refuses_it(make: type[SmallTrial], kind: str, origin: str) -> None:
+    layer = nn.Linear(1, 1)
+    optimizer, scaler = torch.optim.SGD(layer.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    scaler.scale(layer(torch.ones(1, 1)).sum()).backward()
+    with pytest.raises(RuntimeError, match="Closure use is not currently supported"):
+        scaler.step(optimizer, closure=lambda: None)
+    with pytest.raises(GanglineError) as refusal:
+        fit(make, max_length=pytorch.Batch(1), init={"exp_conf": {"optimizations": {"mixed_precision": kind}}})
+    assert (refusal.value.code, refusal.value.message) == ("pytorch.scaled_closure", _SCALED_CLOSURE.format(origin))
+
+
+def test_a_scaler_that_is_off_steps_with_the_closure() -> None:
+    assert fit(_ClosingWithoutScale, max_length=pytorch.Batch(2)).num_closures == 2
+
+
 def test_a_backward_pass_runs_without_the_copies_of_the_weights() -> None:
     """A region of autocast keeps a copy of each weight until it ends, and train_batch runs in one."""
     precision, layer, ledger = Precision(torch.device("cpu"), "bf16"), nn.Linear(8, 8), Ledger("cpu")
