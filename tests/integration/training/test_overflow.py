@@ -94,7 +94,7 @@ def _clip(parameters: Any) -> None:
 
 
 def _train_many(kind: type[OverflowTrial], directory: Path, strategies: list[str]) -> list[tuple[str, list[State]]]:
-    options = {"optimizations": {"mixed_precision": "fp16"}}
+    options: dict[str, Any] = {"optimizations": {"mixed_precision": "fp16"}}
     return [run(kind, directory, _NUM_BATCHES, parallelism=strategy, **options) for strategy in strategies]
 
 
@@ -110,7 +110,7 @@ def _plain(kind: type[OverflowTrial]) -> tuple[str, State]:
             inputs = _POINTS[index * _BATCH :][:_BATCH][rank::_SIZE]
             with torch.autocast("cpu", dtype=torch.float16):
                 loss = _loss(model, inputs, overflows=rank == 1 and index == _OVERFLOWING)
-            scaler.scale(loss).backward()
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad /= _SIZE

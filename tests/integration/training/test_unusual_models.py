@@ -4,6 +4,7 @@ checkpoints, compiled models, unused parameters, gradients of a trial's own."""
 from __future__ import annotations
 
 import copy
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -325,3 +326,60 @@ def test_gradients_set_by_hand_are_not_divided(tmp_path: Path, size: int, strate
                 f"has a gradient that no backward pass has made, and {strategy}, which divides parameters, does not "
                 "average it over the ranks; call context.backward with a loss, or use ddp or zero1"
             )
+
+
+class ScaleNet(Net):
+    """scale: a parameter that cannot be divided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(x) * self.scale
+        return out
+
+
+class CopyEachBatchTrial(UnusualTrial):
+    """Replaces a copy of its model in each batch. Ranks free old copies at different times, as Python's collector
+    does."""
+
+    uses_copy = False
+
+    def make_model(self) -> nn.Module:
+        return ScaleNet()
+
+    def prepare(self) -> None:
+        self.copied = copy.deepcopy(self.model)
+        gc.disable()
+
+    def run_model(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.model(inputs)
+        return outputs + 0.5 * self.copied(inputs) if self.uses_copy else outputs
+
+    def after_step(self) -> None:
+        if self.uses_copy:
+            # Only the copy's own gradients are in it, which are averaged as those of the model.
+            gradients = [parameter.grad for parameter in self.copied.parameters()]
+            with torch.no_grad():
+                for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+                    assert gradient is not None
+                    parameter.sub_(gradient, alpha=0.01)
+        self.copied = copy.deepcopy(self.model)
+        if self.context.distributed.rank == 0:
+            gc.collect()
+
+    def outcome(self) -> str:
+        gc.enable()
+        return ""
+
+
+class UsedCopyTrial(CopyEachBatchTrial):
+    """Trains with the gradients of the copy as well."""
+
+    uses_copy = True
+
+
+@pytest.mark.parametrize("kind", [CopyEachBatchTrial, UsedCopyTrial], ids=lambda kind: kind.__name__)
+def test_a_copy_in_each_batch_is_as_in_one_process(tmp_path: Path, kind: type[UnusualTrial]) -> None:
+    check_same(kind, tmp_path, _ALL if kind is CopyEachBatchTrial else _DIVIDED)

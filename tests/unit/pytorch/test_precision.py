@@ -162,7 +162,7 @@ class _Closing(SmallTrial):
         self.num_closures = 0
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        def closure() -> torch.Tensor:
+        def closure() -> Any:
             self.num_closures += 1
             return loss
 

@@ -255,7 +255,8 @@ class ShardedStrategy(Strategy):
         _begin_with_root(root)
         for group in _groups_of(root):
             self._passes.watch(group)
-            if self._half_gathering is not None:
+            if self._half_gathering is not None and root in self._roots:
+                # It keeps what it watches, so copies are left out. They are gathered in their own types.
                 self._half_gathering.watch(group)
             self._whole_use.watch(group)
 
@@ -275,6 +276,7 @@ class ShardedStrategy(Strategy):
         self._groups += _groups_of(root)
         self._models.add(model)
         self._shards.add(model)
+        self._wholes.take_over(model)
         self._prepare(model, root)
         return model
 

@@ -43,6 +43,11 @@ class WholeParameters:
     def __init__(self, on_gradient: Callable[[torch.Tensor], None]) -> None:
         self._on_gradient = on_gradient
         self._all: list[Whole] = []
+        # Those of wrapped models.
+        self._own: list[Whole] = []
+        # Those of copies that a pass has used since the last exchange, each with its modules, by id. Ranks agree on
+        # them, as they make passes in step. They free copies at different times, so the modules are held.
+        self._used: dict[int, tuple[Whole, list[nn.Module | None]]] = {}
         self._is_needed = False
 
     def place(
@@ -64,8 +69,19 @@ class WholeParameters:
             own = [whole for whole in wholes if whole.is_in(inside)]
             if own:
                 # Such a module may also be called by itself.
-                openers.append((module, partial(_open, own)))
+                openers.append((module, partial(self._open_used, own)))
         return openers
+
+    def take_over(self, model: nn.Module) -> None:
+        """Counts the whole parameters of a wrapped model in each exchange. Those of a copy that is not wrapped count
+        after a pass only."""
+        inside = {id(module) for module in model.modules()}
+        self._own += [whole for whole in self._all if whole.is_in(inside) and whole not in self._own]
+
+    def _open_used(self, wholes: Iterable[Whole]) -> None:
+        _open(wholes)
+        if torch.is_grad_enabled():
+            self._used |= {id(whole): (whole, whole.modules()) for whole in wholes if whole not in self._own}
 
     def open(self) -> None:
         """Puts the plain parameters in their places, for a pass."""
@@ -89,8 +105,10 @@ class WholeParameters:
     def exchange(self) -> None:
         """Averages the gradients over all ranks, which call it in step. A rank without a gradient counts as zero where
         others have one."""
-        trained = [whole for whole in self._living() if whole.plain.requires_grad]
+        counted = [*self._own, *(whole for whole, _ in self._used.values())]
+        trained = [whole for whole in counted if whole.follow() and whole.plain.requires_grad]
         if not trained:
+            self._used.clear()
             return
         flags = [whole.plain.grad is not None for whole in trained]
         wanted = torch.tensor(flags, dtype=torch.int32, device=trained[0].plain.device)
@@ -101,6 +119,7 @@ class WholeParameters:
         for whole, gradient in zip(chosen, gradients, strict=True):
             whole.give_gradient(gradient)
             self._on_gradient(whole.part)
+        self._used.clear()
 
     def with_own_gradient(self) -> Iterator[torch.Tensor]:
         """Yields the parameters whose plain one has a gradient that was not averaged."""
@@ -141,6 +160,9 @@ class Whole:
 
     def is_in(self, module_ids: set[int]) -> bool:
         return any(id(module()) in module_ids for module, _ in self._places)
+
+    def modules(self) -> list[nn.Module | None]:
+        return [module() for module, _ in self._places]
 
     def follow(self) -> bool:
         """Takes over a DTensor that was put in the place of the own one, as in a copy. Returns whether the module is
