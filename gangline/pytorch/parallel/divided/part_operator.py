@@ -56,10 +56,12 @@ def _view(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _unscale(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """found: a number of this rank, which becomes 1 on all ranks where any part of a gradient is infinite."""
     gradients, found, *others = args
-    operator([gradient.to_local() for gradient in gradients], found, *others, **kwargs)
-    mesh = gradients[0].device_mesh
+    locals_ = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    operator(locals_, found, *others, **kwargs)
+    divided = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    mesh = divided[0].device_mesh
     for dim in range(mesh.ndim):
-        if not all(gradient.placements[dim].is_replicate() for gradient in gradients):
+        if not all(gradient.placements[dim].is_replicate() for gradient in divided):
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=mesh.get_group(dim))
 
 
