@@ -173,8 +173,8 @@ dist.init_process_group = lambda backend, **options: init_process_group("slow", 
 
 
 def over_slow_link(alpha_seconds: float, bytes_per_second: float, layer_seconds: float) -> str:
-    """The trial, whose exchanges and backward pass take at least so long on every machine. layer_seconds: of every third
-    of 36 layers. A busy machine prolongs each pause, so there are few."""
+    """The trial, whose exchanges and backward pass take at least so long on every machine. layer_seconds: of every
+    third of 36 layers. A busy machine prolongs each pause, so there are few."""
     link = SLOW_LINK.replace("@ALPHA@", str(alpha_seconds)).replace("@RATE@", str(bytes_per_second))
     return FUSED.replace("nn.Tanh()", "Slow() if layer % 3 == 0 else nn.Tanh()") + link.replace(
         "@LAYER@", str(layer_seconds)
