@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from gangline.v1 import runner_pb2, types_pb2
 from tests.support.forked_service import ForkedService, fork_service
 from tests.support.source import ROOT
 from tests.support.stand_in_scheduler import TOKEN
+from tests.support.wait import pause
 
 T = TypeVar("T")
 _PROGRAM = "tests.support.stand_in_agent"
@@ -25,9 +27,10 @@ _PROGRAM = "tests.support.stand_in_agent"
 
 async def wait_until(find: Callable[[], T | None], seconds: float = 60.0) -> T:
     """Returns the result of `find` once it is true; for events outside of this process."""
+    began_at = time.monotonic()
     async with asyncio.timeout(seconds):
         while not (result := find()):  # noqa: ASYNC110 - files and processes of others have no event
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(pause(began_at))
     return result
 
 

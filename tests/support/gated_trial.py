@@ -15,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from tests.support.wait import pause
+
 NUM_BATCHES = 16
 CHECKPOINT_PERIOD = 4
 NUM_RANKS = 4
@@ -168,8 +170,8 @@ def write_whole(path: Path, text: str) -> None:
 
 def wait_for(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = 90.0) -> None:
     """Returns when the condition holds; for tests without an event loop. what: for the failure; called if it is one."""
-    deadline = time.monotonic() + seconds
+    began_at = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        if time.monotonic() > began_at + seconds:
             raise AssertionError(f"{what if isinstance(what, str) else what()}: not within {seconds:g} s")
-        time.sleep(0.02)
+        time.sleep(pause(began_at))

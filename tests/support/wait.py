@@ -10,12 +10,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+def pause(began_at: float) -> float:
+    """Returns the seconds until the next look at a condition: more, the longer it did not hold, so that those who wait
+    take little from those they wait for. began_at: in time.monotonic()."""
+    return min(0.1, 0.01 + 0.05 * (time.monotonic() - began_at))
+
+
 async def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     """Returns when the condition holds; fails, naming what did not happen, when it does not in time."""
-    deadline = time.monotonic() + seconds
+    began_at = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
-        await asyncio.sleep(0.01)
+        assert time.monotonic() < began_at + seconds, f"{what} did not happen within {seconds:g} s"
+        await asyncio.sleep(pause(began_at))
 
 
 async def until_async(
@@ -23,15 +29,15 @@ async def until_async(
 ) -> T:
     """As `until` for a condition that must be awaited; returns the first true value. what: may be a function, which is
     called when it has not happened in time."""
-    deadline = time.monotonic() + seconds
+    began_at = time.monotonic()
     while True:
         value = await condition()
         if value:
             return value
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= began_at + seconds:
             named = what if isinstance(what, str) else what()
             raise AssertionError(f"{named} did not happen within {seconds:g} s")
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(pause(began_at))
 
 
 async def within(seconds: float, awaitable: Awaitable[T]) -> T:
