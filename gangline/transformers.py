@@ -19,7 +19,7 @@ import transformers
 from gangline.core.context import Context
 from gangline.core.searcher import Unit, length_by_unit
 from gangline.domain.experiment import STEPS_COMPLETED
-from gangline.domain.foreign_checkpoint import TRIAL_ID
+from gangline.domain.storage.foreign_checkpoint import TRIAL_ID
 from gangline.errors import GanglineError, invalid
 
 __all__ = ["DetCallback", "GanglineCallback"]

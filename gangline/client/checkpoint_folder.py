@@ -1,7 +1,7 @@
 """Reads the folder of a checkpoint that a user imports, and refuses what must not go into storage.
 
 Owns the walk over the folder: plain files only, no link and no device, so that nothing outside of the folder is sent.
-The rules for the content are in gangline.domain.checkpoint_import. Called by `Client.import_checkpoint`.
+The rules for the content are in gangline.domain.storage.checkpoint_import. Called by `Client.import_checkpoint`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from gangline.domain.checkpoint_import import (
+from gangline.domain.experiment import METADATA_FILE
+from gangline.domain.storage.checkpoint_import import (
     MOST_FILES,
     FolderPlan,
     ImportedFile,
@@ -25,8 +26,7 @@ from gangline.domain.checkpoint_import import (
     import_id,
     plan_folder,
 )
-from gangline.domain.experiment import METADATA_FILE
-from gangline.domain.foreign_checkpoint import STATE_FILE
+from gangline.domain.storage.foreign_checkpoint import STATE_FILE
 from gangline.errors import GanglineError, invalid, not_found
 from gangline.protocol.rpc import CHUNK_BYTES
 from gangline.v1 import gateway_pb2

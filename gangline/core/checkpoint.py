@@ -31,9 +31,9 @@ from gangline.core.together import RankError, failure_of, raise_failure, togethe
 from gangline.core.transport import AloneTransport
 from gangline.domain.experiment import METADATA_FILE, STEPS_COMPLETED, VALIDATION_METRICS
 from gangline.domain.id import check_checkpoint_id
-from gangline.domain.manifest import StoredFile
-from gangline.domain.storage_fault import describe
-from gangline.domain.storage_url import check_storage_url
+from gangline.domain.storage.manifest import StoredFile
+from gangline.domain.storage.storage_fault import describe
+from gangline.domain.storage.storage_url import check_storage_url
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from gangline.core.storage import CheckpointStore
 from gangline.domain.failure import LATEST_CORRUPT
-from gangline.domain.storage_fault import JUDGED, waits
+from gangline.domain.storage.storage_fault import JUDGED, waits
 from gangline.errors import ErrorKind, GanglineError
 
 # Codes of errors that make a checkpoint unusable. The absences among them may also mean that the whole storage is away.

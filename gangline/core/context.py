@@ -26,8 +26,8 @@ from gangline.core.searcher import SearcherContext, length_of
 from gangline.core.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder, TensorboardMode
 from gangline.core.train import TrainContext
-from gangline.domain.partial import Writer
-from gangline.domain.storage_url import check_storage_url
+from gangline.domain.storage.partial import Writer
+from gangline.domain.storage.storage_url import check_storage_url
 from gangline.errors import invalid
 from gangline.lacking import Lacking
 

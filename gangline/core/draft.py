@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gangline.core.storage import CheckpointStore, list_files
 from gangline.core.stream import DigestStream
-from gangline.domain.manifest import StoredFile
+from gangline.domain.storage.manifest import StoredFile
 
 # Bounds the memory for the copy of a file, 1 MiB.
 _CHUNK_BYTES = 1 << 20

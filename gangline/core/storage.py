@@ -25,10 +25,10 @@ import fsspec.callbacks
 from gangline.core.storage_calls import StorageCalls
 from gangline.core.stream import DigestStream, SyncedFile
 from gangline.domain.experiment import METADATA_FILE
-from gangline.domain.foreign_checkpoint import ReadFile
-from gangline.domain.manifest import MANIFEST_KEY, StoredFile, files_of, read_document, write_document
-from gangline.domain.partial import Partial, Writer, partial_name, removed_name
-from gangline.domain.storage_fault import MARKER_FILE, check_marker
+from gangline.domain.storage.foreign_checkpoint import ReadFile
+from gangline.domain.storage.manifest import MANIFEST_KEY, StoredFile, files_of, read_document, write_document
+from gangline.domain.storage.partial import Partial, Writer, partial_name, removed_name
+from gangline.domain.storage.storage_fault import MARKER_FILE, check_marker
 from gangline.errors import GanglineError, conflict, invalid, not_found
 
 # Bounds the memory for the hashing of a file, 1 MiB.

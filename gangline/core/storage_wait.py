@@ -1,9 +1,10 @@
 """Waits for a storage that takes nothing, in place of ending the trial.
 
 Owns the wait of one rank: the pauses between tries, the watch over calls that do not return, the words for state and
-log, and the end of the wait by time or by a preemption. gangline.domain.storage_fault decides which errors are waited
-for. Ranks that save together try again together: the first of them pauses and decides for all. Off the cluster no rank
-waits, because the user sees the error at once. Called by gangline.core.checkpoint and by gangline.pytorch.checkpoint.
+log, and the end of the wait by time or by a preemption. gangline.domain.storage.storage_fault decides which errors are
+waited for. Ranks that save together try again together: the first of them pauses and decides for all. Off the cluster
+no rank waits, because the user sees the error at once. Called by gangline.core.checkpoint and by
+gangline.pytorch.checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gangline.core.beat import Beat, NoBeat
 from gangline.core.link import Link, LocalLink
 from gangline.core.storage_calls import StorageCalls
 from gangline.domain.failure import NOT_SAVED
-from gangline.domain.storage_fault import describe, waits
+from gangline.domain.storage.storage_fault import describe, waits
 from gangline.errors import ErrorKind, GanglineError
 
 # Pauses between two tries: the first one, and the limit to which they grow.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
 from gangline.core.transport import Transport
-from gangline.domain.storage_fault import JUDGED, waits
+from gangline.domain.storage.storage_fault import JUDGED, waits
 from gangline.errors import GanglineError
 
 # Message of a rank: the result and None, or None and a failure. A failure is the judgement of its storage, followed by

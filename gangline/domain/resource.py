@@ -103,7 +103,7 @@ class ServiceInstance:
     http_address: str = ""
     metrics_address: str = ""
     started_at: float = 0.0
-    storage_marker: str = ""  # see gangline.domain.storage_fault
+    storage_marker: str = ""  # see gangline.domain.storage.storage_fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from gangline import alias
 from gangline.core.context import alone
 from gangline.core.storage import read_metadata
-from gangline.domain.foreign_checkpoint import CODE_FOLDER, DeterminedState
+from gangline.domain.storage.foreign_checkpoint import CODE_FOLDER, DeterminedState
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.checkpoint import open_checked, restore
 from gangline.pytorch.checkpoint.determined import describe_folder, is_determined_folder

@@ -28,10 +28,10 @@ import fsspec.callbacks
 import fsspec.config
 
 from gangline.core.storage import CheckpointStore
-from gangline.domain.output import MOST_BYTES, MOST_FILES, find_bad_path
-from gangline.domain.partial import PREFIX
-from gangline.domain.storage_fault import describe
-from gangline.domain.storage_url import protocol_of
+from gangline.domain.storage.output import MOST_BYTES, MOST_FILES, find_bad_path
+from gangline.domain.storage.partial import PREFIX
+from gangline.domain.storage.storage_fault import describe
+from gangline.domain.storage.storage_url import protocol_of
 from gangline.errors import GanglineError
 from gangline.folder_handle import FILE, FOLDER, open_below
 from gangline.launch import confinement

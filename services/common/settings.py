@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gangline.domain.storage_url import check_storage_url
+from gangline.domain.storage.storage_url import check_storage_url
 from gangline.errors import GanglineError, invalid
 from gangline.printable import find_unprintable
 from services.common.address import advertised_address

@@ -54,7 +54,7 @@ import structlog
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from gangline.domain.output import FOLDER_NAME
+from gangline.domain.storage.output import FOLDER_NAME
 from gangline.launch import beat_file
 from gangline.v1 import agent_pb2, runner_pb2
 from services.common.disk import sync_folder, write_atomic

@@ -22,8 +22,8 @@ from typing import Any
 import structlog
 
 from gangline.domain.entrypoint import TrialClass, parse_entrypoint
-from gangline.domain.output import output_path_of
 from gangline.domain.state import ExitKind
+from gangline.domain.storage.output import output_path_of
 from gangline.v1 import rank_pb2, runner_pb2
 from services.common.concurrency import cancel
 from services.common.state_folder import SharedFolder

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gangline.domain.limits import MB
-from gangline.domain.output import OUTPUT_KEY
+from gangline.domain.storage.output import OUTPUT_KEY
 from gangline.printable import to_line
 
 # Names of files in one sentence.

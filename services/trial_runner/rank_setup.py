@@ -16,8 +16,8 @@ from typing import Any
 from gangline.alias.finder import SHIM
 from gangline.domain.entrypoint import Command, parse_entrypoint
 from gangline.domain.failure import hang_rule_of
-from gangline.domain.output import OUTPUT_KEY
 from gangline.domain.state import TaskKind
+from gangline.domain.storage.output import OUTPUT_KEY
 from gangline.domain.task_environment import TASK_IDLE_SECONDS, TASK_KEYS, TASK_PYTHON, TASK_SOCKET
 from gangline.errors import invalid
 from gangline.launch.private_environment import has_packages

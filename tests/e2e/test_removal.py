@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gangline.domain.storage_fault import MARKER_FILE
+from gangline.domain.storage.storage_fault import MARKER_FILE
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gated_trial import wait_for
 

@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from gangline.domain.manifest import StoredFile, files_of, read_document, write_document
+from gangline.domain.storage.manifest import StoredFile, files_of, read_document, write_document
 from gangline.errors import GanglineError
 from tests.support.examples import examples
 

@@ -8,11 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
-from gangline.domain.partial import Writer, partial_name
 from gangline.domain.resource import Cluster, Counter
 from gangline.domain.search import Search, SearchLog
 from gangline.domain.state import DeletionStage, Outcome, State
-from gangline.domain.storage_fault import MARKER_FILE
+from gangline.domain.storage.partial import Writer, partial_name
+from gangline.domain.storage.storage_fault import MARKER_FILE
 from gangline.protocol import wire
 from services.common import keys
 from services.common.etcd import EtcdClient, Put

@@ -20,7 +20,7 @@ import httpx
 
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State
-from gangline.domain.storage_fault import MARKER_FILE
+from gangline.domain.storage.storage_fault import MARKER_FILE
 from gangline.domain.user import User
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc

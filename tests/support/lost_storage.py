@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.storage_fault import MARKER_FILE
+from gangline.domain.storage.storage_fault import MARKER_FILE
 from tests.support.fleet import Fleet
 from tests.support.gated_trial import wait_for
 

@@ -14,7 +14,7 @@ Checkpoints of Determined's trainer are read as well (determined.py).
 Start: __init__.py
 """
 
-from gangline.domain.foreign_checkpoint import TRIAL_ID
+from gangline.domain.storage.foreign_checkpoint import TRIAL_ID
 from gangline.pytorch.checkpoint.content import is_of_another_trial, load_checkpoint
 from gangline.pytorch.checkpoint.keeper import Keeper
 from gangline.pytorch.checkpoint.restore import restore

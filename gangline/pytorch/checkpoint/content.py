@@ -17,7 +17,7 @@ import torch
 import gangline
 from gangline.config.strategy_choice import METADATA_KEY
 from gangline.domain.experiment import STEPS_COMPLETED, VALIDATION_METRICS
-from gangline.domain.foreign_checkpoint import STATE_FORMAT_KEY, TRIAL_ID
+from gangline.domain.storage.foreign_checkpoint import STATE_FORMAT_KEY, TRIAL_ID
 from gangline.pytorch.checkpoint.capture import MODEL_VALUES, OPTIMIZER_CLASSES
 from gangline.pytorch.checkpoint.name import MODELS, OPTIMIZERS, STATE, join, state_path
 from gangline.pytorch.checkpoint.source import STATE_FORMAT, Source, open_checked

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from gangline.core.storage import file_reader
-from gangline.domain.foreign_checkpoint import (
+from gangline.domain.storage.foreign_checkpoint import (
     STATE_FILE,
     DeterminedState,
     describe_determined,

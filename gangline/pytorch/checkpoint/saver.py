@@ -26,7 +26,7 @@ from gangline.core.distributed import BACKGROUND_GROUP, DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.together import RankError, together
 from gangline.core.transport import AloneTransport, TorchTransport, Transport
-from gangline.domain.manifest import StoredFile
+from gangline.domain.storage.manifest import StoredFile
 from gangline.errors import ErrorKind, GanglineError
 from gangline.pytorch.checkpoint.capture import Captured, rank_file
 from gangline.pytorch.checkpoint.name import Path

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gangline.core.storage import has_manifest, verify
 from gangline.core.storage import read_metadata as read_manifest
-from gangline.domain.foreign_checkpoint import STATE_FILE, STATE_FORMAT_KEY, TRIAL_ID, mark_foreign
+from gangline.domain.storage.foreign_checkpoint import STATE_FILE, STATE_FORMAT_KEY, TRIAL_ID, mark_foreign
 from gangline.errors import invalid
 from gangline.pytorch.checkpoint import determined, metadata
 from gangline.pytorch.checkpoint.capture import (

@@ -25,8 +25,8 @@ from gangline.config.strategy_choice import (
     way_out,
 )
 from gangline.core import Context, DistributedContext
-from gangline.domain.foreign_checkpoint import TRIAL_ID
 from gangline.domain.state import ExitKind
+from gangline.domain.storage.foreign_checkpoint import TRIAL_ID
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.launch.failure import describe
 from gangline.pytorch.checkpoint.content import is_of_another_trial

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gangline.config.optimization import Optimizations, parse_optimizations
 from gangline.config.searcher import HALVING_NAMES, UNITS, Searcher
-from gangline.domain.manifest import find_unwritable
+from gangline.domain.storage.manifest import find_unwritable
 from gangline.errors import invalid
 from gangline.pytorch.trial.unit import Batch, TrainUnit, parse_unit
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gangline.domain.checkpoint_import import ImportedFile
 from gangline.domain.experiment import ExperimentFilter
 from gangline.domain.history import LogFilter
 from gangline.domain.state import Availability, UsageGroup
+from gangline.domain.storage.checkpoint_import import ImportedFile
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb

@@ -23,7 +23,7 @@ import structlog
 
 from gangline.domain.experiment import METADATA_FILE, Checkpoint
 from gangline.domain.id import parse_allocation_id, parse_trial_id
-from gangline.domain.partial import REMOVED_PREFIX, Partial, Writer, parse_partial, partial_name, removed_name
+from gangline.domain.storage.partial import REMOVED_PREFIX, Partial, Writer, parse_partial, partial_name, removed_name
 from gangline.errors import GanglineError
 from gangline.v1 import scheduler_pb2
 from services.common import keys

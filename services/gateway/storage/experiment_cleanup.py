@@ -21,9 +21,9 @@ import structlog
 
 from gangline.domain.experiment import Experiment
 from gangline.domain.id import parse_allocation_id, parse_trial_id
-from gangline.domain.output import STORAGE_FOLDER as OUTPUT_FOLDER
-from gangline.domain.partial import REMOVED_PREFIX, parse_partial
 from gangline.domain.state import DeletionStage
+from gangline.domain.storage.output import STORAGE_FOLDER as OUTPUT_FOLDER
+from gangline.domain.storage.partial import REMOVED_PREFIX, parse_partial
 from gangline.errors import GanglineError
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2

@@ -18,8 +18,8 @@ from typing import IO
 
 import structlog
 
-from gangline.domain.checkpoint_import import ImportedFile
 from gangline.domain.experiment import METADATA_FILE
+from gangline.domain.storage.checkpoint_import import ImportedFile
 from gangline.errors import Effect, GanglineError, conflict, invalid, unavailable
 from services.gateway.storage.storage import Storage
 

@@ -12,7 +12,7 @@ import asyncio
 
 import structlog
 
-from gangline.domain.storage_fault import AWAY
+from gangline.domain.storage.storage_fault import AWAY
 from gangline.errors import GanglineError
 from services.common import keys
 from services.common.concurrency import until_available

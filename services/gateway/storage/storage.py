@@ -20,8 +20,8 @@ from typing import IO, cast
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gangline.domain.storage_fault import MARKER_FILE, check_marker, storage_away
-from gangline.domain.storage_url import check_same_protocol
+from gangline.domain.storage.storage_fault import MARKER_FILE, check_marker, storage_away
+from gangline.domain.storage.storage_url import check_same_protocol
 from gangline.errors import Effect, GanglineError, conflict, invalid, unavailable
 from gangline.protocol.rpc import CHUNK_BYTES
 from services.common.tree import remove_tree

@@ -10,10 +10,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 
-from gangline.domain.checkpoint_import import ImportedFile, check_import, import_id, steps_of
 from gangline.domain.experiment import Checkpoint
-from gangline.domain.manifest import StoredFile, write_document
 from gangline.domain.state import CheckpointState
+from gangline.domain.storage.checkpoint_import import ImportedFile, check_import, import_id, steps_of
+from gangline.domain.storage.manifest import StoredFile, write_document
 from gangline.errors import Effect, GanglineError, conflict
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 
-from gangline.domain.output import find_bad_path, is_unfinished, output_path_of
+from gangline.domain.storage.output import find_bad_path, is_unfinished, output_path_of
 from gangline.errors import GanglineError, not_found
 from services.common.server import Principal
 from services.gateway.mirror.auth import check_user

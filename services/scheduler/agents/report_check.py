@@ -12,13 +12,13 @@ from typing import Any
 import structlog
 
 from gangline.domain.allocation import ExitReport
-from gangline.domain.checkpoint_import import is_import_id
 from gangline.domain.document import check_document
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.id import check_checkpoint_id
 from gangline.domain.limits import plausible_amount, plausible_count, plausible_time
 from gangline.domain.state import CheckpointState
-from gangline.domain.storage_url import check_checkpoint_place, check_file_inside, check_storage_url
+from gangline.domain.storage.checkpoint_import import is_import_id
+from gangline.domain.storage.storage_url import check_checkpoint_place, check_file_inside, check_storage_url
 from gangline.errors import invalid
 from gangline.v1 import runner_pb2
 from services.scheduler.state import metrics

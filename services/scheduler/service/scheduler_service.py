@@ -23,7 +23,7 @@ from gangline.domain.experiment import (
 from gangline.domain.id import check_checkpoint_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
-from gangline.domain.storage_url import check_checkpoint_place, check_file_inside
+from gangline.domain.storage.storage_url import check_checkpoint_place, check_file_inside
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2

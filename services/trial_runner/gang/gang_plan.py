@@ -18,7 +18,7 @@ from gangline.cluster_info import CHIEF_PORT_KEY, CheckpointInfo, ClusterInfo, T
 from gangline.domain.container import has_image
 from gangline.domain.entrypoint import program_of, runs_in_every_slot
 from gangline.domain.id import number_of
-from gangline.domain.storage_fault import DEFAULT_WAIT_SECONDS
+from gangline.domain.storage.storage_fault import DEFAULT_WAIT_SECONDS
 from gangline.domain.visible_device import ORDER_KEY, PCI_ORDER, VISIBLE_KEY, is_mig
 from gangline.launch.beat_file import BEAT_KEY
 from gangline.v1 import runner_pb2, types_pb2

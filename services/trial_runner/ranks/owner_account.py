@@ -19,9 +19,9 @@ from pathlib import Path
 
 import structlog
 
-from gangline.domain.output import output_url_of
-from gangline.domain.storage_fault import MARKER_FILE, check_marker, storage_away
-from gangline.domain.storage_url import protocol_of
+from gangline.domain.storage.output import output_url_of
+from gangline.domain.storage.storage_fault import MARKER_FILE, check_marker, storage_away
+from gangline.domain.storage.storage_url import protocol_of
 from gangline.domain.trace import tensorboard_url_of
 from gangline.errors import GanglineError
 from gangline.folder_handle import FOLDER

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 
-from gangline.domain.partial import PREFIX
 from gangline.domain.state import ExitKind
+from gangline.domain.storage.partial import PREFIX
 from gangline.v1 import agent_pb2, types_pb2
 from services.agent.allocations import command_runner
 from services.agent.allocations.journal import Journal, open_journal

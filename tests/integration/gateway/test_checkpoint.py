@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
-from gangline.domain.partial import Writer, partial_name
 from gangline.domain.resource import Cluster
 from gangline.domain.state import CheckpointState, Outcome, State
+from gangline.domain.storage.partial import Writer, partial_name
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from services.common import keys

@@ -20,7 +20,7 @@ import pytest_asyncio
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import ServiceInstance
 from gangline.domain.state import State
-from gangline.domain.storage_fault import MARKER_FILE
+from gangline.domain.storage.storage_fault import MARKER_FILE
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2

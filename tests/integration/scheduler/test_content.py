@@ -10,10 +10,10 @@ import grpc.aio
 import httpx
 import pytest
 
-from gangline.domain.checkpoint_import import import_id
 from gangline.domain.experiment import Checkpoint
 from gangline.domain.fusion import FusionRecord, owned_key
 from gangline.domain.state import CheckpointState, ExitKind, State
+from gangline.domain.storage.checkpoint_import import import_id
 from gangline.errors import GanglineError
 from gangline.protocol import rpc, wire
 from gangline.v1 import agent_pb2, runner_pb2, types_pb2

@@ -24,8 +24,8 @@ from torch.utils.data import TensorDataset
 from gangline import pytorch
 from gangline.cluster_info import CheckpointInfo
 from gangline.config.strategy_choice import StrategyChoice
-from gangline.domain.manifest import MANIFEST_KEY, files_of, read_document, write_document
 from gangline.domain.state import ExitKind
+from gangline.domain.storage.manifest import MANIFEST_KEY, files_of, read_document, write_document
 from gangline.errors import GanglineError
 from gangline.protocol.wire import enum_number
 from gangline.pytorch.parallel.recomputed import Recomputed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline.client.checkpoint_folder import read_checkpoint_folder
-from gangline.domain.manifest import StoredFile, write_document
+from gangline.domain.storage.manifest import StoredFile, write_document
 from gangline.errors import GanglineError
 from tests.support.determined_checkpoint import NEWEST, unpack
 

@@ -21,7 +21,7 @@ from gangline.core import CheckpointContext, DistributedContext, DownloadMode
 from gangline.core.checkpoint import location_of
 from gangline.core.link import LocalLink
 from gangline.core.storage import CheckpointStore, describe_files
-from gangline.domain.manifest import write_document
+from gangline.domain.storage.manifest import write_document
 from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import types_pb2
 from services.common.rank_rules import RankUser

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.core.encoding import decode, encode
-from gangline.domain.manifest import StoredFile
+from gangline.domain.storage.manifest import StoredFile
 from gangline.errors import GanglineError
 
 _HASHABLE = st.recursive(

@@ -10,7 +10,7 @@ _PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "mu
 # The pickle in a checkpoint: `plain` makes it with torch and reads it back with weights_only, `metadata` makes torch's
 # own classes alone of it, `determined` reads with weights_only, and `foreign_checkpoint` makes no class at all.
 _OF_CHECKPOINTS = {
-    "gangline/domain/foreign_checkpoint.py",
+    "gangline/domain/storage/foreign_checkpoint.py",
     "gangline/pytorch/checkpoint/determined.py",
     "gangline/pytorch/checkpoint/metadata.py",
     "gangline/pytorch/checkpoint/plain.py",

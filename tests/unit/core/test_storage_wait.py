@@ -17,7 +17,7 @@ from gangline.core import CheckpointContext, DistributedContext, DownloadMode, s
 from gangline.core.beat import NoBeat
 from gangline.core.link import LocalLink
 from gangline.core.storage import CheckpointStore
-from gangline.domain.storage_fault import MARKER_FILE
+from gangline.domain.storage.storage_fault import MARKER_FILE
 from gangline.errors import ErrorKind, GanglineError
 from tests.support.world import in_ranks
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.domain.checkpoint_import import (
+from gangline.domain.storage.checkpoint_import import (
     MOST_FILES,
     ImportedFile,
     check_import,
@@ -15,8 +15,8 @@ from gangline.domain.checkpoint_import import (
     plan_folder,
     steps_of,
 )
-from gangline.domain.foreign_checkpoint import STATE_FILE
-from gangline.domain.manifest import StoredFile, write_document
+from gangline.domain.storage.foreign_checkpoint import STATE_FILE
+from gangline.domain.storage.manifest import StoredFile, write_document
 from gangline.errors import GanglineError
 
 _DIGEST = "ab" * 32

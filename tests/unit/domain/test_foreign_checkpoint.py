@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gangline.domain.foreign_checkpoint import DeterminedState, describe_determined, is_of_determined
-from gangline.domain.manifest import MANIFEST_KEY
+from gangline.domain.storage.foreign_checkpoint import DeterminedState, describe_determined, is_of_determined
+from gangline.domain.storage.manifest import MANIFEST_KEY
 from gangline.errors import GanglineError
 
 _LOAD = {

@@ -10,7 +10,7 @@ import pytest
 
 from gangline.domain.document import check_document, read_document
 from gangline.domain.limits import plausible_amount, plausible_count, plausible_time
-from gangline.domain.storage_url import check_same_protocol, check_storage_url
+from gangline.domain.storage.storage_url import check_same_protocol, check_storage_url
 from gangline.errors import GanglineError
 
 _NOW = 1_700_000_000.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangline.domain.manifest import StoredFile, files_of, read_document, write_document
+from gangline.domain.storage.manifest import StoredFile, files_of, read_document, write_document
 from gangline.errors import GanglineError
 
 _FILES = {"tensors/__0_0.distcp": StoredFile(7, "ab" * 32), "trainer.pth": StoredFile(4, "cd" * 32)}

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from gangline.core.together import RankError
-from gangline.domain.storage_fault import JUDGED, storage_away, waits
+from gangline.domain.storage.storage_fault import JUDGED, storage_away, waits
 from gangline.errors import GanglineError, invalid, unavailable
 
 

@@ -19,9 +19,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from gangline.core.storage import CheckpointStore, describe_files
 from gangline.domain.allocation import Allocation, Member
 from gangline.domain.experiment import Checkpoint, Trial
-from gangline.domain.partial import Partial, Writer, parse_partial, partial_name
 from gangline.domain.resource import Cluster
 from gangline.domain.state import CheckpointState
+from gangline.domain.storage.partial import Partial, Writer, parse_partial, partial_name
 from gangline.errors import GanglineError, unavailable
 from gangline.v1 import scheduler_pb2
 from services.common import keys

@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gangline.domain.checkpoint_import import ImportedFile
+from gangline.domain.storage.checkpoint_import import ImportedFile
 from gangline.errors import Effect, GanglineError
 from services.gateway.storage.import_folder import PREFIX, STALE_SECONDS, ImportFolder, clear_stale_imports
 from services.gateway.storage.storage import Storage

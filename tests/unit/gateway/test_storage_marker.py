@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.storage_fault import MARKER_FILE
+from gangline.domain.storage.storage_fault import MARKER_FILE
 from gangline.errors import ErrorKind, GanglineError
 from services.gateway.storage.storage import Storage
 

@@ -13,8 +13,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from gangline.domain.output import is_unfinished
-from gangline.domain.storage_fault import MARKER_FILE
+from gangline.domain.storage.output import is_unfinished
+from gangline.domain.storage.storage_fault import MARKER_FILE
 from gangline.rank import keep_output
 from gangline.rank.keep_output import Keeper, Report, Target, open_target, run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.storage_fault import MARKER_FILE
+from gangline.domain.storage.storage_fault import MARKER_FILE
 from gangline.errors import GanglineError
 from services.common.rank_rules import RankRules, RankUser, owners_user
 from services.trial_runner.ranks.owner_account import holds_storage, make_home, open_storage, settle_home

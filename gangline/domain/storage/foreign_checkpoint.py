@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gangline.domain.experiment import METADATA_FILE
-from gangline.domain.manifest import MANIFEST_KEY
+from gangline.domain.storage.manifest import MANIFEST_KEY
 from gangline.errors import GanglineError, invalid
 
 # Key of metadata.json that names the layout of a trial's state: a number for ours, or DETERMINED.

@@ -15,7 +15,7 @@ from typing import Any
 
 from gangline.domain.document import check_document
 from gangline.domain.experiment import METADATA_FILE, STEPS_COMPLETED
-from gangline.domain.foreign_checkpoint import (
+from gangline.domain.storage.foreign_checkpoint import (
     DETERMINED,
     STATE_FORMAT_KEY,
     TRIAL_ID,
@@ -26,7 +26,7 @@ from gangline.domain.foreign_checkpoint import (
     mark_foreign,
     read_metadata_file,
 )
-from gangline.domain.manifest import MANIFEST_KEY, StoredFile, files_of, read_document
+from gangline.domain.storage.manifest import MANIFEST_KEY, StoredFile, files_of, read_document
 from gangline.errors import invalid
 
 IMPORTED_KEY = "imported"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gangline.domain.storage_url import check_file_inside
+from gangline.domain.storage.storage_url import check_file_inside
 from gangline.errors import GanglineError, invalid
 
 MANIFEST_KEY = "manifest"

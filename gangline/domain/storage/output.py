@@ -6,7 +6,7 @@ there may have. The trial runner starts gangline.rank.keep_output, which copies 
 
 from __future__ import annotations
 
-from gangline.domain.partial import PREFIX
+from gangline.domain.storage.partial import PREFIX
 
 # The variable that names the folder in every process of a trial. Processes of one machine share the folder.
 OUTPUT_KEY = "GANGLINE_OUTPUT_DIR"
