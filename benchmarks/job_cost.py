@@ -21,7 +21,7 @@ from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
 from benchmarks.process import run_benchmark
 from benchmarks.throughput import finish
-from gangline.client.packing import pack_code
+from gangline.client.transfer.packing import pack_code
 from gangline.local.layout import Layout
 from gangline.local.process_table import load_table
 

@@ -25,7 +25,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.process import run_benchmark
 from benchmarks.statistic import summarise
 from gangline.client import Client
-from gangline.client.packing import pack_code
+from gangline.client.transfer.packing import pack_code
 from gangline.domain.allocation import Allocation, ExitReport, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.id import allocation_id

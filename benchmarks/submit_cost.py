@@ -22,7 +22,7 @@ from benchmarks.cluster import running_cluster
 from benchmarks.machine import describe_machine
 from benchmarks.process import processor_seconds, run_benchmark
 from benchmarks.statistic import summarise
-from gangline.client.packing import pack_code
+from gangline.client.transfer.packing import pack_code
 from gangline.local.layout import Layout
 from gangline.local.process_table import load_table
 

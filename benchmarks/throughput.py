@@ -37,7 +37,7 @@ from benchmarks.process import run_benchmark, wait_until
 from benchmarks.slurm_cluster import HIGH_THROUGHPUT, Slurm, SlurmMissing, running_slurm
 from benchmarks.statistic import summarise
 from gangline.client import Client
-from gangline.client.packing import pack_code
+from gangline.client.transfer.packing import pack_code
 from gangline.domain.state import Outcome
 
 # The bar for experiments that complete in a second.

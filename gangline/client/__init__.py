@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from gangline.client.call_message import new_request_id
 from gangline.client.cluster_handle import Agent, Job
 from gangline.client.handle import Checkpoint, Experiment, MetricsReader, Trial
-from gangline.client.packing import CodeArchive, pack_code
 from gangline.client.record import Created, ImportedCheckpoint, LogEntry, LogOptions
 from gangline.client.session import Client
 from gangline.client.submission import Submission, prepare_submission
+from gangline.client.transfer.packing import CodeArchive, pack_code
 from gangline.domain.experiment import Inheritance, Project, Template, Workspace
 from gangline.domain.explanation import Blocker, Explanation, TaskExplanation
 from gangline.domain.history import MetricsPoint as Metrics

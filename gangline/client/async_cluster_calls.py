@@ -14,9 +14,9 @@ from typing import Self
 from gangline.client import call_message
 from gangline.client.async_connection import AsyncConnection, in_thread, in_thread_to_its_end
 from gangline.client.call_message import new_request_id
-from gangline.client.checkpoint_folder import ImportMessages, read_checkpoint_folder
-from gangline.client.download import GrowingFolder, ReceivedFolder, list_sizes
 from gangline.client.record import ImportedCheckpoint, OnProgress, ignore_progress
+from gangline.client.transfer.checkpoint_folder import ImportMessages, read_checkpoint_folder
+from gangline.client.transfer.download import GrowingFolder, ReceivedFolder, list_sizes
 from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.resource import Agent

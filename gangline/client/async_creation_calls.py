@@ -17,10 +17,10 @@ from gangline.client.async_project import AsyncProjectMethods
 from gangline.client.async_user import AsyncUserMethods
 from gangline.client.attempts import say_create
 from gangline.client.call_message import new_request_id
-from gangline.client.packing import CodeArchive
 from gangline.client.record import Created
 from gangline.client.submission import NO_OVERRIDES, ForkedExperiment, Submission, parse_with_seed, prepare_fork
-from gangline.client.unpacking import unpack_code
+from gangline.client.transfer.packing import CodeArchive
+from gangline.client.transfer.unpacking import unpack_code
 from gangline.domain.experiment import Experiment
 from gangline.domain.search import SearchPreview
 from gangline.domain.view import ExperimentView

@@ -14,10 +14,10 @@ from typing import Self
 
 from gangline.client import call_message
 from gangline.client.call_message import new_request_id
-from gangline.client.checkpoint_folder import ImportMessages, read_checkpoint_folder
 from gangline.client.connection import Connection, in_thread, in_thread_to_its_end
-from gangline.client.download import GrowingFolder, ReceivedFolder, list_sizes
 from gangline.client.record import ImportedCheckpoint, OnProgress, ignore_progress
+from gangline.client.transfer.checkpoint_folder import ImportMessages, read_checkpoint_folder
+from gangline.client.transfer.download import GrowingFolder, ReceivedFolder, list_sizes
 from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.resource import Agent

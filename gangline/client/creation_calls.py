@@ -16,11 +16,11 @@ from typing import Any
 from gangline.client.attempts import say_create
 from gangline.client.call_message import new_request_id
 from gangline.client.connection import in_thread, in_thread_to_its_end, pause_for
-from gangline.client.packing import CodeArchive
 from gangline.client.project import ProjectMethods
 from gangline.client.record import Created
 from gangline.client.submission import NO_OVERRIDES, ForkedExperiment, Submission, parse_with_seed, prepare_fork
-from gangline.client.unpacking import unpack_code
+from gangline.client.transfer.packing import CodeArchive
+from gangline.client.transfer.unpacking import unpack_code
 from gangline.client.user import UserMethods
 from gangline.domain.experiment import Experiment
 from gangline.domain.search import SearchPreview

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangline.client.packing import CodeArchive, pack_code, pack_nothing
 from gangline.client.record import OnProgress, ignore_progress
+from gangline.client.transfer.packing import CodeArchive, pack_code, pack_nothing
 from gangline.domain.experiment import Experiment, Inheritance
 from gangline.domain.state import TaskKind
 from gangline.errors import invalid

@@ -24,8 +24,8 @@ from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.encoding import let_travel
 from gangline.core.link import Link
-from gangline.core.storage import CheckpointStore, checkpoint_url, describe_files, list_files
-from gangline.core.storage_wait import Agreement, StorageWait
+from gangline.core.storage_access.storage import CheckpointStore, checkpoint_url, describe_files, list_files
+from gangline.core.storage_access.storage_wait import Agreement, StorageWait
 from gangline.core.temporary import temporary_folder
 from gangline.core.together import RankError, failure_of, raise_failure, together
 from gangline.core.transport import AloneTransport

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from gangline.core.storage import CheckpointStore
+from gangline.core.storage_access.storage import CheckpointStore
 from gangline.domain.failure import LATEST_CORRUPT
 from gangline.domain.storage.storage_fault import JUDGED, waits
 from gangline.errors import ErrorKind, GanglineError

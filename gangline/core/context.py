@@ -23,7 +23,7 @@ from gangline.core.link import Link, LocalLink, connect
 from gangline.core.preempt import PreemptContext, PreemptMode
 from gangline.core.profiler import ProfilerContext
 from gangline.core.searcher import SearcherContext, length_of
-from gangline.core.storage import CheckpointStore
+from gangline.core.storage_access.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder, TensorboardMode
 from gangline.core.train import TrainContext
 from gangline.domain.storage.partial import Writer

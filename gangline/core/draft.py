@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gangline.core.storage import CheckpointStore, list_files
-from gangline.core.stream import DigestStream
+from gangline.core.storage_access.storage import CheckpointStore, list_files
+from gangline.core.storage_access.stream import DigestStream
 from gangline.domain.storage.manifest import StoredFile
 
 # Bounds the memory for the copy of a file, 1 MiB.

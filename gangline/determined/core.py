@@ -21,7 +21,7 @@ from gangline.core import (
     TrainContext,
 )
 from gangline.core.link import LocalLink
-from gangline.core.storage import CheckpointStore
+from gangline.core.storage_access.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder
 from gangline.errors import invalid
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from gangline import alias
 from gangline.core.context import alone
-from gangline.core.storage import read_metadata
+from gangline.core.storage_access.storage import read_metadata
 from gangline.domain.storage.foreign_checkpoint import CODE_FOLDER, DeterminedState
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.checkpoint import open_checked, restore

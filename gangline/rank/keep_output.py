@@ -27,7 +27,7 @@ import fsspec
 import fsspec.callbacks
 import fsspec.config
 
-from gangline.core.storage import CheckpointStore
+from gangline.core.storage_access.storage import CheckpointStore
 from gangline.domain.storage.output import MOST_BYTES, MOST_FILES, find_bad_path
 from gangline.domain.storage.partial import PREFIX
 from gangline.domain.storage.storage_fault import describe

@@ -35,10 +35,10 @@ from services.agent.machine.rank_rules import settle_rules
 from services.agent.machine.spool_watch import SpoolWatch
 from services.agent.machine_report import watch_machine
 from services.agent.settings import AgentSettings
+from services.common.access.security import drain_token, load_token
 from services.common.code_cache import CodeCache, CodeLimits
 from services.common.concurrency import cancel
 from services.common.huge_pages import with_huge_pages
-from services.common.security import drain_token, load_token
 from services.common.state_folder import StateFolder
 from services.common.telemetry import serve_metrics, write_ready_file
 

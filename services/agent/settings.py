@@ -1,4 +1,7 @@
-"""The settings that an operator can give an agent. services/common/settings.py documents where values are read from."""
+"""The settings that an operator can give an agent.
+
+services/common/setting/settings.py documents where values are read from.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from services.common.settings import ServiceSettings, check_names
+from services.common.setting.settings import ServiceSettings, check_names
 
 # An agent's id is part of etcd keys and slot ids, so its characters are limited.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

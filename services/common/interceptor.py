@@ -21,7 +21,7 @@ from prometheus_client import Counter, Histogram
 
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol.rpc import MAX_MESSAGE_BYTES, asks_to_catch_up, find_token, status_of
-from services.common.call_limit import CallLimits, Guard, OpenReader, PeerCount, too_slow
+from services.common.access.call_limit import CallLimits, Guard, OpenReader, PeerCount, too_slow
 from services.common.connection.peer import peer_host
 
 _log = structlog.get_logger(__name__)

@@ -22,8 +22,8 @@ import structlog
 
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol.rpc import MAX_MESSAGE_BYTES, SERVER_OPTIONS
+from services.common.access.call_limit import CallLimits
 from services.common.address import bind_error, join_address, split_address
-from services.common.call_limit import CallLimits
 from services.common.concurrency import cancel
 from services.common.connection.open_files import fit_connections
 from services.common.connection.stranger_watch import StrangerWatch

@@ -33,8 +33,8 @@ from services.gateway.http import (
 from services.gateway.http.admission import Admission
 from services.gateway.http.description import complete
 from services.gateway.http.problem import add_problem_handlers
-from services.gateway.http.proxy import Proxy
-from services.gateway.http.upgrade import Upgrades
+from services.gateway.http.tunnel.proxy import Proxy
+from services.gateway.http.tunnel.upgrade import Upgrades
 from services.gateway.mirror import metrics
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases

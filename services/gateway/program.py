@@ -3,7 +3,7 @@
 Called by __main__ and by tests, which run several in one process. Everything shares one event loop; blocking parts
 (database, storage) run in threads.
 
-Owns the gateway's settings; services/common/settings.py describes their sources.
+Owns the gateway's settings; services/common/setting/settings.py describes their sources.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sqlalchemy import Engine
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import invalid
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
-from services.common.call_limit import CallLimits
+from services.common.access.call_limit import CallLimits
+from services.common.access.security import load_token
 from services.common.concurrency import cancel, until_available
 from services.common.etcd import EtcdClient, HealthWatch
 from services.common.presence import announce
-from services.common.security import load_token
 from services.common.server import Server, serve
-from services.common.settings import ServiceSettings, check_own_storage
+from services.common.setting.settings import ServiceSettings, check_own_storage
 from services.common.telemetry import serve_metrics
 from services.gateway.app import build_app
 from services.gateway.history.database import open_database

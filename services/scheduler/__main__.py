@@ -20,12 +20,12 @@ from gangline.domain.resource import ServiceInstance
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol.rpc import SMALL_MESSAGES
 from gangline.v1 import agent_pb2_grpc, runner_pb2_grpc, scheduler_pb2_grpc
-from services.common.call_limit import CallLimits
+from services.common.access.call_limit import CallLimits
+from services.common.access.security import load_token
 from services.common.concurrency import first_of
 from services.common.election import Election
 from services.common.etcd import EtcdClient
 from services.common.presence import announce
-from services.common.security import load_token
 from services.common.server import Server, serve
 from services.common.telemetry import configure_logging, serve_metrics, write_ready_file
 from services.scheduler.leader.leader_status import LeaderStatus

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gangline.domain.storage.storage_fault import DEFAULT_WAIT_SECONDS
-from services.common.settings import ServiceSettings, check_names, check_own_storage
+from services.common.setting.settings import ServiceSettings, check_names, check_own_storage
 from services.scheduler.placement import PoolConfig
 from services.scheduler.placement.request.snapshot import (
     ON_CALL_IS_IMPOSSIBLE,

@@ -17,11 +17,11 @@ import gangline
 from gangline.errors import GanglineError, invalid, unavailable
 from gangline.launch.beat_file import stacks_path_of
 from gangline.v1 import runner_pb2, types_pb2
+from services.common.access.user_rights import resolve_as
 from services.common.concurrency import in_own_thread
 from services.common.disk import write_atomic
 from services.common.rank_rules import RankUser
 from services.common.state_folder import SharedFolder
-from services.common.user_rights import resolve_as
 from services.trial_runner.gang.gang_plan import Place, load_config, needs_no_library
 from services.trial_runner.ranks.confinement import STORAGE_SECONDS, Confinement
 from services.trial_runner.ranks.container import SOCKET, Container

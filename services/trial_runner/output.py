@@ -25,9 +25,9 @@ from gangline.domain.entrypoint import TrialClass, parse_entrypoint
 from gangline.domain.state import ExitKind
 from gangline.domain.storage.output import output_path_of
 from gangline.v1 import rank_pb2, runner_pb2
+from services.common.access.user_rights import rights_of
 from services.common.concurrency import cancel
 from services.common.state_folder import SharedFolder
-from services.common.user_rights import rights_of
 from services.trial_runner.delivery.recorder import Recorder
 from services.trial_runner.exit_file import load_stop_deadline
 from services.trial_runner.gang.gang_plan import Place, load_config, without_settings

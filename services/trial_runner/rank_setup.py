@@ -22,8 +22,8 @@ from gangline.domain.task_environment import TASK_IDLE_SECONDS, TASK_KEYS, TASK_
 from gangline.errors import invalid
 from gangline.launch.private_environment import has_packages
 from gangline.v1 import runner_pb2
+from services.common.access.user_rights import is_file_of, is_folder_of, rights_of
 from services.common.state_folder import SharedFolder
-from services.common.user_rights import is_file_of, is_folder_of, rights_of
 from services.trial_runner.gang.gang_plan import (
     Network,
     Place,

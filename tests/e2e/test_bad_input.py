@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from gangline.client import Client
-from gangline.client.packing import pack_code
+from gangline.client.transfer.packing import pack_code
 from gangline.domain.state import ExitKind, Outcome
 from gangline.domain.view import ExperimentView
 from gangline.errors import ErrorKind, GanglineError

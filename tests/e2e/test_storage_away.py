@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.core.storage_wait import PREEMPTED_SECONDS
+from gangline.core.storage_access.storage_wait import PREEMPTED_SECONDS
 from gangline.domain.state import Outcome, ReasonCode, State
 from gangline.domain.view import TrialView
 from tests.support.fleet import Fleet

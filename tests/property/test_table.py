@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from rich.cells import cell_len
 
-from gangline.cli import agent, checkpoint, experiment, fusion, task
+from gangline.cli import agent, checkpoint, experiment, fusion
 from gangline.cli.output import job_summary, top_screen
 from gangline.cli.output.table_layout import Column, lay_out, line_of
+from gangline.cli.task import task
 from gangline.printable import to_line
 from tests.support.examples import examples
 

@@ -25,8 +25,8 @@ from gangline.domain.user import User
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
 from services.common import keys
+from services.common.access.security import allocation_token, as_password, hash_token
 from services.common.etcd import EtcdClient, EtcdSettings, Put
-from services.common.security import allocation_token, as_password, hash_token
 from services.gateway.program import GatewaySettings
 from tests.support.forked_service import ForkedService, fork_service, load_service
 from tests.support.port import own_ports

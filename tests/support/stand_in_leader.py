@@ -22,9 +22,9 @@ from gangline.errors import GanglineError, not_found
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import keys
+from services.common.access.security import is_same_token
 from services.common.etcd import Delete, EtcdClient, Put
 from services.common.leader_probe import not_leader
-from services.common.security import is_same_token
 from services.common.server import Principal, Server, serve
 from services.scheduler.service.earlier_calls import EarlierCalls
 from tests.support.project_calls import UnservedByLeader

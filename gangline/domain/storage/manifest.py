@@ -2,7 +2,7 @@
 files.
 
 Owns its format and the digest that it holds of itself. Checkpoints of earlier versions have no digest and are read
-without that check. Called by gangline.core.storage.
+without that check. Called by gangline.core.storage_access.storage.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gangline.core.storage import file_reader
+from gangline.core.storage_access.storage import file_reader
 from gangline.domain.storage.foreign_checkpoint import (
     STATE_FILE,
     DeterminedState,

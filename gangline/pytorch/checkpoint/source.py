@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gangline.core.storage import has_manifest, verify
-from gangline.core.storage import read_metadata as read_manifest
+from gangline.core.storage_access.storage import has_manifest, verify
+from gangline.core.storage_access.storage import read_metadata as read_manifest
 from gangline.domain.storage.foreign_checkpoint import STATE_FILE, STATE_FORMAT_KEY, TRIAL_ID, mark_foreign
 from gangline.errors import invalid
 from gangline.pytorch.checkpoint import determined, metadata

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gangline.errors import GanglineError
-from services.common.security import is_of_determined
+from services.common.access.security import is_of_determined
 from services.gateway.determined.determined_app import build_determined_app, error_response
 from services.gateway.determined.user import OPEN_ROUTES
 from services.gateway.http.admission import check_body, while_admitted

@@ -15,7 +15,7 @@ from gangline.domain.id import describe_allocation, parse_allocation_id
 from gangline.domain.user import CLUSTER_NAME, AccessToken, User, inactive_user
 from gangline.errors import Effect, ErrorKind, GanglineError, unauthenticated, unavailable
 from services.common import keys
-from services.common.security import (
+from services.common.access.security import (
     check_allocation_token,
     check_drain_token,
     check_session_token,

@@ -245,7 +245,7 @@ class Cleanup:
 
 def clear(storage: Storage, partial: Partial) -> None:
     """Removes the files that an ended attempt has not committed; blocks. The writer's side is in
-    gangline.core.storage."""
+    gangline.core.storage_access.storage."""
     condemned = f"{FOLDER}/{removed_name(partial)}"
     unfinished = f"{FOLDER}/{partial_name(partial.writer, partial.storage_id)}"
     if storage.renames:

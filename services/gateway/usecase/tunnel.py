@@ -24,9 +24,9 @@ from gangline.domain.user import User
 from gangline.domain.view import TaskAccess
 from gangline.errors import Effect, GanglineError, conflict, not_found, unauthenticated, unavailable
 from services.common import keys
-from services.common.security import hash_token, is_same_token
+from services.common.access.security import hash_token, is_same_token
+from services.common.access.task_token import check_proxy_token, proxy_token, read_proxy_token, shell_seed, task_code
 from services.common.server import Principal
-from services.common.task_token import check_proxy_token, proxy_token, read_proxy_token, shell_seed, task_code
 from services.gateway.mirror.attempt_fence import why_over
 from services.gateway.mirror.auth import check_owner, check_trial, check_user
 from services.gateway.mirror.mirror import Watched

@@ -32,8 +32,8 @@ from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol import wire
 from gangline.v1 import user_pb2
 from services.common import keys
-from services.common.password import SALT_BYTES, UNKNOWN, is_password, store_password
-from services.common.security import access_token, hash_token, is_same_token
+from services.common.access.password import SALT_BYTES, UNKNOWN, is_password, store_password
+from services.common.access.security import access_token, hash_token, is_same_token
 from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.auth import CLUSTER, Authenticator, check_admin, check_user

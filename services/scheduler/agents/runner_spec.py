@@ -11,7 +11,7 @@ from gangline.domain.resource import Agent
 from gangline.domain.user import User
 from gangline.protocol import wire
 from gangline.v1 import runner_pb2
-from services.common.security import allocation_token
+from services.common.access.security import allocation_token
 from services.scheduler.agents.lease_table import committee_of
 from services.scheduler.state.directory import Directory
 from services.scheduler.state.records import Records, get

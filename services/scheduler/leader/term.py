@@ -21,9 +21,9 @@ from gangline.domain.resource import Agent, Cluster
 from gangline.domain.state import AgentState
 from gangline.errors import unavailable
 from gangline.v1 import runner_pb2
+from services.common.access.security import as_password, hash_token
 from services.common.concurrency import cancel
 from services.common.election import Deposed, Leadership
-from services.common.security import as_password, hash_token
 from services.scheduler.agents.agent_session import Sessions
 from services.scheduler.agents.dispatch import Dispatch
 from services.scheduler.agents.expiry import Expiry

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from gangline.domain.id import describe_allocation
 from gangline.errors import ErrorKind, GanglineError, unauthenticated
-from services.common.security import check_allocation_token, is_allocation_token, is_same_token
+from services.common.access.security import check_allocation_token, is_allocation_token, is_same_token
 from services.common.server import Authenticate, Principal, current_principal
 
 

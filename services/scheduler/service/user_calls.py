@@ -11,7 +11,7 @@ from gangline.domain.user import AccessToken, User, UserChange, view_token, view
 from gangline.errors import conflict
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2_grpc, user_pb2
-from services.common.security import access_token, hash_token
+from services.common.access.security import access_token, hash_token
 from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.service.access import require_cluster
 from services.scheduler.state.records import SchedulerState, get

@@ -22,10 +22,10 @@ import structlog
 from gangline import unix_socket
 from gangline.protocol.rpc import CHANNEL_OPTIONS, raise_if_cancelled, token_metadata
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc
+from services.common.access.user_rights import rights_of
 from services.common.concurrency import cancel, first_of
 from services.common.disk import write_atomic
 from services.common.rank_rules import RankUser
-from services.common.user_rights import rights_of
 
 # Between two attempts to connect to the socket before it listens for the first time.
 LISTEN_SECONDS = 0.1

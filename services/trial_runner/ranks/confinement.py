@@ -22,10 +22,10 @@ from gangline.errors import GanglineError, unavailable
 from gangline.launch.beat_file import stacks_path_of
 from gangline.v1 import runner_pb2, types_pb2
 from services.common import rank_cgroup
+from services.common.access.user_rights import is_folder_of
 from services.common.concurrency import in_own_thread
 from services.common.rank_rules import RankRules, RankUser, check_free, find_user, load_rules, owners_user
 from services.common.state_folder import SharedFolder
-from services.common.user_rights import is_folder_of
 from services.trial_runner.gang.limit import Limits
 from services.trial_runner.ranks import owner_account
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from gangline.errors import invalid, unavailable
 from gangline.launch import private_environment
+from services.common.access.user_rights import is_file_of, is_folder_of
 from services.common.rank_rules import RankUser
-from services.common.user_rights import is_file_of, is_folder_of
 from services.trial_runner.ranks.container import Container
 
 # Limit for a step in another interpreter. A cold start from a network disk takes seconds.

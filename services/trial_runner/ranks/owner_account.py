@@ -25,9 +25,9 @@ from gangline.domain.storage.storage_url import protocol_of
 from gangline.domain.trace import tensorboard_url_of
 from gangline.errors import GanglineError
 from gangline.folder_handle import FOLDER
+from services.common.access.user_rights import rights_of
 from services.common.disk import write_atomic
 from services.common.rank_rules import RankUser
-from services.common.user_rights import rights_of
 
 # The group of an account has no other member. In the storage the group is that of the folder, with the services in it.
 UMASK = 0o002

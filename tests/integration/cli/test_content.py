@@ -12,7 +12,7 @@ import typer.main
 from google.protobuf.message import Message
 
 from gangline.cli.main import assemble
-from gangline.client.packing import pack_nothing
+from gangline.client.transfer.packing import pack_nothing
 from gangline.errors import conflict
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, project_pb2, types_pb2

@@ -14,8 +14,8 @@ import pytest
 from gangline.errors import ErrorKind, GanglineError
 from gangline.protocol.rpc import CHANNEL_OPTIONS, error_of, token_metadata
 from gangline.v1 import agent_pb2, agent_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from services.common import call_limit
-from services.common.call_limit import CallLimits
+from services.common.access import call_limit
+from services.common.access.call_limit import CallLimits
 from services.common.server import Principal, Server, serve
 from tests.integration.common.test_server import CONNECT, SUBMIT, add_services, authenticate, counting_proxy
 

@@ -21,7 +21,7 @@ from gangline.protocol.peer_status import PeerStatus
 from gangline.protocol.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, error_of, token_metadata
 from gangline.v1 import agent_pb2, agent_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.common import server as server_module
-from services.common.call_limit import CallLimits
+from services.common.access.call_limit import CallLimits
 from services.common.connection import stranger_watch
 from services.common.server import Principal, Server, ServerTls, current_principal, serve
 from tests.support.certificate import Authority

@@ -19,8 +19,8 @@ from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, project_pb2, types_pb2, user_pb2
 from services.common import keys
+from services.common.access.security import as_password
 from services.common.etcd import EtcdClient, Put
-from services.common.security import as_password
 from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client, add_user
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until_async, within

@@ -18,8 +18,8 @@ from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2
 from services.common import keys
+from services.common.access.security import allocation_token, drain_token
 from services.common.etcd import Delete, EtcdClient, Put
-from services.common.security import allocation_token, drain_token
 from services.common.state_folder import StateFolder
 from services.gateway.mirror import attempt_fence
 from services.gateway.mirror.attempt_fence import LOG_LINGER_SECONDS

@@ -17,8 +17,8 @@ from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange, 
 from gangline.domain.state import State
 from gangline.protocol import wire
 from services.common import keys
+from services.common.access.security import as_password, hash_token, session_token
 from services.common.etcd import EtcdClient, Put
-from services.common.security import as_password, hash_token, session_token
 from services.gateway.determined import agent, checkpoint, experiment, project, retention, trial, user
 from services.gateway.determined import token as access_token
 from tests.integration.gateway.test_queue import put_waiting

@@ -94,7 +94,7 @@ def test_failure_of_rank_1_is_told_by_rank_1(tmp_path: Path) -> None:
 
 _HELD = """
 import os, signal, threading
-from gangline.core.storage import CheckpointStore
+from gangline.core.storage_access.storage import CheckpointStore
 
 GO_ON = threading.Event()
 open_file = CheckpointStore.open_file

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from gangline import pytorch
-from gangline.core.storage import CheckpointStore
-from gangline.core.stream import DigestStream
+from gangline.core.storage_access.storage import CheckpointStore
+from gangline.core.storage_access.stream import DigestStream
 from gangline.errors import GanglineError
 from gangline.pytorch import load_checkpoint
 from tests.support.folder_work import in_folder

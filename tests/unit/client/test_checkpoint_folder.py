@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.checkpoint_folder import read_checkpoint_folder
+from gangline.client.transfer.checkpoint_folder import read_checkpoint_folder
 from gangline.domain.storage.manifest import StoredFile, write_document
 from gangline.errors import GanglineError
 from tests.support.determined_checkpoint import NEWEST, unpack

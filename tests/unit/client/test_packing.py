@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.client import packing
-from gangline.client.packing import pack_code
+from gangline.client.transfer import packing
+from gangline.client.transfer.packing import pack_code
 from gangline.errors import GanglineError
 from services.common.archive import judge
 from tests.support.examples import examples

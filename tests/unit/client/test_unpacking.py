@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client.packing import pack_code
-from gangline.client.unpacking import unpack_code
+from gangline.client.transfer.packing import pack_code
+from gangline.client.transfer.unpacking import unpack_code
 from gangline.errors import GanglineError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.domain.user import hash_password
-from services.common.password import SALT_BYTES, UNKNOWN, is_password, store_password
+from services.common.access.password import SALT_BYTES, UNKNOWN, is_password, store_password
 
 STORED = store_password(hash_password("Secret123"), b"s" * SALT_BYTES)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.errors import ErrorKind, GanglineError
-from services.common.security import (
+from services.common.access.security import (
     allocation_token,
     check_allocation_token,
     hash_token,

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.errors import GanglineError
-from services.common.settings import ServiceSettings
+from services.common.setting.settings import ServiceSettings
 
 
 class Pool(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.errors import GanglineError
-from services.common.task_token import check_proxy_token, proxy_token, read_proxy_token, shell_seed, task_code
+from services.common.access.task_token import check_proxy_token, proxy_token, read_proxy_token, shell_seed, task_code
 
 SECRET = "cluster-token-of-the-test"
 TOKEN = proxy_token(SECRET, "ann ü.b", "login", "12", 100)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from services.common.access.user_rights import is_file_of, is_folder_of, resolve_as, rights_of
 from services.common.rank_rules import RankUser
-from services.common.user_rights import is_file_of, is_folder_of, resolve_as, rights_of
 
 NOBODY = RankUser("nobody", 65534, 65534, (65534,), "/", "/bin/sh")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root acts as another user")

@@ -32,7 +32,7 @@ from gangline.core.beat import (
 )
 from gangline.core.distributed import BACKGROUND_GROUP, count_collectives
 from gangline.core.draft import CheckpointDraft
-from gangline.core.storage import CheckpointStore
+from gangline.core.storage_access.storage import CheckpointStore
 from gangline.domain.beat import BREAK, UNKNOWN, Collectives, Phase, Reading, Where
 from gangline.launch.beat_file import BEAT_KEY, BeatFile, stack_signal
 from tests.support.work import calls_of

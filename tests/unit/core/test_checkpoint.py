@@ -20,12 +20,12 @@ from gangline.cluster_info import CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.core import CheckpointContext, DistributedContext, DownloadMode
 from gangline.core.checkpoint import location_of
 from gangline.core.link import LocalLink
-from gangline.core.storage import CheckpointStore, describe_files
+from gangline.core.storage_access.storage import CheckpointStore, describe_files
 from gangline.domain.storage.manifest import write_document
 from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import types_pb2
+from services.common.access.user_rights import rights_of
 from services.common.rank_rules import RankUser
-from services.common.user_rights import rights_of
 from tests.support.world import in_ranks
 
 
@@ -423,7 +423,7 @@ def test_storage_that_cannot_be_read_is_told_by_all_ranks(tmp_path: Path, monkey
     def refuse(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("gangline.core.storage.verify", refuse)
+    monkeypatch.setattr("gangline.core.storage_access.storage.verify", refuse)
 
     def work(distributed: DistributedContext) -> str:
         with pytest.raises(GanglineError) as caught, _context(str(tmp_path), distributed).restore_path(storage_id):

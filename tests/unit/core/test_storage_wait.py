@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from gangline.cluster_info import ClusterInfo, TrialInfo
-from gangline.core import CheckpointContext, DistributedContext, DownloadMode, storage_wait, stream
+from gangline.core import CheckpointContext, DistributedContext, DownloadMode
 from gangline.core.beat import NoBeat
 from gangline.core.link import LocalLink
-from gangline.core.storage import CheckpointStore
+from gangline.core.storage_access import storage_wait, stream
+from gangline.core.storage_access.storage import CheckpointStore
 from gangline.domain.storage.storage_fault import MARKER_FILE
 from gangline.errors import ErrorKind, GanglineError
 from tests.support.world import in_ranks

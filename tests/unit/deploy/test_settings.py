@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.agent.settings import AgentSettings
-from services.common.settings import ServiceSettings
+from services.common.setting.settings import ServiceSettings
 from services.gateway.program import GatewaySettings
 from services.scheduler.settings import SchedulerSettings
 from tests.support.source import ROOT

@@ -10,7 +10,7 @@ import pytest
 from gangline.domain.user import AccessToken, EndedSession, User
 from gangline.errors import ErrorKind, GanglineError
 from services.common import keys
-from services.common.security import access_token, allocation_token, hash_token, is_of_determined, session_token
+from services.common.access.security import access_token, allocation_token, hash_token, is_of_determined, session_token
 from services.common.server import Principal
 from services.gateway.mirror.auth import SESSION_SECONDS, Authenticator, check_trial, check_user
 from tests.support.stand_in_mirror import StandInMirror

@@ -16,7 +16,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gangline.core.storage import CheckpointStore, describe_files
+from gangline.core.storage_access.storage import CheckpointStore, describe_files
 from gangline.domain.allocation import Allocation, Member
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.resource import Cluster

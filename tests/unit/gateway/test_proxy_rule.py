@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.gateway.http.proxy_rule import (
+from services.gateway.http.tunnel.proxy_rule import (
     Headers,
     Target,
     cookie_of,

@@ -15,10 +15,10 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State, TaskKind
 from gangline.domain.user import User
 from services.common import keys
-from services.common.security import hash_token
+from services.common.access.security import hash_token
 from services.common.server import Principal
 from services.gateway.history.reader import Reader
-from services.gateway.http.upgrade import Upgrades
+from services.gateway.http.tunnel.upgrade import Upgrades
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.pending import Pending

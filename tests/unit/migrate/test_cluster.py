@@ -20,7 +20,7 @@ from gangline.migrate.cluster_key import AGENT, MASTER, Fate
 from gangline.migrate.cluster_settings import migrate_agent, migrate_master
 from gangline.migrate.cluster_source import Entry
 from services.agent.settings import AgentSettings
-from services.common.settings import ServiceSettings
+from services.common.setting.settings import ServiceSettings
 from services.gateway.program import GatewaySettings
 from services.scheduler.settings import SchedulerSettings
 from tests.support.examples import examples

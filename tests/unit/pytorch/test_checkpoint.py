@@ -18,7 +18,7 @@ from torch import nn
 
 from gangline import pytorch
 from gangline.core import CheckpointContext
-from gangline.core.storage import CheckpointStore, digest_of
+from gangline.core.storage_access.storage import CheckpointStore, digest_of
 from gangline.domain.state import ExitKind
 from gangline.domain.storage.manifest import StoredFile, files_of, write_document
 from gangline.errors import GanglineError

@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from gangline.client.download import NewFolder, place_file
+from gangline.client.transfer.download import NewFolder, place_file
 from gangline.errors import ErrorKind, GanglineError
 
 _EXECUTABLE = 0o100

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from gangline.core.beat import Beat, NoBeat
 from gangline.core.link import Link, LocalLink
-from gangline.core.storage_calls import StorageCalls
+from gangline.core.storage_access.storage_calls import StorageCalls
 from gangline.domain.failure import NOT_SAVED
 from gangline.domain.storage.storage_fault import describe, waits
 from gangline.errors import ErrorKind, GanglineError

@@ -22,8 +22,8 @@ from typing import Any
 import fsspec
 import fsspec.callbacks
 
-from gangline.core.storage_calls import StorageCalls
-from gangline.core.stream import DigestStream, SyncedFile
+from gangline.core.storage_access.storage_calls import StorageCalls
+from gangline.core.storage_access.stream import DigestStream, SyncedFile
 from gangline.domain.experiment import METADATA_FILE
 from gangline.domain.storage.foreign_checkpoint import ReadFile
 from gangline.domain.storage.manifest import MANIFEST_KEY, StoredFile, files_of, read_document, write_document

@@ -21,8 +21,8 @@ from gangline.domain.experiment import Experiment
 from gangline.errors import Effect, ErrorKind, GanglineError, not_found, unavailable
 from services.common.concurrency import first_of
 from services.common.server import Principal
-from services.gateway.http import proxy_rule
 from services.gateway.http.problem import problem_response
+from services.gateway.http.tunnel import proxy_rule
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.tunnel import PROXY_SECONDS, Tunnel

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from gangline.errors import GanglineError, invalid
-from services.common.setting_error import Layer, nearest
+from services.common.setting.setting_error import Layer, nearest
 
 
 @dataclass(frozen=True, slots=True)

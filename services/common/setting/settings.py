@@ -23,8 +23,8 @@ from gangline.errors import GanglineError, invalid
 from gangline.printable import find_unprintable
 from services.common.address import advertised_address
 from services.common.etcd.settings import EtcdSettings
-from services.common.setting_error import Layer, explain, nearest
-from services.common.setting_flag import flags_of, parse_flags, value_at
+from services.common.setting.setting_error import Layer, explain, nearest
+from services.common.setting.setting_flag import flags_of, parse_flags, value_at
 from services.common.telemetry import LogFormat
 
 _ENVIRONMENT_PREFIX = "GANGLINE_"

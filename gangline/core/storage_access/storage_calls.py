@@ -1,6 +1,6 @@
 """Keeps the calls to storage that are under way in this process, so that a call that hangs is noticed.
 
-gangline.core.storage marks its calls and their progress; gangline.core.storage_wait looks at them.
+storage.py marks its calls and their progress; storage_wait.py looks at them.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from gangline.domain.experiment import Experiment
 from gangline.domain.state import TaskKind
 from gangline.errors import ErrorKind, GanglineError, not_found
 from services.common.concurrency import first_of
-from services.gateway.http import proxy_rule
 from services.gateway.http.problem import STATUS_BY_KIND
-from services.gateway.http.proxy import AdmittedTunnel, authenticate
+from services.gateway.http.tunnel import proxy_rule
+from services.gateway.http.tunnel.proxy import AdmittedTunnel, authenticate
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 

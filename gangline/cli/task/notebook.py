@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gangline.cli.command import (
+from gangline.cli.output.terminal import mention, say
+from gangline.cli.shared import ExperimentId, Template, connect, new_group, say_on_interrupt
+from gangline.cli.task.command import (
     ConfigFile,
     Context,
     Detach,
@@ -23,8 +25,6 @@ from gangline.cli.command import (
     read_settings,
     start,
 )
-from gangline.cli.output.terminal import mention, say
-from gangline.cli.shared import ExperimentId, Template, connect, new_group, say_on_interrupt
 from gangline.errors import ErrorKind, GanglineError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import hmac
 import uuid
 
 from gangline.errors import unauthenticated
-from services.common.security import is_same_token
+from services.common.access.security import is_same_token
 
 _CODE_PURPOSE = b"gangline task code v1:"
 _PROXY_PURPOSE = b"gangline proxy token v1:"

@@ -12,7 +12,9 @@ from typing import Annotated
 
 import typer
 
-from gangline.cli.command import (
+from gangline.cli.output.terminal import mention, say
+from gangline.cli.shared import ExperimentId, Template, connect, new_group
+from gangline.cli.task.command import (
     ConfigFile,
     Context,
     Detach,
@@ -27,9 +29,7 @@ from gangline.cli.command import (
     read_settings,
     start,
 )
-from gangline.cli.notebook import await_task
-from gangline.cli.output.terminal import mention, say
-from gangline.cli.shared import ExperimentId, Template, connect, new_group
+from gangline.cli.task.notebook import await_task
 from gangline.domain.view import TaskAccess
 from gangline.errors import invalid
 

@@ -1,0 +1,4 @@
+"""Commands, notebooks and shells on slots, and the list of all that runs or waits.
+
+Start: command.py
+"""
