@@ -1,7 +1,7 @@
 """Reads a checkpoint, and tells why it cannot be read.
 
 Owns the difference between a checkpoint that is damaged or gone and a storage that is away as a whole: the first ends
-the trial, the second is waited for (storage_wait.py). Called by gangline.core.checkpoint.
+the trial, the second is waited for (storage_access/storage_wait.py). Called by gangline.core.checkpoint.
 """
 
 from __future__ import annotations

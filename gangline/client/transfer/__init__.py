@@ -1,4 +1,4 @@
-"""Folders on their way to the cluster and back: code, checkpoints, outputs.
+"""Folders on their way to the cluster and back: code, checkpoints, outputs, TensorBoard files.
 
 Start: packing.py
 """

@@ -1,5 +1,5 @@
-"""How a rank reads and writes checkpoint storage: whole folders, streams, and the wait for a
-storage that takes nothing.
+"""How a rank reads and writes checkpoint storage: whole folders, streams, and the wait for a storage that
+takes nothing.
 
 Start: storage.py
 """

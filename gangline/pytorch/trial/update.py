@@ -260,7 +260,7 @@ class ParameterUpdate:
     def _scales(self, scaler: Any) -> bool:
         """Returns whether a step divides gradients by a scale. scaler: the one that the trial steps with, or None."""
         scaler = scaler if scaler is not None else self.own_scaler
-        return scaler is not None and bool(scaler.is_enabled())
+        return scaler is not None and bool(getattr(scaler, "is_enabled", lambda: True)())
 
     def _step(
         self,

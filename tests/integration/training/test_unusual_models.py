@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from gangline import pytorch
+from gangline.pytorch.parallel.divided.sharded import ShardedStrategy
 from tests.support.gang import run_gang
 from tests.support.points_trial import Net
 from tests.support.unusual_trial import UnusualTrial, check_refused, check_same, run, run_many
@@ -350,6 +351,10 @@ class CopyEachBatchTrial(UnusualTrial):
         return ScaleNet()
 
     def prepare(self) -> None:
+        # As after many copies: the numbers of their blocks begin again.
+        strategy = self.context.strategy
+        if isinstance(strategy, ShardedStrategy) and strategy._announcements is not None:
+            strategy._announcements._num_watched = 10_917
         self.copied = copy.deepcopy(self.model)
         gc.disable()
 
@@ -371,6 +376,12 @@ class CopyEachBatchTrial(UnusualTrial):
 
     def outcome(self) -> str:
         gc.enable()
+        gc.collect()
+        strategy = self.context.strategy
+        if isinstance(strategy, ShardedStrategy):
+            # The model and its last copy. Nothing is kept of the others.
+            assert len(strategy._all_roots()) == len(strategy._copies) + 1 == 2
+            assert len(strategy._origins._reduced) <= 2 * len(list(self.model.parameters()))
         return ""
 
 

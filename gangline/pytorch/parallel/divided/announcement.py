@@ -27,6 +27,8 @@ _KINDS = 3
 # Bounds on the size of a collective, and on the checksum of what it reduces: an announcement packs block, kind, size
 # and checksum into one int64. A sum of more numbers would take gloo twice as many messages.
 _MOST_NUMEL, _CHECKSUMS = 1 << 36, 1 << 12
+# Numbers of blocks begin again after so many, as those of copies that are gone.
+_MOST_BLOCKS = (1 << 15) // _KINDS
 
 
 class Announcements:
@@ -36,7 +38,8 @@ class Announcements:
     def __init__(self, device: torch.device, timeout: timedelta | None = None) -> None:
         self._is_late = device.type != "cpu"
         self._group = dist.new_group(backend="gloo", timeout=timeout)
-        self._names: list[str] = []
+        self._names: dict[int, str] = {}
+        self._num_watched = 0
         self._open: deque[tuple[torch.Tensor, Any, int]] = deque()
 
     def watch(self, group: Any, name: str, on_reduction: Callable[[], None]) -> None:
@@ -45,8 +48,9 @@ class Announcements:
         as it is."""
         if isinstance(group._all_gather_comm, _Announced):
             return
-        number = len(self._names)
-        self._names.append(name)
+        number = self._num_watched % _MOST_BLOCKS
+        self._num_watched += 1
+        self._names[number] = name
         group._all_gather_comm = _Announced(group._all_gather_comm, partial(self._announce, _GATHER, number))
         end, checksum = group.post_backward, 0
 

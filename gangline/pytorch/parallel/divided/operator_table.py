@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 # Arguments: the operator, its positional and its named arguments. The first positional argument is a DTensor or a list
-# of them.
+# with one.
 Replacement = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _meshes: list[DeviceMesh] = []
@@ -36,8 +36,8 @@ def replace(operators: Iterable[Any], replacement: Replacement) -> None:
     """Puts a replacement in the place of operators."""
 
     def handle(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
-        chosen = replacement if is_own(first) else as_torch
+        tensors = args[0] if isinstance(args[0], list | tuple) else args[:1]
+        chosen = replacement if any(is_own(tensor) for tensor in tensors) else as_torch
         return chosen(operator, args, kwargs)
 
     handlers = _handlers()

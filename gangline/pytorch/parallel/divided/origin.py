@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gangline.errors import invalid
 from gangline.pytorch.parallel.divided.whole_parameter import WholeParameters
@@ -33,16 +34,20 @@ class GradientOrigins:
         self._groups = groups
         self._models = models
         self._wholes = wholes
-        self._reduced: set[torch.Tensor] = set()
+        # The parameters, with the value None. A copy of a model that a trial drops goes with its gradients.
+        self._reduced = WeakIdKeyDictionary()
 
     def note(self, parameters: Iterable[torch.Tensor]) -> None:
         """Records that the gradients of these parameters are being reduced over the ranks."""
-        self._reduced.update(parameters)
+        for parameter in parameters:
+            self._reduced[parameter] = None
 
     def forget_cleared(self) -> None:
         """Drops the records of parameters without a gradient, which need another reduction. Called before a forward
         pass."""
-        self._reduced = {parameter for parameter in self._reduced if parameter.grad is not None}
+        for parameter in list(self._reduced):
+            if parameter.grad is None:
+                del self._reduced[parameter]
 
     def check(self, optimizer: Optimizer) -> None:
         """Checks an optimizer before its step. Raises GanglineError `parallelism.own_gradients`."""

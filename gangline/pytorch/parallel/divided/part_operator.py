@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from gangline.errors import invalid
-from gangline.pytorch.parallel.divided.operator_table import as_torch, replace
+from gangline.pytorch.parallel.divided.operator_table import as_torch, is_own, replace
 
 _ATEN = torch.ops.aten
 _VIEWS = (
@@ -58,7 +58,7 @@ def _unscale(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     gradients, found, *others = args
     own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
     operator(own, found, *others, **kwargs)
-    divided = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    divided = [gradient for gradient in gradients if is_own(gradient)]
     mesh = divided[0].device_mesh
     for dim in range(mesh.ndim):
         if not all(gradient.placements[dim].is_replicate() for gradient in divided):

@@ -370,6 +370,7 @@ class ShardedStrategy(Strategy):
 
     def _all_roots(self) -> list[FSDPModule]:
         """Returns the divided models, and the copies that are still in use."""
+        self._copies = [copied for copied in self._copies if copied() is not None]
         copies = [root for root in (copied() for copied in self._copies) if root is not None]
         return [*self._roots, *copies]
 

@@ -76,12 +76,15 @@ class WholeParameters:
         """Counts the whole parameters of a wrapped model in each exchange. Those of a copy that is not wrapped count
         after a pass only."""
         inside = {id(module) for module in model.modules()}
-        self._own += [whole for whole in self._all if whole.is_in(inside) and whole not in self._own]
+        for whole in self._all:
+            if whole.is_in(inside) and not whole.is_own:
+                whole.is_own = True
+                self._own.append(whole)
 
     def _open_used(self, wholes: Iterable[Whole]) -> None:
         _open(wholes)
         if torch.is_grad_enabled():
-            self._used |= {id(whole): (whole, whole.modules()) for whole in wholes if whole not in self._own}
+            self._used |= {id(whole): (whole, whole.modules()) for whole in wholes if not whole.is_own}
 
     def open(self) -> None:
         """Puts the plain parameters in their places, for a pass."""
@@ -154,6 +157,7 @@ class Whole:
     def __init__(self, original: nn.Parameter, mesh: DeviceMesh, places: Iterable[tuple[nn.Module, str]]) -> None:
         self._mesh = mesh
         self._places = [(weakref.ref(module), name) for module, name in places]
+        self.is_own = False  # whether a wrapped model has it
         self.is_open = False
         self._take(nn.Parameter(self._whole(original.detach().clone()), requires_grad=original.requires_grad))
         self._put(self.part)
