@@ -50,7 +50,7 @@ class EtcdServer:
         os.kill(self._process.pid, signal.SIGSTOP)
         tasks = Path(f"/proc/{self._process.pid}/task")
         deadline = time.monotonic() + 10
-        while any(_state(task) != "T" for task in tasks.iterdir()):
+        while not all(_is_stopped(task) for task in tasks.iterdir()):
             assert time.monotonic() < deadline, "etcd did not stop within 10 s"
             time.sleep(0.001)
 
@@ -127,6 +127,9 @@ class EtcdCluster:
             member.process.wait()
 
 
-def _state(task: Path) -> str:
-    """Returns a thread's state as the kernel's letter: T is stopped."""
-    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+def _is_stopped(task: Path) -> bool:
+    """Returns whether a thread is stopped, or has just ended."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return True

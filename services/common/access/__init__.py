@@ -1,4 +1,5 @@
-"""Who may call: tokens, passwords, the rights of users, and the number of calls that each may make.
+"""Who may call: tokens, passwords, the number of calls of each caller, and files looked at with
+a user's rights.
 
 Start: security.py
 """

@@ -2,7 +2,7 @@
 
 Owns the reading of a call that anybody may make: its caller's address is judged before its message is read, the message
 has to arrive in time, and few of one address are read at a time. Owns also the number of streams that one address may
-hold, so that one host cannot take all places of a server. `interceptor.py` applies the limits.
+hold, so that one host cannot take all places of a server. `services/common/interceptor.py` applies the limits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensor fusion tuned by its own clock: real ranks exchange real gradients over a link that is really slow.
 
-The link takes somewhat longer than the backward pass, and not much less where a busy machine makes the pass three times
-as long. Several buckets travel beside the backward pass, of which the default's two leave most for its end; one bucket
+The link takes somewhat longer than the backward pass, and half of it where a busy machine makes the pass three times as
+long. Several buckets travel beside the backward pass, of which the default's two leave most for its end; one bucket
 for each tensor is slower than both. These differences are far above noise, so every machine must find them; a tuner
 that measures nothing, or the wrong thing, does not.
 """

@@ -120,6 +120,7 @@ def _plain(kind: type[OverflowTrial]) -> tuple[str, State]:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+    assert scales[_OVERFLOWING + 1] < scales[_OVERFLOWING], "it does not overflow"
     return repr(scales), model.state_dict()
 
 
