@@ -16,9 +16,8 @@ from torch.distributed.tensor import DTensor
 Replacement = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _meshes: list[DeviceMesh] = []
-# torch's own entries for replaced operators, for those that have one. Never cleared.
+# torch's own entries for replaced operators; None for those without one. Never cleared.
 _torch_handlers: dict[Any, Any] = {}
-_replaced: set[Any] = set()
 
 
 def add_mesh(mesh: DeviceMesh) -> None:
@@ -42,16 +41,15 @@ def replace(operators: Iterable[Any], replacement: Replacement) -> None:
 
     handlers = _handlers()
     for operator in operators:
-        if operator not in _replaced and operator in handlers:
-            _torch_handlers[operator] = handlers[operator]
-        _replaced.add(operator)
+        _torch_handlers.setdefault(operator, handlers.get(operator))
         handlers[operator] = handle
 
 
 def as_torch(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls an operator as torch defines it."""
-    if operator in _torch_handlers:
-        return _torch_handlers[operator](operator, args, kwargs)
+    handler = _torch_handlers.get(operator)
+    if handler is not None:
+        return handler(operator, args, kwargs)
     handlers = _handlers()
     own = handlers.pop(operator)
     try:

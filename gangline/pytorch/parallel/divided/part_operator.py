@@ -56,8 +56,8 @@ def _view(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _unscale(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """found: a number of this rank, which becomes 1 on all ranks where any part of a gradient is infinite."""
     gradients, found, *others = args
-    own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
-    operator(own, found, *others, **kwargs)
+    parts = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    operator(parts, found, *others, **kwargs)
     divided = [gradient for gradient in gradients if is_own(gradient)]
     mesh = divided[0].device_mesh
     for dim in range(mesh.ndim):

@@ -370,8 +370,8 @@ class ShardedStrategy(Strategy):
 
     def _all_roots(self) -> list[FSDPModule]:
         """Returns the divided models, and the copies that are still in use."""
-        self._copies = [copied for copied in self._copies if copied() is not None]
         copies = [root for root in (copied() for copied in self._copies) if root is not None]
+        self._copies = [weakref.ref(root) for root in copies]
         return [*self._roots, *copies]
 
     def _all_modules(self) -> list[FSDPModule]:

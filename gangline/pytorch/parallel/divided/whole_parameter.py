@@ -108,10 +108,10 @@ class WholeParameters:
     def exchange(self) -> None:
         """Averages the gradients over all ranks, which call it in step. A rank without a gradient counts as zero where
         others have one."""
-        counted = [*self._own, *(whole for whole, _ in self._used.values())]
+        used, self._used = self._used, {}
+        counted = [*self._own, *(whole for whole, _ in used.values())]
         trained = [whole for whole in counted if whole.follow() and whole.plain.requires_grad]
         if not trained:
-            self._used.clear()
             return
         flags = [whole.plain.grad is not None for whole in trained]
         wanted = torch.tensor(flags, dtype=torch.int32, device=trained[0].plain.device)
@@ -122,7 +122,6 @@ class WholeParameters:
         for whole, gradient in zip(chosen, gradients, strict=True):
             whole.give_gradient(gradient)
             self._on_gradient(whole.part)
-        self._used.clear()
 
     def with_own_gradient(self) -> Iterator[torch.Tensor]:
         """Yields the parameters whose plain one has a gradient that was not averaged."""
