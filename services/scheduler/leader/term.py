@@ -49,8 +49,7 @@ from services.scheduler.transition.account.user_change import found_users
 _log = structlog.get_logger(__name__)
 
 SCHEMA_VERSION = 1
-_STALL_CHECK_SECONDS = 0.25
-_METER_SECONDS = 1.0
+_TICK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -164,8 +163,7 @@ class Term:
             await self._wait_or_raise(asyncio.create_task(self.store.commit(self._found)), tasks)
             tasks.add(asyncio.create_task(self._run_cycles(), name="loop"))
             tasks.add(asyncio.create_task(self.continuation.run(), name="continuation"))
-            tasks.add(asyncio.create_task(self._notice_stalls(), name="stalls"))
-            tasks.add(asyncio.create_task(self._count_slots(), name="slot meter"))
+            tasks.add(asyncio.create_task(self._tick(), name="slot meter and stalls"))
             tasks.add(asyncio.create_task(self._follow_gateways(), name="gateways"))
             self._describe_start()
             # No runner could be answered before now, however long the start of the term took.
@@ -264,11 +262,6 @@ class Term:
                 self.loop.retry_soon()
             await self.loop.wait(self.expiry.seconds_to_next())
 
-    async def _count_slots(self) -> None:
-        while True:
-            await asyncio.sleep(_METER_SECONDS)
-            self.meter.count(time.monotonic())
-
     async def _follow_gateways(self) -> None:
         """Tells the agents where the gateways are, and has the trials planned again that wait for one."""
         directory = self.context.directory
@@ -279,16 +272,19 @@ class Term:
                 self.loop.wake()
             await changed.wait()
 
-    async def _notice_stalls(self) -> None:
-        """Detects pauses of this process. A process that was paused, or that the host did not schedule, has not read
-        the heartbeats that arrived.
+    async def _tick(self) -> None:
+        """Counts the seconds of the slots, and detects pauses of this process. A process that was paused, or that the
+        host did not schedule, has not read the heartbeats that arrived. Both share a timer, because each one wakes the
+        process.
         """
         while True:
             slept_at = time.monotonic()
-            await asyncio.sleep(_STALL_CHECK_SECONDS)
-            stalled_seconds = time.monotonic() - slept_at - _STALL_CHECK_SECONDS
-            if stalled_seconds > STALLED_SECONDS:
-                _log.warning("this scheduler stood still; all agents have a whole lease again", seconds=stalled_seconds)
+            await asyncio.sleep(_TICK_SECONDS)
+            now = time.monotonic()
+            self.meter.count(now)
+            # At most a tick of the pause was due to the sleep itself.
+            if now - slept_at > STALLED_SECONDS:
+                _log.warning("this scheduler stood still; all agents have a whole lease again", seconds=now - slept_at)
                 self._on_stalled()
 
     def _exit_later(self, allocation_id: str, report: ExitReport) -> None:
