@@ -118,7 +118,9 @@ async def test_what_cannot_travel_ends_the_trial_with_one_line(world: World) -> 
     script = (
         "from gangline.core import DistributedContext\n"
         "context = DistributedContext.from_environment()\n"
-        "print(context.allgather((context.rank, {'a': [1.5, None]}, b'x')))\n"
+        "print(context.allgather((context.rank, {'a': [1.5, None]}, b'x')), flush=True)\n"
+        # The rank that fails first ends the other one, which is to have printed by then.
+        "context.allgather(None)\n"
         "context.allgather(open('train.py'))\n"
     )
     await world.start(script, (2,))
