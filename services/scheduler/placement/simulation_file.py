@@ -1,7 +1,7 @@
 """PURE: the snapshot file of `gangline simulate`: reads it into a snapshot and writes the plan out.
 
-Owns the format of that JSON, so that a dump of a running cluster, a bug report and a test have the same form. Every
-mistake in it is refused with one line that says where: line and column of broken JSON, else the path of the field.
+A dump of a running cluster, a bug report and a test have the same form, which `simulation_model.py` declares. Every
+mistake in a file is refused with one line that says where: line and column of broken JSON, else the path of the field.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
+
+from gangline.config.complaint import complaints_of, join_path
+from gangline.config.section import WRITTEN
 from gangline.domain.allocation import Reason
-from gangline.domain.state import ReasonCode
-from gangline.errors import invalid
+from gangline.errors import GanglineError, invalid
 from services.scheduler.placement.plan import Plan
-from services.scheduler.placement.policy import POLICIES
 from services.scheduler.placement.request.order import natural_key
 from services.scheduler.placement.request.snapshot import (
-    DEFAULT_MAX_ZERO_SLOT,
     DEFAULT_PRIORITY,
     ON_CALL_IS_IMPOSSIBLE,
     AgentRoom,
-    Backfill,
     Group,
     PendingRequest,
     PoolConfig,
@@ -33,16 +33,9 @@ from services.scheduler.placement.request.snapshot import (
     default_preemption,
 )
 from services.scheduler.placement.request.snapshot_change import dump_change
-from services.scheduler.placement.simulation_field import Fields, read_list
+from services.scheduler.placement.simulation_model import HOLDS, SWITCHED_OFF, AgentEntry, File, GroupEntry, TaskEntry
 
 POOL = "default"
-_HOLDS = {
-    "paused": ReasonCode.PAUSED,
-    "search_waiting": ReasonCode.SEARCH_WAITING,
-    "no_gateway": ReasonCode.NO_GATEWAY,
-}
-_SWITCHED_OFF = ("draining", "disabled")
-_AGENT_STATES = ("enabled", *_SWITCHED_OFF, "away")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,47 +48,62 @@ class Simulation:
 
 def parse_simulation(text: str) -> Simulation:
     """Parses the file. Raises GanglineError `simulation.syntax` or `simulation.invalid`."""
+    file = _read(text)
+    _check_distinct("agents", (agent.id for agent in file.agents))
+    _check_distinct("groups", (group.id for group in file.groups))
+    _check_distinct("tasks", (task.id for task in file.tasks))
+    groups = {group.id: _group(group) for group in file.groups}
+    agents = {agent.id: _agent(agent, f"agents[{number}]") for number, agent in enumerate(file.agents)}
+    requests: list[PendingRequest] = []
+    running: list[Running] = []
+    for number, entry in enumerate(file.tasks):
+        task = _task(entry, groups, file.config.queue_positions)
+        if entry.allocated_on is None:
+            requests.append(task)
+        else:
+            running.append(_running(entry, task, agents, f"tasks[{number}].allocated_on"))
+    # Groups that no list names have no cap and the weight 1.
+    # The order of the set does not matter: groups are found by id.
+    for group in {task.group for task in requests} | {work.group for work in running}:
+        groups.setdefault(group, Group(group))
+    snapshot = Snapshot(
+        (_config(file),),
+        tuple(agents.values()),
+        tuple(requests),
+        tuple(running),
+        groups,
+        typical_run_seconds={POOL: file.typical_run_seconds},
+    )
+    newest = max((task.submitted_at for task in file.tasks), default=0.0)
+    return Simulation(snapshot, newest if file.now is None else file.now)
+
+
+def _read(text: str) -> File:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise invalid(
             "simulation.syntax", f"line {error.lineno}, column {error.colno}: no JSON ({error.msg})"
         ) from error
-    top = Fields(document, "")
-    config, positions = _config(top)
-    groups = {group.id: group for group in _distinct(_group(item) for item in read_list(top, "groups"))}
-    agents = {agent.id: agent for agent in _distinct(_agent(item) for item in read_list(top, "agents"))}
-    requests: list[PendingRequest] = []
-    running: list[Running] = []
-    newest = 0.0
-    trial_ids: set[str] = set()
-    for item in read_list(top, "tasks"):
-        task = _task(item, groups, positions)
-        if task.trial_id in trial_ids:
-            raise item.error("id", f"{task.trial_id!r} is there twice")
-        trial_ids.add(task.trial_id)
-        newest = max(newest, task.submitted_at)
-        if item.has("allocated_on"):
-            running.append(_running(item, task, agents))
-        else:
-            item.flag("occupies", False)
-            requests.append(task)
-        item.done()
-    now = top.number("now", newest)
-    # Groups that no list names have no cap and the weight 1.
-    # The order of the set does not matter: groups are found by id.
-    for group in {task.group for task in requests} | {work.group for work in running}:
-        groups.setdefault(group, Group(group))
-    snapshot = Snapshot(
-        (config,),
-        tuple(agents.values()),
-        tuple(requests),
-        tuple(running),
-        groups,
-        typical_run_seconds={POOL: top.number("typical_run_seconds", 0.0, 0.0)},
-    )
-    top.done()
-    return Simulation(snapshot, now)
+    except RecursionError as error:
+        raise invalid("simulation.syntax", "its lists and mappings are nested too deeply") from error
+    try:
+        return File.model_validate_json(text, context=WRITTEN)
+    except ValidationError as failure:
+        complaint = complaints_of(failure, document)[0]
+        raise _error(join_path(complaint.path) or "the file", complaint.text) from failure
+
+
+def _error(place: str, text: str) -> GanglineError:
+    return invalid("simulation.invalid", f"{place}: {text}")
+
+
+def _check_distinct(list_name: str, ids: Iterable[str]) -> None:
+    known: set[str] = set()
+    for number, entry_id in enumerate(ids):
+        if entry_id in known:
+            raise _error(f"{list_name}[{number}].id", f"{entry_id!r} is there twice")
+        known.add(entry_id)
 
 
 def dump_plan(decided: Plan) -> dict[str, Any]:
@@ -137,114 +145,92 @@ def dump_simulation(snapshot: Snapshot, pool: str, now: float) -> dict[str, Any]
     }
 
 
-def _config(top: Fields) -> tuple[PoolConfig, Mapping[str, float]]:
-    policy = top.choice("policy", tuple(sorted(POLICIES)), "priority")
-    fields = Fields(top.raw("config", {}), "config")
-    is_preemption_on = fields.flag("preemption", default_preemption(policy))
-    config = PoolConfig(
+def _config(file: File) -> PoolConfig:
+    written = file.config
+    is_preemption_on = default_preemption(file.policy) if written.preemption is None else written.preemption
+    default = default_backfill(file.policy, is_preemption_on)
+    if written.backfill == "on_call" != default:
+        raise _error("config.backfill", ON_CALL_IS_IMPOSSIBLE)
+    return PoolConfig(
         POOL,
-        policy=policy,
-        fitting="worst" if fields.choice("fitting_policy", ("best", "worst"), "best") == "worst" else "best",
-        allow_heterogeneous_fits=fields.flag("allow_heterogeneous_fits", False),
+        policy=file.policy,
+        fitting=written.fitting_policy,
+        allow_heterogeneous_fits=written.allow_heterogeneous_fits,
         is_preemption_on=is_preemption_on,
-        default_priority=fields.integer("default_priority", DEFAULT_PRIORITY, 1, 99),
-        backfill=_backfill(fields, default_backfill(policy, is_preemption_on)),
-        network_labels=tuple(fields.texts("network_labels", PoolConfig(POOL).network_labels)),
+        default_priority=written.default_priority,
+        backfill=default if written.backfill is None else written.backfill,
+        network_labels=written.network_labels,
     )
-    positions = Fields(fields.raw("queue_positions", {}), "config.queue_positions")
-    position_by_name = {name: positions.number(name, 0.0) for name in positions.names}
-    fields.done()
-    return config, position_by_name
 
 
-def _backfill(fields: Fields, default: Backfill) -> Backfill:
-    if fields.raw("backfill", None) != "on_call":
-        return fields.flag("backfill", True) if fields.has("backfill") else default
-    if default != "on_call":
-        raise fields.error("backfill", ON_CALL_IS_IMPOSSIBLE)
-    return "on_call"
-
-
-def _agent(item: Fields) -> AgentRoom:
-    agent_id = item.text("id")
-    slots = item.integer("slots", None, 0)
-    used = item.integer("used_slots", 0, 0)
-    state = item.choice("state", _AGENT_STATES, "enabled")
-    if used > slots:
-        raise item.error("used_slots", f"{used} of {slots} slots cannot be used")
-    if slots == 0 and item.integer("max_zero_slot", DEFAULT_MAX_ZERO_SLOT, 0) == 0:
-        raise item.error("slots", "must be at least 1 for an agent without auxiliary places, not 0")
-    agent = AgentRoom(
-        agent_id,
+def _agent(entry: AgentEntry, place: str) -> AgentRoom:
+    if entry.used_slots > entry.slots:
+        raise _error(f"{place}.used_slots", f"{entry.used_slots} of {entry.slots} slots cannot be used")
+    if entry.slots == entry.max_zero_slot == 0:
+        raise _error(f"{place}.slots", "must be at least 1 for an agent without auxiliary places, found 0")
+    is_enabled = entry.state == "enabled"
+    return AgentRoom(
+        entry.id,
         POOL,
-        slots,
-        used,
-        is_usable=state == "enabled",
-        problem=item.text("problem", "" if state == "enabled" else state),
-        max_zero_slot=item.integer("max_zero_slot", DEFAULT_MAX_ZERO_SLOT, 0),
-        used_zero_slot=item.integer("used_zero_slot", 0, 0),
-        draining=item.integer("draining_slots", 0, 0),
-        disabled=item.integer("disabled_slots", 0, 0),
-        switched_off=state if state in _SWITCHED_OFF else "",
-        switched_off_slots=item.integer("switched_off_slots", 0, 0),
-        labels=item.text_map("labels"),
-        gang_problem=item.text("gang_problem", ""),
+        entry.slots,
+        entry.used_slots,
+        is_usable=is_enabled,
+        problem=("" if is_enabled else entry.state) if entry.problem is None else entry.problem,
+        max_zero_slot=entry.max_zero_slot,
+        used_zero_slot=entry.used_zero_slot,
+        draining=entry.draining_slots,
+        disabled=entry.disabled_slots,
+        switched_off=entry.state if entry.state in SWITCHED_OFF else "",
+        switched_off_slots=entry.switched_off_slots,
+        labels=entry.labels,
+        gang_problem=entry.gang_problem,
     )
-    item.done()
-    return agent
 
 
-def _group(item: Fields) -> Group:
-    max_slots = item.integer("max_slots", None, 1) if item.has("max_slots") else None
-    group = Group(
-        item.text("id"), max_slots, item.number("weight", 1.0, 0.0), item.integer("priority", DEFAULT_PRIORITY, 1, 99)
-    )
-    item.done()
-    return group
+def _group(entry: GroupEntry) -> Group:
+    return Group(entry.id, entry.max_slots, entry.weight, entry.priority)
 
 
-def _task(item: Fields, groups: Mapping[str, Group], positions: Mapping[str, float]) -> PendingRequest:
-    """Reads a task. Its own priority counts, else that of its group. A task without a group forms a group by itself."""
-    task_id = item.text("id")
-    group = item.text("group", task_id)
+def _task(entry: TaskEntry, groups: Mapping[str, Group], positions: Mapping[str, float]) -> PendingRequest:
+    """Its own priority counts, else that of its group. A task without a group forms a group by itself."""
+    group = entry.id if entry.group is None else entry.group
     default = groups[group].priority if group in groups else DEFAULT_PRIORITY
-    hold = item.choice("hold", ("", *_HOLDS), "")
     return PendingRequest(
-        task_id,
+        entry.id,
         group,
         POOL,
-        item.integer("slots_needed", None, 0),
-        priority=item.integer("priority", default, 1, 99),
-        queue_position=item.number("queue_position", 0.0) if item.has("queue_position") else positions.get(group),
-        is_single_agent=item.flag("single_agent", False),
-        is_preemptible=item.flag("preemptible", True),
-        blocklist=tuple(item.texts("blocklist", ())),
-        excluded=tuple(sorted(item.text_map("excluded").items())),
-        submitted_at=item.number("submitted_at", 0.0),
-        not_before_at=item.number("not_before", 0.0),
-        estimated_seconds=item.number("estimated_seconds", 0.0, 0.0),
-        hold=_HOLDS.get(hold),
-        is_bounded=item.flag("bounded", False),
-        smaller_sizes=tuple(item.integers("smaller_sizes", 1)),
-        shrink_at=item.number("shrink_at", 0.0, 0.0),
-        kept_slots=item.integer("kept_slots", 0, 0),
+        entry.slots_needed,
+        priority=default if entry.priority is None else entry.priority,
+        queue_position=positions.get(group) if entry.queue_position is None else entry.queue_position,
+        is_single_agent=entry.single_agent,
+        is_preemptible=entry.preemptible,
+        blocklist=entry.blocklist,
+        excluded=tuple(sorted(entry.excluded.items())),
+        submitted_at=entry.submitted_at,
+        not_before_at=entry.not_before,
+        estimated_seconds=entry.estimated_seconds,
+        hold=HOLDS.get(entry.hold),
+        is_bounded=entry.bounded,
+        smaller_sizes=entry.smaller_sizes,
+        shrink_at=entry.shrink_at,
+        kept_slots=entry.kept_slots,
     )
 
 
-def _running(item: Fields, task: PendingRequest, agents: dict[str, AgentRoom]) -> Running:
-    """Reads running work and updates the agents: slots that it occupies in addition to used_slots are added to them."""
-    slots_by_agent = _allocated(item, task)
-    occupies = item.flag("occupies", False)
-    draining = {agent: slots for agent, slots in item.integer_map("draining_on").items() if slots}
+def _running(entry: TaskEntry, task: PendingRequest, agents: dict[str, AgentRoom], place: str) -> Running:
+    """Makes the running work and updates the agents: slots that it occupies in addition to used_slots are added to
+    them. place: of its agents in the file."""
+    slots_by_agent = entry.allocated_on or {}
+    draining = {agent: slots for agent, slots in entry.draining_on.items() if slots}
     hidden: dict[str, int] = {}
     for agent_id, slots in slots_by_agent.items():
         if agent_id not in agents:
-            raise item.error("allocated_on", f"there is no agent {agent_id!r}")
+            raise _error(place, f"there is no agent {agent_id!r}")
         agent = agents[agent_id]
-        if occupies:
+        if entry.occupies:
             used = agent.used + slots - draining.get(agent_id, 0)
             if used > agent.slots:
-                raise item.error("allocated_on", f"agent {agent_id!r} has no {slots} slots left")
+                raise _error(place, f"agent {agent_id!r} has no {slots} slots left")
             auxiliary = agent.used_zero_slot + (slots == 0)
             agents[agent_id] = replace(
                 agent, used=used, used_zero_slot=auxiliary, draining=agent.draining + draining.get(agent_id, 0)
@@ -260,47 +246,22 @@ def _running(item: Fields, task: PendingRequest, agents: dict[str, AgentRoom]) -
         slots_by_agent,
         priority=task.priority,
         is_preemptible=task.is_preemptible,
-        started_at=item.number("started_at", task.submitted_at),
-        estimated_end_at=item.number("estimated_end", 0.0),
+        started_at=task.submitted_at if entry.started_at is None else entry.started_at,
+        estimated_end_at=entry.estimated_end,
         draining_by_agent=hidden or draining,
-        is_stopping=item.flag("stopping", False),
-        checkpoint_age_seconds=item.number("checkpoint_age", 0.0, 0.0) if item.has("checkpoint_age") else None,
+        is_stopping=entry.stopping,
+        checkpoint_age_seconds=entry.checkpoint_age,
         queue_position=task.queue_position,
         submitted_at=task.submitted_at,
-        is_on_call=item.flag("on_call", False),
+        is_on_call=entry.on_call,
         is_bounded=task.is_bounded,
-        wanted=_wanted(item, task),
-        grow_at=item.number("grow_at", 0.0, 0.0),
-        is_growing=item.flag("growing", False),
+        # The request for the full size, for work that runs on fewer slots.
+        wanted=None
+        if entry.full_slots is None
+        else replace(task, trial_id=entry.trial or task.trial_id, slots=entry.full_slots),
+        grow_at=entry.grow_at,
+        is_growing=entry.growing,
     )
-
-
-def _wanted(item: Fields, task: PendingRequest) -> PendingRequest | None:
-    """Returns the request for the full size, for work that runs on fewer slots; None for other work."""
-    if not item.has("full_slots"):
-        return None
-    full_slots = item.integer("full_slots", None, task.slots + 1)
-    return replace(task, trial_id=item.text("trial", task.trial_id), slots=full_slots)
-
-
-def _allocated(item: Fields, task: PendingRequest) -> dict[str, int]:
-    where = item.raw("allocated_on", None)
-    if isinstance(where, str):
-        return {where: task.slots}
-    slots_by_agent = item.integer_map("allocated_on")
-    if sum(slots_by_agent.values()) != task.slots:
-        raise item.error("allocated_on", f"holds {sum(slots_by_agent.values())} slots, not {task.slots}")
-    return slots_by_agent
-
-
-def _distinct(records: Iterable[Any]) -> list[Any]:
-    record_by_id: dict[str, Any] = {}
-    for record in records:
-        if record.id in record_by_id:
-            list_name = "agents" if isinstance(record, AgentRoom) else "groups"
-            raise invalid("simulation.invalid", f"{list_name}[{len(record_by_id)}].id: {record.id!r} is there twice")
-        record_by_id[record.id] = record
-    return list(record_by_id.values())
 
 
 def _dump_reason(reason: Reason, changes: Iterable[Any]) -> dict[str, Any]:
