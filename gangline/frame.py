@@ -1,6 +1,6 @@
 """The frames on Gangline's stream sockets: 4 bytes of length in big-endian order, then the body.
 
-Owns the format and the limit of a body. It does not know the content of a body. Called by gangline.core.runner_link,
+Owns the format and the limit of a body. It does not know the content of a body. Called by gangline.core.runner_wire,
 gangline.launch.channel and trial runners. Standard library only, because warm processes load this module.
 """
 

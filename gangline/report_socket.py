@@ -2,7 +2,7 @@
 
 It lies beside the socket of the trial runner, which is woken by each message. This one is read about once a second
 while reports arrive often, so that they do not take a core from the ranks each time. The kernel keeps what was sent,
-also when the rank is killed. Each packet is one RankMessage. Called by gangline.core.runner_link and trial runners.
+also when the rank is killed. Each packet is one RankMessage. Called by gangline.core.runner_wire and trial runners.
 Standard library only.
 """
 

@@ -19,7 +19,7 @@ from gangline.core.beat import Beat, NoBeat, open_beat
 from gangline.core.checkpoint import CheckpointContext
 from gangline.core.closing import close_side_output
 from gangline.core.distributed import DistributedContext
-from gangline.core.link import Link, LocalLink, connect
+from gangline.core.link import Link, connect
 from gangline.core.preempt import PreemptContext, PreemptMode
 from gangline.core.profiler import ProfilerContext
 from gangline.core.searcher import SearcherContext, length_of
@@ -186,7 +186,7 @@ def alone() -> Context:
     trains nothing. It starts nothing and need not be closed."""
     return _assemble(
         cluster=None,
-        link=LocalLink(),
+        link=Link(),
         beat=NoBeat(),
         distributed=DistributedContext(),
         storage_url=str(Path.cwd()),

@@ -20,7 +20,7 @@ from gangline.core import (
     TensorboardMode,
     TrainContext,
 )
-from gangline.core.link import LocalLink
+from gangline.core.link import Link
 from gangline.core.storage_access.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder
 from gangline.errors import invalid
@@ -48,7 +48,7 @@ class DummyTrainContext(TrainContext):
 
     def __init__(self, tensorboard_path: Path | str | None = None) -> None:
         folder = TensorboardFolder(str(tensorboard_path or Path.cwd()), "", 0, TensorboardMode.MANUAL)
-        super().__init__(DistributedContext(), LocalLink(), None, folder)
+        super().__init__(DistributedContext(), Link(), None, folder)
 
 
 class DummyPreemptContext(PreemptContext):
@@ -57,7 +57,7 @@ class DummyPreemptContext(PreemptContext):
     def __init__(
         self, dist: DistributedContext | None = None, preempt_mode: PreemptMode = PreemptMode.WorkersAskChief
     ) -> None:
-        super().__init__(dist or DistributedContext(), LocalLink(), preempt_mode)
+        super().__init__(dist or DistributedContext(), Link(), preempt_mode)
 
 
 class DummySearcherContext(SearcherContext):
@@ -71,7 +71,7 @@ class DummyProfilerContext(ProfilerContext):
     """Measures, and reports to no cluster."""
 
     def __init__(self) -> None:
-        super().__init__(DistributedContext(), LocalLink())
+        super().__init__(DistributedContext(), Link())
 
 
 class DummyCheckpointContext(CheckpointContext):
@@ -84,4 +84,4 @@ class DummyCheckpointContext(CheckpointContext):
                 "core.storage",
                 f"DummyCheckpointContext got a {type(storage_manager).__name__}; give a folder or an fsspec URL",
             )
-        super().__init__(dist, LocalLink(), CheckpointStore(str(storage_manager), None), None)
+        super().__init__(dist, Link(), CheckpointStore(str(storage_manager), None), None)

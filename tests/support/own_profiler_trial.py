@@ -14,7 +14,7 @@ import torch
 from torch.autograd import profiler, profiler_legacy
 
 from gangline import pytorch
-from gangline.core.link import LocalLink
+from gangline.core.link import Link
 from gangline.pytorch.training import schedule as training_schedule
 from tests.support.folder_work import in_folder
 from tests.support.small_trial import SmallTrial, fit
@@ -36,7 +36,7 @@ _SCHEDULES = {
 KINDS = [*_SPANS, *_SCHEDULES]
 
 
-class OneOrder(LocalLink):
+class OneOrder(Link):
     has_told = False
 
     def take_trace(self) -> int:

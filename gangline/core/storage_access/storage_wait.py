@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from gangline.core.beat import Beat, NoBeat
-from gangline.core.link import Link, LocalLink
+from gangline.core.link import Link
 from gangline.core.storage_access.storage_calls import StorageCalls
 from gangline.domain.failure import NOT_SAVED
 from gangline.domain.storage.storage_fault import describe, waits
@@ -62,7 +62,7 @@ class StorageWait:
     ) -> None:
         self._calls = calls
         self._url = url
-        self._link = link or LocalLink()
+        self._link = link or Link()
         self._beat = beat or NoBeat()
         self.limit_seconds = limit_seconds
         self._clock = clock

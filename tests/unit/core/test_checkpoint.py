@@ -19,7 +19,7 @@ import pytest
 from gangline.cluster_info import CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.core import CheckpointContext, DistributedContext, DownloadMode
 from gangline.core.checkpoint import location_of
-from gangline.core.link import LocalLink
+from gangline.core.link import Link
 from gangline.core.storage_access.storage import CheckpointStore, describe_files
 from gangline.domain.storage.manifest import write_document
 from gangline.errors import ErrorKind, GanglineError
@@ -29,7 +29,7 @@ from services.common.rank_rules import RankUser
 from tests.support.world import in_ranks
 
 
-class _RecordingLink(LocalLink):
+class _RecordingLink(Link):
     def __init__(self) -> None:
         super().__init__()
         self.checkpoints: list[types_pb2.Checkpoint] = []
@@ -38,10 +38,8 @@ class _RecordingLink(LocalLink):
         self.checkpoints.append(checkpoint)
 
 
-def _context(
-    url: str, distributed: DistributedContext | None = None, link: LocalLink | None = None
-) -> CheckpointContext:
-    return CheckpointContext(distributed or DistributedContext(), link or LocalLink(), CheckpointStore(url), None)
+def _context(url: str, distributed: DistributedContext | None = None, link: Link | None = None) -> CheckpointContext:
+    return CheckpointContext(distributed or DistributedContext(), link or Link(), CheckpointStore(url), None)
 
 
 @pytest.fixture(params=["directory", "memory"])
@@ -144,7 +142,7 @@ def test_damage_of_the_trials_latest_checkpoint_has_a_code_of_its_own(url: str, 
         filesystem.pipe_file(f"{root}/checkpoints/{storage_id}/{name}", b"nope")
     info = CheckpointInfo(latest, f"{url}/checkpoints/{latest}", 4)
     cluster = ClusterInfo("c1", "7.1.2", 2, "a1", 0, 1, [], url, "", TrialInfo("7.1", 7, 1, {}, {}), info)
-    context = CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(url), cluster)
+    context = CheckpointContext(DistributedContext(), Link(), CheckpointStore(url), cluster)
     codes = []
     for storage_id in (latest, other_id):
         with pytest.raises(GanglineError) as caught, context.restore_path(storage_id):
@@ -161,7 +159,7 @@ def _latest_context(url: str, latest: str) -> CheckpointContext:
     info = CheckpointInfo(latest, f"{url}/checkpoints/{latest}", 4)
     cluster = ClusterInfo("c1", "7.1.2", 2, "a1", 0, 1, [], url, "", TrialInfo("7.1", 7, 1, {}, {}), info)
     cluster = replace(cluster, storage_wait_seconds=0.0)
-    return CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(url), cluster)
+    return CheckpointContext(DistributedContext(), Link(), CheckpointStore(url), cluster)
 
 
 def _code_of(context: CheckpointContext, storage_id: str, folder: Path) -> set[str]:
@@ -316,7 +314,7 @@ def test_folder_that_is_not_there_makes_no_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("storage_id", ["", ".", "..", ".partial-x", "../code", "a/b", "a\\b"])
 def test_what_names_another_folder_is_not_deleted(url: str, storage_id: str) -> None:
     """Nor all checkpoints, by an id that is empty."""
-    context = CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(url), None)
+    context = CheckpointContext(DistributedContext(), Link(), CheckpointStore(url), None)
     saved = _save(context)
     with pytest.raises(GanglineError) as caught:
         context.delete(storage_id)
@@ -479,7 +477,7 @@ def test_on_the_cluster_a_checkpoint_says_how_far_training_was(
     """The refusal comes before anything is written."""
     trial = TrialInfo("7.1", 7, 1, {}, {})
     cluster = ClusterInfo("c1", "7.1.1", 1, "a1", 0, 1, [], str(tmp_path), "", trial)
-    context = CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(str(tmp_path)), cluster)
+    context = CheckpointContext(DistributedContext(), Link(), CheckpointStore(str(tmp_path)), cluster)
     match = f"the metadata of a checkpoint {told}; give"
     with pytest.raises(GanglineError, match=match) as caught, context.store_path(metadata):
         pytest.fail("the block was entered")
@@ -494,7 +492,7 @@ def test_one_rank_of_a_sharded_checkpoint_may_say_it_for_all(tmp_path: Path) -> 
     cluster = ClusterInfo("c1", "7.1.1", 1, "a1", 0, 2, [], str(tmp_path), "", trial)
 
     def save(distributed: DistributedContext, by_rank: list[dict[str, Any]]) -> str:
-        context = CheckpointContext(distributed, LocalLink(), CheckpointStore(str(tmp_path)), cluster)
+        context = CheckpointContext(distributed, Link(), CheckpointStore(str(tmp_path)), cluster)
         try:
             return context.upload(None, by_rank[distributed.rank], shard=True)
         except GanglineError as error:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gangline.core import runner_link
-from gangline.core.runner_link import RunnerLink
+from gangline.core import link
+from gangline.core.link import Link
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import rank_pb2, types_pb2
@@ -30,7 +30,7 @@ class _Peer:
         self._listener.bind(str(path))
         self._listener.listen()
         self.lost = threading.Event()
-        self.link = RunnerLink(str(path), rank=3, on_lost=self.lost.set)
+        self.link = Link(str(path), rank=3, on_lost=self.lost.set)
         self.connection, _ = self._listener.accept()
         self._file = self.connection.makefile("rb")
 
@@ -187,11 +187,11 @@ def test_questions_of_several_threads_get_their_own_answers(peer: _Peer) -> None
 
 def test_a_question_without_an_answer_ends_in_one_line(peer: _Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     peer.read()
-    monkeypatch.setattr(runner_link, "_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(link, "_ANSWER_SECONDS", 0.05)
     with pytest.raises(GanglineError, match="cannot be read now: the trial runner gave no answer") as caught:
         peer.link.find_trial()
     assert (caught.value.code, caught.value.kind) == ("core.no_answer", ErrorKind.UNAVAILABLE)
-    monkeypatch.setattr(runner_link, "_ANSWER_SECONDS", _SECONDS)
+    monkeypatch.setattr(link, "_ANSWER_SECONDS", _SECONDS)
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(peer.link.find_trial)
         while (message := peer.read()).trial_query.number < 2:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from gangline.core import DistributedContext, ProfilerContext
-from gangline.core.link import LocalLink
+from gangline.core.link import Link
 from gangline.core.load import LoadSampler, open_gpu
 from gangline.errors import GanglineError
 
@@ -110,7 +110,7 @@ def test_gpu_of_this_rank_is_read_where_there_is_one(
     assert open_gpu(environment)() == expected
 
 
-class _Link(LocalLink):
+class _Link(Link):
     def __init__(self) -> None:
         super().__init__()
         self.has_reported = threading.Event()

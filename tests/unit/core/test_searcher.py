@@ -8,14 +8,14 @@ import pytest
 
 from gangline import core
 from gangline.core import DistributedContext, SearcherContext, SearcherMode, TensorboardMode, TrainContext, Unit
-from gangline.core.link import LocalLink
+from gangline.core.link import Link
 from gangline.core.searcher import length_by_unit, length_of
 from gangline.core.tensorboard import TensorboardFolder
 from gangline.errors import GanglineError
 from tests.support.world import in_ranks
 
 
-class _Link(LocalLink):
+class _Link(Link):
     def __init__(self) -> None:
         super().__init__()
         self.batches_completed = 10
@@ -28,11 +28,11 @@ class _Link(LocalLink):
 
 
 def _searcher(
-    length: Any, distributed: DistributedContext | None = None, link: LocalLink | None = None, is_local: bool = False
+    length: Any, distributed: DistributedContext | None = None, link: Link | None = None, is_local: bool = False
 ) -> SearcherContext:
     distributed = distributed or DistributedContext()
     folder = TensorboardFolder("memory://searcher", "", distributed.rank, TensorboardMode.MANUAL)
-    train = TrainContext(distributed, link or LocalLink(), None, folder)
+    train = TrainContext(distributed, link or Link(), None, folder)
     return SearcherContext(distributed, train, length, is_local)
 
 
@@ -66,7 +66,7 @@ def test_the_length_may_be_that_of_a_time_metric() -> None:
 def test_a_validation_carries_the_progress_that_was_reported_before_it() -> None:
     sent: list[tuple[str, float | None]] = []
 
-    class Link(LocalLink):
+    class SentLink(Link):
         def send_metrics(
             self,
             group: str,
@@ -79,7 +79,7 @@ def test_a_validation_carries_the_progress_that_was_reported_before_it() -> None
         ) -> None:
             sent.append((group, units))
 
-    link = Link()
+    link = SentLink()
     folder = TensorboardFolder("memory://searcher", "", 0, TensorboardMode.MANUAL)
     train = TrainContext(DistributedContext(), link, None, folder)
     operation = next(SearcherContext(DistributedContext(), train, {"epochs": 4}, is_local=False).operations())
@@ -152,7 +152,7 @@ def test_an_operation_in_batches_marks_its_validations_and_warns_once_past_its_l
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     train = TrainContext(
-        DistributedContext(), LocalLink(), None, TensorboardFolder("memory://s", "", 0, TensorboardMode.MANUAL)
+        DistributedContext(), Link(), None, TensorboardFolder("memory://s", "", 0, TensorboardMode.MANUAL)
     )
     operation = next(SearcherContext(DistributedContext(), train, {"batches": 4}, is_local=False).operations())
     assert train._units == 0.0

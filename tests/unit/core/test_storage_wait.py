@@ -15,7 +15,7 @@ import pytest
 from gangline.cluster_info import ClusterInfo, TrialInfo
 from gangline.core import CheckpointContext, DistributedContext, DownloadMode
 from gangline.core.beat import NoBeat
-from gangline.core.link import LocalLink
+from gangline.core.link import Link
 from gangline.core.storage_access import storage_wait, stream
 from gangline.core.storage_access.storage import CheckpointStore
 from gangline.domain.storage.storage_fault import MARKER_FILE
@@ -25,7 +25,7 @@ from tests.support.world import in_ranks
 MARKER = "7d1c"
 
 
-class Link(LocalLink):
+class SaidLink(Link):
     """Keeps what the rank says of its waits. reason: of a preemption."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def context_of(
     folder: Path,
-    link: Link,
+    link: SaidLink,
     distributed: DistributedContext | None = None,
     limit_seconds: float = 30.0,
     *,
@@ -120,7 +120,7 @@ class Full:
 def test_it_tries_again_until_the_storage_takes_the_checkpoint(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link, beat = Link(), Beat()
+    link, beat = SaidLink(), Beat()
     context = context_of(folder, link, beat=beat)
     Full(monkeypatch, 3)
     caplog.set_level("INFO")
@@ -138,7 +138,7 @@ def test_it_tries_again_until_the_storage_takes_the_checkpoint(
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_all_ranks_wait_where_one_cannot_write(folder: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     Full(monkeypatch, 2, rank)
-    links = [Link() for _ in range(3)]
+    links = [SaidLink() for _ in range(3)]
 
     def work(distributed: DistributedContext) -> str:
         context = context_of(folder, links[distributed.rank], distributed)
@@ -155,7 +155,7 @@ def test_all_ranks_wait_where_one_cannot_write(folder: Path, monkeypatch: pytest
 
 def test_a_preemption_ends_the_wait_on_all_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Full(monkeypatch, 1_000_000, 1)
-    links = [Link() for _ in range(2)]
+    links = [SaidLink() for _ in range(2)]
     links[0].on_wait = lambda text: setattr(links[0], "reason", "an administrator pauses it") if text else None
 
     def work(distributed: DistributedContext) -> tuple[str, ErrorKind]:
@@ -170,7 +170,7 @@ def test_a_preemption_ends_the_wait_on_all_ranks(folder: Path, monkeypatch: pyte
 def test_the_wait_has_an_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Full(monkeypatch, 1_000_000)
     with pytest.raises(GanglineError, match="the trial has waited for 0 s; earlier checkpoints are as they") as caught:
-        save(context_of(folder, Link(), limit_seconds=0.1))
+        save(context_of(folder, SaidLink(), limit_seconds=0.1))
     assert (caught.value.code, caught.value.kind) == ("checkpoint.storage", ErrorKind.UNAVAILABLE)
 
 
@@ -184,7 +184,7 @@ def test_a_missing_permission_is_told_at_once(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(CheckpointStore, "upload_files", refuse)
-    link = Link()
+    link = SaidLink()
     with pytest.raises(GanglineError, match=r"could not be written to .*: PermissionError: ") as caught:
         save(context_of(folder, link, own=str(tmp_path / "own") if is_own else ""))
     assert (caught.value.code, caught.value.kind) == ("checkpoint.storage", kind)
@@ -199,7 +199,7 @@ def test_a_lost_mount_is_waited_for_and_not_made_anew(folder: Path, remains: str
         folder.mkdir()
     if remains == "another storage":
         (folder / MARKER_FILE).write_text("another")
-    link = Link()
+    link = SaidLink()
     found: list[list[str]] = []
 
     def bring_back(text: str) -> None:
@@ -218,7 +218,7 @@ def test_a_lost_mount_is_waited_for_and_not_made_anew(folder: Path, remains: str
 
 @pytest.mark.parametrize("call", ["get_metadata", "download", "restore_path"])
 def test_reading_waits_too(folder: Path, tmp_path: Path, call: str) -> None:
-    link = Link()
+    link = SaidLink()
     context = context_of(folder, link)
     storage_id = save(context)
     aside = folder.with_name("aside")
@@ -241,7 +241,7 @@ def test_a_storage_that_comes_back_while_a_checkpoint_is_looked_for_is_read(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """The file is absent, and then the check finds the storage present: the checkpoint is not lost."""
-    context = context_of(folder, Link())
+    context = context_of(folder, SaidLink())
     storage_id = save(context)
     aside, original = folder.with_name("aside"), CheckpointStore.check_present
     times = 0
@@ -269,14 +269,14 @@ def test_a_storage_that_comes_back_while_a_checkpoint_is_looked_for_is_read(
 
 
 def test_all_ranks_of_a_machine_wait_for_the_one_that_reads(folder: Path) -> None:
-    storage_id = save(context_of(folder, Link()))
+    storage_id = save(context_of(folder, SaidLink()))
     aside = folder.with_name("aside")
     folder.rename(aside)
-    link = Link()
+    link = SaidLink()
     link.on_wait = lambda text: aside.rename(folder) if text and aside.exists() else None  # type: ignore[assignment]
 
     def work(distributed: DistributedContext) -> str:
-        context = context_of(folder, link if distributed.rank == 0 else Link(), distributed)
+        context = context_of(folder, link if distributed.rank == 0 else SaidLink(), distributed)
         with context.restore_path(storage_id) as path:
             return (path / "weights.0").read_text()
 
@@ -288,7 +288,7 @@ def test_a_storage_that_hangs_is_named_and_a_preemption_leaves_it(folder: Path) 
     marker = folder / MARKER_FILE
     marker.unlink()
     os.mkfifo(marker)
-    link, beat = Link(), Beat()
+    link, beat = SaidLink(), Beat()
     link.on_wait = lambda text: link.preempt(10.2) if text else None
     try:
         with pytest.raises(
@@ -306,7 +306,7 @@ def test_a_slow_sync_of_a_preempted_trial_is_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch, ends_in: float | None
 ) -> None:
     """Its checkpoint is not lost while the preemption leaves time. None: the rank does not know yet how much."""
-    link, beat, original = Link(), Beat(), os.fsync
+    link, beat, original = SaidLink(), Beat(), os.fsync
     is_late = threading.Event()
 
     def sync(descriptor: int) -> None:
@@ -356,7 +356,7 @@ def test_a_storage_that_answers_again_ends_the_wait(folder: Path) -> None:
     marker = folder / MARKER_FILE
     marker.unlink()
     os.mkfifo(marker)
-    link, has_hung = Link(), threading.Event()
+    link, has_hung = SaidLink(), threading.Event()
 
     def answer(text: str) -> None:
         if text:
@@ -374,7 +374,7 @@ def test_a_storage_that_answers_again_ends_the_wait(folder: Path) -> None:
 
 def test_off_the_cluster_the_error_comes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Full(monkeypatch, 1)
-    context = CheckpointContext(DistributedContext(), LocalLink(), CheckpointStore(str(tmp_path)), None)
+    context = CheckpointContext(DistributedContext(), Link(), CheckpointStore(str(tmp_path)), None)
     with pytest.raises(GanglineError, match=r"could not be written to .*\[Errno 28\]"):
         save(context)
 
@@ -391,7 +391,7 @@ def test_a_commit_that_storage_interrupts_after_its_rename_is_ended_by_the_next_
             raise failures.pop()
 
     monkeypatch.setattr(CheckpointStore, "_seal", seal)
-    storage_id = save(context_of(folder, Link()))
+    storage_id = save(context_of(folder, SaidLink()))
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [storage_id]
     assert sorted(path.name for path in (folder / "checkpoints" / storage_id).iterdir()) == [
         "metadata.json",

@@ -21,7 +21,7 @@ from gangline.core import (
     TensorboardMode,
     TrainContext,
 )
-from gangline.core.link import LocalLink
+from gangline.core.link import Link
 from gangline.core.tensorboard import TensorboardFolder
 from gangline.domain.state import ExitKind
 from gangline.errors import GanglineError, InvalidHP, unavailable
@@ -29,7 +29,7 @@ from gangline.launch.failure import describe
 from tests.support.world import in_ranks
 
 
-def _train(link: LocalLink, distributed: DistributedContext | None = None) -> TrainContext:
+def _train(link: Link, distributed: DistributedContext | None = None) -> TrainContext:
     distributed = distributed or DistributedContext()
     folder = TensorboardFolder("memory://storage", "", distributed.rank, TensorboardMode.MANUAL)
     return TrainContext(distributed, link, None, folder)
@@ -51,14 +51,14 @@ def test_off_the_cluster_metrics_go_to_stdout_and_checkpoints_to_a_folder(
 
 
 def test_batch_metrics_are_taken_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    train = _train(LocalLink())
+    train = _train(Link())
     for steps in (1, 2):
         train.report_training_metrics(steps_completed=steps, metrics={"loss": 1.0}, batch_metrics=[{"loss": 2.0}])
     [warning] = [record.getMessage() for record in caplog.records]
     assert warning.startswith("report_training_metrics: batch_metrics are not recorded")
 
 
-class _SentLink(LocalLink):
+class _SentLink(Link):
     """Keeps what was sent."""
 
     def __init__(self) -> None:
@@ -143,10 +143,10 @@ def test_checkpoints_carry_the_newest_validation_up_to_their_steps(tmp_path: Pat
 
 def test_progress_is_a_share() -> None:
     with pytest.raises(GanglineError, match="between 0 and 1"):
-        _train(LocalLink()).report_progress(50)
+        _train(Link()).report_progress(50)
 
 
-class _KeepingLink(LocalLink):
+class _KeepingLink(Link):
     is_stopping = False
 
     def send_stopping(self) -> None:
@@ -169,7 +169,7 @@ def test_workers_get_the_answer_of_the_chief() -> None:
 
 def test_every_rank_may_ask_for_itself() -> None:
     def work(distributed: DistributedContext) -> bool:
-        link = _AskedLink() if distributed.rank == 1 else LocalLink()
+        link = _AskedLink() if distributed.rank == 1 else Link()
         return PreemptContext(distributed, link, PreemptMode.WorkersAskMaster).should_preempt(auto_ack=False)
 
     assert in_ranks(2, work) == [False, True]
@@ -179,8 +179,8 @@ def test_only_the_chief_may_ask_or_report() -> None:
     def work(distributed: DistributedContext) -> list[str]:
         if distributed.is_chief:
             return []
-        preempt = PreemptContext(distributed, LocalLink(), PreemptMode.ChiefOnly)
-        train = _train(LocalLink(), distributed)
+        preempt = PreemptContext(distributed, Link(), PreemptMode.ChiefOnly)
+        train = _train(Link(), distributed)
         messages = []
         for call in (preempt.should_preempt, lambda: train.report_training_metrics(1, {})):
             with pytest.raises(GanglineError) as caught:
@@ -201,7 +201,7 @@ def test_unacknowledged_preemption_does_not_count() -> None:
 
 
 def test_early_exit_has_its_reasons() -> None:
-    train = _train(LocalLink())
+    train = _train(Link())
     train.report_early_exit(EarlyExitReason.USER_REQUESTED_STOP)
     with pytest.raises(InvalidHP) as caught:
         train.report_early_exit(EarlyExitReason.INVALID_HP)
@@ -211,7 +211,7 @@ def test_early_exit_has_its_reasons() -> None:
 
 
 def test_what_determined_has_beyond_is_named() -> None:
-    train = _train(LocalLink())
+    train = _train(Link())
     assert not hasattr(train, "report_metadata")
     with pytest.raises(
         AttributeError, match=r"TrainContext\.report_metadata is not part of Gangline; docs/from-determined"
@@ -222,7 +222,7 @@ def test_what_determined_has_beyond_is_named() -> None:
 
 
 def test_metadata_are_kept_off_the_cluster_too() -> None:
-    train = _train(LocalLink())
+    train = _train(Link())
     assert train.get_metadata() is None
     assert train.get_experiment_best_validation() is None
     metadata: dict[Any, Any] = {"tags": ("a", 1), 2: np.float32(0.5)}
@@ -239,7 +239,7 @@ def test_metadata_are_kept_off_the_cluster_too() -> None:
     ],
 )
 def test_metadata_that_cannot_be_kept_are_refused(metadata: Any, told: str) -> None:
-    train = _train(LocalLink())
+    train = _train(Link())
     train.set_metadata({"earlier": 1})
     with pytest.raises(GanglineError) as caught:
         train.set_metadata(metadata)
@@ -254,9 +254,9 @@ def cluster() -> ClusterInfo:
     return ClusterInfo("c", "1.1.1", 1, "a1", 0, 1, ["a1/0"], "memory://storage", "/code", trial)
 
 
-def _on_cluster(cluster: ClusterInfo, link: LocalLink | None = None) -> TrainContext:
+def _on_cluster(cluster: ClusterInfo, link: Link | None = None) -> TrainContext:
     folder = TensorboardFolder("memory://storage", "", 0, TensorboardMode.MANUAL)
-    return TrainContext(DistributedContext(), link or LocalLink(), cluster, folder)
+    return TrainContext(DistributedContext(), link or Link(), cluster, folder)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -11,7 +11,7 @@ import gangline.core
 from gangline import InvalidHP
 from gangline.cluster_info import ENVIRONMENT_KEY
 from gangline.core import refusal
-from gangline.core.link import LocalLink
+from gangline.core.link import Link
 from gangline.domain.state import ExitKind
 from gangline.errors import invalid
 
@@ -34,8 +34,8 @@ def end_with(error: BaseException) -> None:
 
 
 def test_a_refusal_is_its_line(passed_on: list[BaseException], capsys: pytest.CaptureFixture[str]) -> None:
-    refusal.install(LocalLink())
-    refusal.install(LocalLink())
+    refusal.install(Link())
+    refusal.install(Link())
     end_with(invalid("x.y", "use less"))
     end_with(InvalidHP("too wide"))
     assert capsys.readouterr().err == "error: use less\nerror: too wide\n"
@@ -45,7 +45,7 @@ def test_a_refusal_is_its_line(passed_on: list[BaseException], capsys: pytest.Ca
 def test_a_rank_says_which_it_is(
     passed_on: list[BaseException], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusal.install(LocalLink())
+    refusal.install(Link())
     monkeypatch.setenv("RANK", "3")
     end_with(invalid("x.y", "use less"))
     assert capsys.readouterr().err == "error: rank 3: use less\n"
@@ -54,7 +54,7 @@ def test_a_rank_says_which_it_is(
 def test_where_the_users_code_is_the_cause_it_is_shown(
     passed_on: list[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refusal.install(LocalLink())
+    refusal.install(Link())
     try:
         try:
             raise RuntimeError("shapes do not match")
@@ -68,7 +68,7 @@ def test_where_the_users_code_is_the_cause_it_is_shown(
 
 
 def test_other_exceptions_go_on_to_the_hook_before(passed_on: list[BaseException]) -> None:
-    refusal.install(LocalLink())
+    refusal.install(Link())
     error = ValueError("no")
     end_with(error)
     assert passed_on == [error]
@@ -79,12 +79,12 @@ def test_on_the_cluster_the_log_says_which_rank(
 ) -> None:
     monkeypatch.setenv(ENVIRONMENT_KEY, "{}")
     monkeypatch.setenv("RANK", "3")
-    refusal.install(LocalLink())
+    refusal.install(Link())
     end_with(invalid("x.y", "use less"))
     assert capsys.readouterr().err == "error: use less\n"
 
 
-class _KeepingLink(LocalLink):
+class _KeepingLink(Link):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[tuple[ExitKind | None, str, str]] = []

@@ -15,7 +15,7 @@ import torch
 
 from gangline import pytorch
 from gangline.core.beat import NoBeat
-from gangline.core.link import LocalLink
+from gangline.core.link import Link
 from gangline.pytorch.training.fusion_opening import Untuned
 from gangline.pytorch.training.schedule import Pace
 from tests.support.small_trial import SmallTrial, fit
@@ -23,7 +23,7 @@ from tests.support.small_trial import SmallTrial, fit
 CPU = [torch.profiler.ProfilerActivity.CPU]
 
 
-class _OrderingLink(LocalLink):
+class _OrderingLink(Link):
     """orders: by the number of times that the loop has asked."""
 
     def __init__(self, orders: dict[int, int]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gangline import report_socket
-from gangline.core.runner_link import RunnerLink
+from gangline.core.link import Link
 from gangline.v1 import rank_pb2
 from services.trial_runner.ranks import report_reader
 from services.trial_runner.ranks.rank_link import RankLinkServer
@@ -23,8 +23,8 @@ from tests.support.wait import until
 
 _KILLED = """
 import os, signal, sys
-from gangline.core.runner_link import RunnerLink
-link = RunnerLink(sys.argv[1], 0)
+from gangline.core.link import Link
+link = Link(sys.argv[1], 0)
 for number in range(50):
     link.send_metrics("training", number, {"loss": 0.5})
 os.kill(os.getpid(), signal.SIGKILL)
@@ -38,10 +38,10 @@ class Heard:
         self.messages: list[tuple[int, str, int]] = []
         self.raises = False
         self.server = RankLinkServer(folder / "ranks", self._on_message)
-        self.links: list[RunnerLink] = []
+        self.links: list[Link] = []
 
-    def link(self, rank: int = 0) -> RunnerLink:
-        self.links.append(RunnerLink(self.server.path, rank, on_lost=lambda: None))
+    def link(self, rank: int = 0) -> Link:
+        self.links.append(Link(self.server.path, rank, on_lost=lambda: None))
         return self.links[-1]
 
     def forget_reports(self) -> None:
@@ -74,7 +74,7 @@ def long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_reader, "PAUSE_SECONDS", 3600.0)
 
 
-def report(link: RunnerLink, *numbers: int) -> None:
+def report(link: Link, *numbers: int) -> None:
     for number in numbers:
         link.send_metrics("training", number, {"loss": 0.5})
 
@@ -123,7 +123,8 @@ async def test_more_reports_than_the_kernel_holds_are_fetched_and_stay_in_order(
         link = heard.link()
         # The event loop does not run meanwhile.
         report(link, *range(5000))
-        assert link._has_stuck_reports
+        assert link._wire is not None
+        assert link._wire._has_stuck_reports
         assert not link.flush(0.05)
         link.send_finished()
         await until(lambda: len(heard.messages) > 5000, "all reports", 30)
