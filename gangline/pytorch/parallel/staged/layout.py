@@ -151,7 +151,25 @@ def describe(value: Any, what: str, *, changes_input: bool = False, kept: Kept =
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """Returns the tensors of a nested value, in order."""
-    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+    found: list[torch.Tensor] = []
+    _add_tensors(value, found)
+    return found
+
+
+def _add_tensors(value: Any, found: list[torch.Tensor]) -> None:
+    """Adds them in torch's order. Operations that are watched call it for each of their arguments, and torch's own
+    function would also note the structure."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        for each in value:
+            _add_tensors(each, found)
+    elif kind is dict:
+        for each in value.values():
+            _add_tensors(each, found)
+    elif isinstance(value, torch.Tensor):
+        found.append(value)
+    elif kind not in _PLAIN:
+        found += [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def shape_of(tensor: torch.Tensor) -> TensorShape:

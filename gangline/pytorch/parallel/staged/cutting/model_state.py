@@ -134,7 +134,7 @@ class ModelState:
         roots: list[tuple[str, Any, Owner]] = [
             *((path, module, Owner(part, path=path)) for path, module, part in modules),
             ("", model, _MODEL),
-            *(("its input", each, _CALLER) for each in given),
+            *(("its input", each, _CALLER) for each in given if type(each) not in _PLAIN),
         ]
         for hooks in (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks):
             roots.append(("a hook of all modules", hooks, _MODEL))
@@ -163,7 +163,7 @@ class ModelState:
 
     def _look_into(self, place: str, value: Any, owner: Owner) -> None:
         """Reads an object, or notes one more owner of what it refers to."""
-        if type(value) in _PLAIN or not self._is_news(value, owner):
+        if not self._is_news(value, owner):
             return
         is_new = id(value) not in self._seen
         self._seen[id(value)] = value
@@ -181,9 +181,14 @@ class ModelState:
 
     def _is_news(self, value: Any, owner: Owner) -> bool:
         """Returns whether an object was not known to have this owner, and notes it."""
-        owners = self._owners.setdefault(id(value), [])
+        owners = self._owners.get(id(value))
+        if owners is None:
+            self._owners[id(value)] = [owner]
+            return True
+        if owner in owners:
+            return False
         parts = {each.part for each in owners if each.part is not None}
-        if owner in owners or (owner.part not in (None, *parts) and len(parts) == _MOST_PARTS):
+        if owner.part not in (None, *parts) and len(parts) == _MOST_PARTS:
             return False
         owners.append(owner)
         return True
@@ -206,9 +211,10 @@ class ModelState:
             return
         is_unit = id(holder) in self._borders and owner.part is not None
         for name, value in content.items():
-            is_hook = is_unit and name in _AROUND_FORWARD
-            self._wait([(_joined(place, name), value)], replace(owner, is_hook=True) if is_hook else owner)
-            if not isinstance(name, str):
+            if type(value) not in _PLAIN and id(value) not in self._borders:
+                is_hook = is_unit and name in _AROUND_FORWARD
+                self._waiting.append((_joined(place, name), value, replace(owner, is_hook=True) if is_hook else owner))
+            if type(name) not in _PLAIN:
                 self._wait([(place, name)], owner)
 
 

@@ -6,11 +6,13 @@ are copied only before an operation writes to them, as copies of all of them may
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+from gangline.pytorch.parallel.staged.absent import Absent
 from gangline.pytorch.parallel.staged.cutting.marks import changed_by, storages_of
 
 # Larger tensors are copied only before they are written to.
@@ -68,11 +70,15 @@ class TensorContent:
 
     def __init__(self, tensor: torch.Tensor, memory: Memory) -> None:
         self.tensor = tensor
+        self._memory = memory
+        with _as_plain(tensor):
+            self._read(tensor)
+
+    def _read(self, tensor: torch.Tensor) -> None:
         self._is_leaf = tensor.is_leaf
         self._graph = tensor.grad_fn
         self._requires_grad = tensor.requires_grad
         self._version = _version_of(tensor)
-        self._memory = memory
         # With the memory, shape and strides of now.
         self._alias = tensor.detach()
         self._gradient = tensor.grad if tensor.is_leaf else None
@@ -80,19 +86,22 @@ class TensorContent:
         self.hooks = (hooks._backward_hooks, hooks._post_accumulate_grad_hooks) if tensor.is_leaf else (None, None)
         if tensor.is_meta:
             return
-        memory.add(tensor, is_copied=not isinstance(tensor, nn.Parameter))
+        self._memory.add(tensor, is_copied=not isinstance(tensor, nn.Parameter))
         if self._gradient is not None:
-            memory.add(self._gradient, is_copied=False)
+            self._memory.add(self._gradient, is_copied=False)
 
     @property
     def is_written(self) -> bool:
         """Whether the values were changed in place."""
-        return _version_of(self.tensor) != self._version and not self.tensor.is_meta
+        return not self.tensor.is_meta and _version_of(self.tensor) != self._version
 
     def restore(self) -> tuple[str, str] | None:
         """Puts all but the values back. Returns how the tensor was changed if that cannot be put back, and the way
         out."""
-        tensor: Any = self.tensor
+        with _as_plain(self.tensor):
+            return self._restore(self.tensor)
+
+    def _restore(self, tensor: Any) -> tuple[str, str] | None:
         if self.is_written and _share_memory(tensor, self._alias) and not self._memory.has_copy(tensor):
             return "in place, of which there is no copy", "make it a buffer of its module"
         if tensor.grad_fn is not self._graph:
@@ -111,6 +120,12 @@ class TensorContent:
             if tensor._post_accumulate_grad_hooks is not self.hooks[1]:
                 tensor._post_accumulate_grad_hooks = self.hooks[1]
         return None
+
+
+def _as_plain(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """Returns a context in which the attributes of an absent tensor are read and set as those of any other. It answers
+    each of them in Python otherwise, and a model has many absent parameters."""
+    return torch._C.DisableTorchFunctionSubclass() if isinstance(tensor, Absent) else nullcontext()
 
 
 def _share_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
