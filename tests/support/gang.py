@@ -8,6 +8,7 @@ several of these modules share. A rank imports the module by its name, with all 
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -21,8 +22,12 @@ from typing import Any
 
 from tests.support.source import ROOT
 
-# The modules of tests that use gangs import all of these, so no rank does it again.
-_PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch", "pytest", "tests.support.once", "tests.support.points_trial"]
+# The modules of tests that use gangs import all of these, so no rank does it again. The first model that a process
+# compiles imports the pattern matcher.
+_PRELOADS = [
+    *("torch", "torch._dynamo", "torch._inductor.pattern_matcher", "gangline.pytorch"),
+    *("pytest", "tests.support.once", "tests.support.points_trial"),
+]
 # Some gangs train for more than a minute, and twice as long on a busy machine.
 _SECONDS = 200.0
 # Connecting a group takes milliseconds. A rank that refuses may be awaited by another one, which its end lets go on.
@@ -92,6 +97,8 @@ def _be_rank(place: dict[str, Any], work: Callable[..., Any], arguments: tuple[A
     import torch
     import torch.distributed as dist
 
+    # As in a rank of a trial runner, collections leave out what was loaded before the fork.
+    gc.freeze()
     rank, size, directory = place["rank"], place["size"], Path(place["directory"])
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(GROUP_RANK="0", GROUP_WORLD_SIZE="1", GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES="")
