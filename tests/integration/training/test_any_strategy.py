@@ -39,7 +39,7 @@ _NAMES = [(name, optimizer) for name in _COURSES for optimizer in _OPTIMIZERS]
 
 
 def _run(parallelism: Any, optimizer: str, batches: int) -> Run:
-    hparams = {"global_batch_size": 12, "optimizer": optimizer, "records": _RECORDS}
+    hparams = {"global_batch_size": 12, "optimizer": optimizer, "records": _RECORDS, "validation_records": 8}
     return Run(ChainTrial, parallelism, batches=batches, hparams=hparams, saves=True)
 
 

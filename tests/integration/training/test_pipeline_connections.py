@@ -3,6 +3,8 @@ over others, in place, in another order, with random numbers or decisions betwee
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -131,21 +133,23 @@ class DecidingTrial(ChainTrial):
     make = Deciding
 
 
+# The first batch finds the connections, and the second one goes without checks.
+_run = partial(Run, batches=2)
 _OF_TWO = {
-    "skip connection": Run(SkippingTrial, pipeline(), hparams=_SGD),
-    "changes in place": Run(ChangingTrial, pipeline(split=["blocks.1"]), hparams=_SGD),
-    "one activation for all": Run(SharingTrial, pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
-    "modules in another order": Run(DisorderedTrial, pipeline(), hparams=_SGD),
-    "noise on both parts": Run(NoisyTrial, pipeline(split=["blocks.2"]), batches=3, hparams=_SGD),
-    "decision": Run(DecidingTrial, pipeline(split=["blocks.2"]), batches=3, hparams=_SGD),
-    "connection from the second batch on": Run(LateTrial, pipeline(carry=["blocks.0"]), batches=3, hparams=_SGD),
-    "skip connection, zero bubble": Run(SkippingTrial, pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
-    "decision, zero bubble": Run(DecidingTrial, pipeline(schedule="ZBVZeroBubble"), batches=3, hparams=_SGD),
+    "skip connection": _run(SkippingTrial, pipeline(), hparams=_SGD),
+    "changes in place": _run(ChangingTrial, pipeline(split=["blocks.1"]), hparams=_SGD),
+    "one activation for all": _run(SharingTrial, pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
+    "modules in another order": _run(DisorderedTrial, pipeline(), hparams=_SGD),
+    "noise on both parts": _run(NoisyTrial, pipeline(split=["blocks.2"]), hparams=_SGD),
+    "decision": _run(DecidingTrial, pipeline(split=["blocks.2"]), hparams=_SGD),
+    "connection from the second batch on": _run(LateTrial, pipeline(carry=["blocks.0"]), batches=3, hparams=_SGD),
+    "skip connection, zero bubble": _run(SkippingTrial, pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
+    "decision, zero bubble": _run(DecidingTrial, pipeline(schedule="ZBVZeroBubble"), hparams=_SGD),
 }
 _OF_FOUR = {
-    "changes in place over three stages": Run(ChangingTrial, pipeline(), hparams=_SGD),
-    "skip connection over two stages": Run(SkippingTrial, pipeline(), hparams=_SGD),
-    "divided, modules in another order": Run(
+    "changes in place over three stages": _run(ChangingTrial, pipeline(), hparams=_SGD),
+    "skip connection over two stages": _run(SkippingTrial, pipeline(), hparams=_SGD),
+    "divided, modules in another order": _run(
         DisorderedTrial, pipeline(stages=2, replicas="zero2", schedule="Interleaved1F1B")
     ),
 }
