@@ -40,6 +40,11 @@ def _is_small(seconds: float) -> bool:
     return 0 < seconds < 0.5 * _LATE_SECONDS
 
 
+def _waited(prompt: Measured, late: Measured) -> bool:
+    """Whether the prompt rank alone waited for the late one; a busy machine adds to the communication of both."""
+    return _is_nearly(prompt.seconds) and 0 < late.seconds < prompt.seconds - 0.5 * _LATE_SECONDS
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One training under a Trainer. name: of its folder."""
@@ -182,24 +187,21 @@ def pass_time(seconds: float) -> Any:
 )
 def test_waiting_for_a_late_rank_is_communication(strategy: str, moment: str, tmp_path: Path) -> None:
     prompt, late = run_gang(2, tmp_path, measure, strategy, {moment: [1]}, _LATE_SECONDS)
-    assert _is_nearly(prompt.seconds)
+    assert _waited(prompt, late), (prompt, late)
     assert prompt.seconds <= prompt.step_seconds
     assert prompt.hidden < 0.5 * prompt.seconds
-    assert _is_small(late.seconds)
     assert prompt.afterwards == late.afterwards == 0
 
 
 def test_copies_of_a_part_are_awaited_too(tmp_path: Path) -> None:
     """Ranks 2 and 3 hold a copy of what 0 and 1 hold; only the reduction over the copies joins the two pairs."""
     results = run_gang(4, tmp_path, measure, "hsdp", {"forward": [2, 3]}, _LATE_SECONDS)
-    assert all(_is_nearly(measured.seconds) for measured in results[:2])
-    assert all(_is_small(measured.seconds) for measured in results[2:])
+    assert all(_waited(prompt, late) for prompt in results[:2] for late in results[2:]), results
 
 
 def test_parameters_that_follow_the_step_count(tmp_path: Path) -> None:
     prompt, late = run_gang(2, tmp_path, measure, "zero1", {"step": [1]}, _LATE_SECONDS)
-    assert _is_nearly(prompt.seconds)
-    assert _is_small(late.seconds)
+    assert _waited(prompt, late), (prompt, late)
     assert late.step_seconds >= _LATE_SECONDS
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from gangline.pytorch.parallel.staged.schedule import ScheduleThread
+from tests.support.gated_trial import wait_for
 
 _DEVICE = torch.device("cuda", 0)
 
@@ -106,3 +109,17 @@ def test_an_error_leaves_the_next_run_as_it_was() -> None:
     thread.start(lambda: seen.append(torch.zeros(2).device.type))
     thread.finish()
     assert seen == ["cpu"]
+
+
+def test_it_keeps_nothing_of_a_run_and_ends_with_its_owner() -> None:
+    """A process may train several pipelines in turn."""
+    owner, held = ScheduleThread(torch.device("cpu")), torch.nn.Linear(1, 1)
+    is_held, before = weakref.ref(held), [*threading.enumerate()]
+    owner.start(functools.partial(held.zero_grad))
+    owner.finish()
+    del held
+    wait_for(lambda: is_held() is None, "the thread keeps what the run held")
+    (thread,) = set(threading.enumerate()).difference(before)
+    del owner
+    thread.join(10)
+    assert not thread.is_alive()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -169,6 +170,7 @@ def _examples(described: Described) -> tuple[torch.Tensor, ...]:
 
 
 _Given = tuple[torch.Tensor, torch.cuda.Stream | None]
+_Order = tuple[Callable[[], None], Surroundings]
 
 
 class _Abandoned(BaseException):
@@ -182,7 +184,7 @@ class ScheduleThread:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._work: queue.SimpleQueue[tuple[Callable[[], None], Surroundings]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # Losses with the streams in which they are computed.
         self._losses: queue.SimpleQueue[_Given | None] = queue.SimpleQueue()
@@ -193,8 +195,10 @@ class ScheduleThread:
 
     def start(self, run: Callable[[], None]) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="gangline-pipeline", daemon=True)
+            arguments = (self._device, self._work, self._ready)
+            self._thread = threading.Thread(target=_serve, args=arguments, name="gangline-pipeline", daemon=True)
             self._thread.start()
+            weakref.finalize(self, self._work.put, None)
         self._surroundings = Surroundings.here(self._device)
         self._work.put((run, self._surroundings))
 
@@ -239,17 +243,28 @@ class ScheduleThread:
             self._losses.put(self._loss)
             self._loss, self._owes_loss = None, False
 
-    def _serve(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-        while True:
-            run, surroundings = self._work.get()
-            try:
-                with surroundings.taken_over():
-                    run()
-            except _Abandoned:
-                continue
-            except BaseException as error:  # noqa: BLE001  it is raised again in the thread that trains
-                self._ready.put(error)
-            else:
-                self._ready.put(-1)
+
+def _serve(device: torch.device, work: queue.SimpleQueue[_Order | None], ready: queue.SimpleQueue[Any]) -> None:
+    """The thread of a ScheduleThread, which it does not hold: it ends with it, by an order of None."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    while _carry_out(work.get(), ready):
+        pass
+
+
+def _carry_out(order: _Order | None, ready: queue.SimpleQueue[Any]) -> bool:
+    """Runs one schedule. Returns False for the last order. The thread keeps nothing of a schedule that has ended, which
+    holds the model."""
+    if order is None:
+        return False
+    run, surroundings = order
+    try:
+        with surroundings.taken_over():
+            run()
+    except _Abandoned:
+        pass
+    except BaseException as error:  # noqa: BLE001  it is raised again in the thread that trains
+        ready.put(error)
+    else:
+        ready.put(-1)
+    return True
