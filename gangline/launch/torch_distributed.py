@@ -48,10 +48,11 @@ def _run_here(words: list[str]) -> int:
 
 
 def _run_torchrun(words: list[str], options: Sequence[str]) -> int:
-    from torch.distributed import run  # noqa: PLC0415  only off the cluster
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415  as above
-
     script_words = _torchrun_words(words)
+    # Loaded after the checks above, as torch takes seconds.
+    from torch.distributed import run  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
+
     try:
         run.main([*_place_options(options), *script_words])
     except ChildFailedError as error:

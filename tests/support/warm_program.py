@@ -5,7 +5,7 @@ and what ranks need. A program that is forked reads its arguments and environmen
 session, takes signals and ends as one that was started by its command. Its parent is the process that started it, so a
 supervisor reaps its services. An agent has its two fork servers forked as well. tests/conftest.py owns the folder in
 which the pair is found, and with it the pair's end. Called by tests/support/cluster.py and
-fleet.py.
+fleet.py. The programs of warm_python.py are forks of `ranks`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class WarmPair:
         subprocess.TimeoutExpired."""
         services = self.services()
         if arguments[0] == "up":
-            self.socket("ranks", _rank_modules())
+            self.ranks()
         words = [sys.executable, "-m", "gangline.cli", *arguments]
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as code:
             request = {"module": COMMAND_LINE, "words": words, "pair": str(self._folder)}
@@ -113,7 +113,7 @@ class WarmPair:
 
         services = self.services()
         if words[2] == "services.agent":
-            self.socket("ranks", _rank_modules())
+            self.ranks()
         code = tempfile.TemporaryFile()  # noqa: SIM115 - closed once the service has ended
         request = {"module": PROGRAMS[words[2]], "words": list(words), "pair": str(self._folder)}
         with log.open("ab") as output:
@@ -127,6 +127,10 @@ class WarmPair:
     def services(self) -> str:
         """Returns the socket path of the fork server of programs."""
         return self.socket("services", _service_modules())
+
+    def ranks(self) -> str:
+        """Returns the socket path of the fork server that has torch and the training library loaded."""
+        return self.socket("ranks", _rank_modules())
 
     def socket(self, name: str, preload: str) -> str:
         """Returns the path at which the fork server answers once it is warm. Starts it if none answers."""

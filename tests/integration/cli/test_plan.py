@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.cli.conftest import Cli
+from tests.support import warm_python
 from tests.support.source import ROOT
+from tests.support.warm_program import WarmPair, folder
 
 _CONFIG = str(ROOT / "examples" / "digits" / "distributed.yaml")
 
 
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warm_python.install_commands(tmp_path_factory.mktemp("warm"), WarmPair(folder()).ranks())
+
+
+@pytest.fixture
+def warm(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of a plan starts warm. Without this it starts as a user's does."""
+    monkeypatch.setattr(sys, "executable", str(commands / "python3"))
+
+
+@pytest.mark.usefixtures("warm")
 def test_plan_of_an_example(cli: Cli) -> None:
     """The plan is the same each time, and names stages, candidates and the choice."""
     arguments = ("plan", _CONFIG, "--slots", "2", "--slot-memory", "1")
@@ -40,6 +57,7 @@ def test_plan_of_the_text_example(cli: Cli) -> None:
     assert found["pipeline"]["largest_to_mean"] < 1.1
 
 
+@pytest.mark.usefixtures("warm")
 def test_nothing_fits_in_one_line(cli: Cli, tmp_path: Path) -> None:
     config = tmp_path / "auto.yaml"
     config.write_text(Path(_CONFIG).read_text() + "parallelism: auto\n")
@@ -49,6 +67,7 @@ def test_nothing_fits_in_one_line(cli: Cli, tmp_path: Path) -> None:
     assert len(ran.err.splitlines()) == 1
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_configured_pipeline_that_cannot_be_cut(cli: Cli, tmp_path: Path) -> None:
     config = tmp_path / "pipeline.yaml"
     config.write_text(Path(_CONFIG).read_text() + "parallelism: {strategy: pipeline, split: ['1', '2', layers]}\n")
@@ -61,6 +80,7 @@ def test_a_configured_pipeline_that_cannot_be_cut(cli: Cli, tmp_path: Path) -> N
     assert len(ran.err.splitlines()) == 1
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_module_that_cannot_be_imported(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text("import no_such_module_at_all\n\nclass DigitsTrial(object): ...\n")
     config = tmp_path / "const.yaml"
@@ -73,6 +93,7 @@ def test_a_module_that_cannot_be_imported(cli: Cli, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("warm")
 def test_code_that_ends_the_process(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text("import os\n\nclass DigitsTrial(object): ...\n\nos._exit(5)\n")
     config = tmp_path / "const.yaml"

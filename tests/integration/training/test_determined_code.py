@@ -21,6 +21,8 @@ from tests.support.source import ROOT
 
 _LAUNCHER = "python3 -m determined.launch.torch_distributed"
 _OWN_LAUNCHER = "python3 4_distributed.py launcher"
+# These workers have no use for torch, whose import takes longer than all they do.
+_LIGHT = LAUNCHED.replace("import torch.distributed as dist\n", "")
 _HPARAMS = {"global_batch_size": 64, "learning_rate": 0.01, "hidden": 16}
 
 
@@ -67,6 +69,7 @@ def test_script_in_two_ranks_goes_on_from_its_checkpoint(tmp_path: Path) -> None
 
 
 def test_script_off_the_cluster_under_the_launcher(tmp_path: Path) -> None:
+    """Cold, because in each rank the alias must be what loads the training library."""
     (tmp_path / "train.py").write_text(MNIST)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GANGLINE_")}
     environment = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -137,7 +140,7 @@ def test_core_script_in_two_ranks(tmp_path: Path, entrypoint: str, source: str) 
 def test_launcher_of_a_script_s_own_has_one_worker_in_each_slot(tmp_path: Path) -> None:
     """Which gives in to a preemption for its slot."""
     config = {"entrypoint": _OWN_LAUNCHER, "searcher": {"name": "single", "metric": "x", "max_length": 100_000_000}}
-    trial = Trial({"4_distributed.py": LAUNCHED}, config, {"increment_by": 3}, 2)
+    trial = Trial({"4_distributed.py": _LIGHT}, config, {"increment_by": 3}, 2)
     with start_trial(tmp_path, trial) as running:
         running.runner.wait_for(lambda: bool(running.checkpoints()), "the first checkpoint")
         running.runner.preempt("a pause")
@@ -148,7 +151,7 @@ def test_launcher_of_a_script_s_own_has_one_worker_in_each_slot(tmp_path: Path) 
 
 
 def test_launcher_that_starts_all_workers_in_each_slot_is_told(tmp_path: Path) -> None:
-    source = LAUNCHED.replace("[*wrapped, ", "[").replace("exit(launcher_main(slots_per_node", "exit(launcher_main(1")
+    source = _LIGHT.replace("[*wrapped, ", "[").replace("exit(launcher_main(slots_per_node", "exit(launcher_main(1")
     config = {"entrypoint": _OWN_LAUNCHER, "searcher": {"name": "single", "metric": "x"}}
     running, codes = run_trial(tmp_path, Trial({"4_distributed.py": source}, config, {"increment_by": 3}, 2))
     assert codes[1] == 1

@@ -26,14 +26,14 @@ if __name__ == "__main__":
 """
 )
 _ROOT = str(Path(__file__).parents[3])
+_LAUNCHER = ("-m", "gangline.launch.torch_distributed")
+_TWO = ("--standalone", "--nproc-per-node", "2")
 
 
-def _run(directory: Path, *arguments: str, expect: int = 0) -> str:
+def _run(directory: Path, *command: str, expect: int = 0) -> str:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GANGLINE_")}
     environment = {**kept, "PYTHONPATH": _ROOT, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=directory, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == expect, done.stderr
     return done.stdout + done.stderr
 
@@ -42,26 +42,25 @@ def _losses(output: str) -> list[float]:
     return [float(text) for text in re.findall(r"training +batch +\d+ +loss ([\d.e-]+)", output)]
 
 
-def test_torchrun_has_the_losses_of_one_process(tmp_path: Path) -> None:
+def test_torchrun_has_the_losses_of_one_process(tmp_path: Path, warm: Path) -> None:
+    """The one process is cold. test_determined_code.py has a launcher whose ranks are cold."""
     (tmp_path / "train.py").write_text(_SCRIPT)
-    alone = _losses(_run(tmp_path, "train.py"))
+    alone = _losses(_run(tmp_path, sys.executable, "train.py"))
     assert len(alone) == 10
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
-    assert _losses(_run(tmp_path, *torchrun)) == pytest.approx(alone, abs=1e-5)
-    launcher = ("-m", "gangline.launch.torch_distributed", "--nproc-per-node", "2", "python3", "train.py")
+    assert _losses(_run(tmp_path, str(warm / "torchrun"), *_TWO, "train.py")) == pytest.approx(alone, abs=1e-5)
+    launcher = (str(warm / "python3"), *_LAUNCHER, "--nproc-per-node", "2", "python3", "train.py")
     assert _losses(_run(tmp_path, *launcher)) == pytest.approx(alone, abs=1e-5)
 
 
-def test_a_refusal_is_a_line_of_each_rank_without_a_traceback(tmp_path: Path) -> None:
+def test_a_refusal_is_a_line_of_each_rank_without_a_traceback(tmp_path: Path, warm: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT.replace('"global_batch_size": 8', '"global_batch_size": 1'))
-    launcher = ("-m", "gangline.launch.torch_distributed", "--nproc-per-node", "2", "train.py")
-    output = _run(tmp_path, *launcher, expect=1)
+    output = _run(tmp_path, str(warm / "python3"), *_LAUNCHER, "--nproc-per-node", "2", "train.py", expect=1)
     assert re.search(r"^error: rank [01]: .*global_batch_size", output, re.MULTILINE), output
     assert re.fullmatch(r"error: rank [01] ended with exit code 1; .*", output.splitlines()[-1]), output
     assert "Traceback" not in output
 
 
-def test_one_process_trains_twice_under_torchrun(tmp_path: Path) -> None:
+def test_one_process_trains_twice_under_torchrun(tmp_path: Path, warm: Path) -> None:
     (tmp_path / "train.py").write_text(
         LINEAR
         + """
@@ -73,18 +72,18 @@ if __name__ == "__main__":
             )
 """
     )
-    losses = _losses(_run(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"))
+    losses = _losses(_run(tmp_path, str(warm / "torchrun"), *_TWO, "train.py"))
     assert len(losses) == 6
     assert losses[:3] == losses[3:]
 
 
 def test_launcher_says_what_a_trial_class_needs(tmp_path: Path) -> None:
-    output = _run(tmp_path, "-m", "gangline.launch.torch_distributed", "--trial", "model_def:Trial", expect=2)
+    output = _run(tmp_path, sys.executable, *_LAUNCHER, "--trial", "model_def:Trial", expect=2)
     assert output.startswith("error: model_def:Trial needs an experiment's configuration")
 
 
-def test_digits_alone_reach_their_accuracy(tmp_path: Path) -> None:
-    output = _run(tmp_path, str(_DIGITS))
+def test_digits_alone_reach_their_accuracy(tmp_path: Path, warm: Path) -> None:
+    output = _run(tmp_path, str(warm / "python3"), str(_DIGITS))
     accuracies = [float(text) for text in re.findall(r"accuracy ([\d.]+)", output)]
     assert accuracies[-1] >= 0.95
     newest = max((tmp_path / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from gangline.domain.state import ExitKind
-from tests.integration.trial_runner.conftest import World
+from tests.integration.trial_runner.conftest import Templates, World
+from tests.support import warm_python
 from tests.support.runner_process import living
 from tests.support.wait import until
 
@@ -47,9 +49,18 @@ with det.core.init(distributed=distributed) as context:
     dist.barrier()
 """
 TORCHRUN = (
-    "torchrun --nproc_per_node=2 --nnodes=$NNODES --node_rank=$NODE_RANK "
+    "WARM/torchrun --nproc_per_node=2 --nnodes=$NNODES --node_rank=$NODE_RANK "
     "--master_addr=$DET_CHIEF_IP --master_port=$MASTER_PORT train.py"
 )
+
+
+ALONE = "WARM/torchrun --standalone --nproc_per_node=2 train.py"
+
+
+@pytest.fixture(scope="module")
+def warm(templates: Templates, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder WARM of the lines above, whose programs start warm."""
+    return warm_python.install_commands(tmp_path_factory.mktemp("warm"), templates.rank.socket_path)
 
 
 def _validations(world: World) -> list[dict[str, float]]:
@@ -77,6 +88,7 @@ async def test_a_script_on_two_machines_must_say_which_process_is_the_chief(worl
     assert _validations(world) == []
 
 
+# The second line starts all its processes cold.
 @pytest.mark.parametrize(
     ("entrypoint", "slots", "total"),
     [
@@ -86,9 +98,9 @@ async def test_a_script_on_two_machines_must_say_which_process_is_the_chief(worl
     ids=["torchrun", "launcher in a shell line"],
 )
 async def test_workers_of_a_launcher_over_two_machines_are_the_ranks(
-    world: World, entrypoint: str, slots: int, total: int
+    world: World, warm: Path, entrypoint: str, slots: int, total: int
 ) -> None:
-    await world.start(WORK, (slots, slots), entrypoint=entrypoint)
+    await world.start(WORK, (slots, slots), entrypoint=entrypoint.replace("WARM", str(warm)))
     reports = await world.wait(120)
     failed = [report for report in reports if report.kind is not ExitKind.COMPLETED]
     assert not failed, "\n".join(world.gateway.lines("stderr"))
@@ -97,25 +109,24 @@ async def test_workers_of_a_launcher_over_two_machines_are_the_ranks(
     assert _validations(world) == [{"x": total}]
 
 
-async def test_the_worker_that_fails_first_is_named(world: World) -> None:
-    (runner,) = await world.start(WORK, (2,), entrypoint="torchrun --standalone --nproc_per_node=2 train.py fail")
+async def test_the_worker_that_fails_first_is_named(world: World, warm: Path) -> None:
+    (runner,) = await world.start(WORK, (2,), entrypoint=f"{ALONE} fail".replace("WARM", str(warm)))
     report = await runner.wait(120)
     assert (report.kind, report.rank, report.message) == (ExitKind.USER_ERROR, 1, "ValueError: odd one out")
 
 
-async def test_workers_give_in_to_a_preemption(world: World) -> None:
-    (runner,) = await world.start(WORK, (2,), entrypoint="torchrun --standalone --nproc_per_node=2 train.py wait")
+async def test_workers_give_in_to_a_preemption(world: World, warm: Path) -> None:
+    (runner,) = await world.start(WORK, (2,), entrypoint=f"{ALONE} wait".replace("WARM", str(warm)))
     await world.gateway.wait_line("worker 1 of 2 sum 1")
     runner.kill(signal.SIGTERM)
     report = await runner.wait(120)
     assert (report.kind, report.message) == (ExitKind.PREEMPTED, "stopped after a checkpoint: asked by a signal")
 
 
-async def test_a_worker_that_hangs_is_found_and_nothing_is_left(world: World) -> None:
+async def test_a_worker_that_hangs_is_found_and_nothing_is_left(world: World, warm: Path) -> None:
     config = {"hang_detection": {"enabled": True, "seconds": 5, "start_seconds": 60, "rest_seconds": 5}}
-    (runner,) = await world.start(
-        WORK, (2,), entrypoint="torchrun --standalone --nproc_per_node=2 train.py hang", config=config
-    )
+    entrypoint = f"{ALONE} hang".replace("WARM", str(warm))
+    (runner,) = await world.start(WORK, (2,), entrypoint=entrypoint, config=config)
     pids = await world.wait_pids(2)
     report = await runner.wait(120)
     assert (report.kind, report.rank) == (ExitKind.HANG, 1), report
