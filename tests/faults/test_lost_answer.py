@@ -1,7 +1,7 @@
 """Submits whose answer is lost: no quorum, a leader or a gateway that dies between the commit and the answer.
 
-Three real etcd members, real schedulers and gateways, and the command line as a process. Whatever happens, the command
-says the truth, and the same command again leaves exactly one experiment.
+Three real etcd members, real schedulers and gateways, and the command line as a process, a fork of one that has
+imported it. Whatever happens, the command says the truth, and the same command again leaves exactly one experiment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -27,13 +26,14 @@ from gangline.protocol import wire
 from services.common import keys
 from services.common.election import BEAT_SECONDS
 from services.common.etcd import EtcdClient, EtcdSettings
+from tests.support import warm_program
 from tests.support.etcd import EtcdCluster
 from tests.support.gateway import GatewayProcess
 from tests.support.proxy import Proxy
 from tests.support.scheduler import ADMIN_TOKEN, SchedulerProcess
-from tests.support.wait import until, until_async, within
+from tests.support.wait import until, until_async
+from tests.support.warm_program import WarmPair
 
-GANGLINE = str(Path(sys.executable).with_name("gangline"))
 NAME = "the-only-one"
 CONFIG = f"""name: {NAME}
 entrypoint: python3 train.py
@@ -98,16 +98,8 @@ class Bench:
         if self.retry_seconds is not None:
             environment["GANGLINE_RETRY_SECONDS"] = str(self.retry_seconds)
         started = time.monotonic()
-        process = await asyncio.create_subprocess_exec(
-            *(GANGLINE, *arguments),
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, err = await within(90, process.communicate())
-        assert process.returncode is not None
-        return Ran(process.returncode, out.decode(), err.decode(), time.monotonic() - started)
+        ran = await asyncio.to_thread(WarmPair(warm_program.folder()).run, arguments, environment, 90.0)
+        return Ran(ran.returncode, ran.stdout, ran.stderr, time.monotonic() - started)
 
     async def create(self, *flags: str, address: str = "") -> Ran:
         return await self.cli("experiment", "create", *flags, str(self.code / "exp.yaml"), address=address)
