@@ -18,12 +18,13 @@ import pytest
 from tests.support.agent_process import AgentProcess, make_spec
 from tests.support.stand_in_scheduler import StandInScheduler
 
-BUSY_SECONDS = 15.0
+BUSY_SECONDS = 7.5
 # A load average of 20 on two cores.
 BUSY_PROCESSES_PER_CORE = 10
-LEASE_SECONDS = 8.0
-LONGEST_GAP_SECONDS = 3.0
-START_SECONDS = 1.0
+# A heartbeat is due after a fifth of it.
+LEASE_SECONDS = 4.0
+LONGEST_GAP_SECONDS = 2.2
+START_SECONDS = 0.5
 SPIN = "while True: pass"
 # Writes and syncs without a pause, as a checkpoint does.
 WRITE = """

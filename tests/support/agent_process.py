@@ -62,7 +62,8 @@ class AgentProcess:
     """One state directory and the agent that runs in it, if any; may be started again after its end.
 
     prefix: a command that runs the agent's. With one, or with an environment, which libraries may read when they are
-    loaded, the agent is started; else it is forked (forked_service.py).
+    loaded, the agent is started; else it is forked (forked_service.py). It is also forked with a library, which it
+    loads first.
     """
 
     def __init__(self, folder: Path, addresses: Sequence[str], agent_id: str = "a1") -> None:
@@ -81,12 +82,14 @@ class AgentProcess:
         self.process: subprocess.Popen[bytes] | ForkedService | None = None
 
     def spawn(
-        self, *flags: str, environment: Mapping[str, str] | None = None
+        self, *flags: str, environment: Mapping[str, str] | None = None, library: Path | None = None
     ) -> subprocess.Popen[bytes] | ForkedService:
         flags = (*self._flags, *(() if "--slots" in flags else ("--slots", "2")), *flags)
         self._ready.unlink(missing_ok=True)
-        if not self.prefix and not environment:
-            self.process = fork_service(_PROGRAM, flags, self._log, ROOT)
+        if not self.prefix and (library is not None or not environment):
+            self.process = fork_service(
+                _PROGRAM, flags, self._log, ROOT, environment=environment or os.environ, library=library
+            )
             return self.process
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -98,8 +101,10 @@ class AgentProcess:
             )
         return self.process
 
-    async def start(self, *flags: str, environment: Mapping[str, str] | None = None) -> None:
-        process = self.spawn(*flags, environment=environment)
+    async def start(
+        self, *flags: str, environment: Mapping[str, str] | None = None, library: Path | None = None
+    ) -> None:
+        process = self.spawn(*flags, environment=environment, library=library)
         await wait_until(lambda: self._ready.exists() or process.poll() is not None)
         assert process.poll() is None, self.log()
 

@@ -8,6 +8,7 @@ scheduler.py and agent_process.py. Those of whole clusters are forked by warm_pr
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import os
 import resource
@@ -70,11 +71,18 @@ class ForkedService:
 
 
 def fork_service(
-    module: str, arguments: Sequence[str], log: Path, folder: Path, *, open_files: int | None = None
+    module: str,
+    arguments: Sequence[str],
+    log: Path,
+    folder: Path,
+    *,
+    open_files: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+    library: Path | None = None,
 ) -> ForkedService:
-    """Runs `main` of the module in a process of its own, in this folder, with this process's environment.
+    """Runs `main` of the module in a process of its own, in this folder.
 
-    open_files: its hard limit of open files.
+    open_files: its hard limit of open files. library: one that it loads before all that `main` loads.
     log: takes its stderr. A test that serves on its event loop awaits `load_service` in a thread before: the first call
     in a test process waits for the imports.
     """
@@ -84,8 +92,13 @@ def fork_service(
         pid = forkserver.fork(
             socket_path,
             "tests.support.forked_service:run",
-            {"module": module, "arguments": list(arguments), "open_files": open_files},
-            environment=os.environ,
+            {
+                "module": module,
+                "arguments": list(arguments),
+                "open_files": open_files,
+                "library": str(library or ""),
+            },
+            environment=environment,
             directory=str(folder),
             fds=[output.fileno(), code.fileno()],
         )
@@ -111,6 +124,8 @@ def run(arguments: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
     os.dup2(log, 2)
     if arguments["open_files"] is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (arguments["open_files"],) * 2)
+    if arguments["library"]:
+        ctypes.CDLL(arguments["library"])
     sys.argv = [arguments["module"], *arguments["arguments"]]
     status = 0
     try:

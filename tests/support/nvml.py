@@ -24,7 +24,7 @@ def mig_uuid(gpu: int, place: int) -> str:
 
 
 class StandInNvml:
-    """folder: where the library is compiled to."""
+    """folder: where the library is compiled to. library: it; a process that has loaded it finds it by its name."""
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("cc")
@@ -33,9 +33,9 @@ class StandInNvml:
         self._folder = folder
         self._faults = folder / "faults"
         self._events = folder / "events"
-        library = folder / "libnvidia-ml.so.1"
-        command = [compiler, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(SOURCE)]
-        subprocess.run(command, check=True)
+        self.library = folder / "libnvidia-ml.so.1"
+        command = [compiler, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{self.library.name}"]
+        subprocess.run([*command, "-o", str(self.library), str(SOURCE)], check=True)
 
     @property
     def environment(self) -> dict[str, str]:

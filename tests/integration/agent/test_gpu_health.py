@@ -22,10 +22,15 @@ def nvml(nvml: StandInNvml) -> StandInNvml:
     return nvml
 
 
+async def _spawn(agent: AgentProcess, nvml: StandInNvml, visible: str) -> None:
+    environment = {**nvml.environment, "CUDA_VISIBLE_DEVICES": visible}
+    await agent.start("--slots", "auto", "--no-warm", environment=environment, library=nvml.library)
+
+
 async def _start(agent: AgentProcess, scheduler: StandInScheduler, nvml: StandInNvml, visible: str) -> None:
     """Returns once it is connected and watches all of its GPUs. On a busy machine it never misses its lease."""
     scheduler.lease_seconds = 30.0
-    await agent.start("--slots", "auto", environment={**nvml.environment, "CUDA_VISIBLE_DEVICES": visible})
+    await _spawn(agent, nvml, visible)
     await scheduler.wait_for(lambda: scheduler.hellos)
     wanted = {int(index) for index in visible.split(",")}
     await wait_until(lambda: nvml.watched() == wanted)
@@ -125,7 +130,7 @@ async def test_fault_of_one_mig_device(scheduler: StandInScheduler, agent: Agent
 async def test_gpu_without_events(scheduler: StandInScheduler, agent: AgentProcess, nvml: StandInNvml) -> None:
     """Checks alone find the fault."""
     nvml.break_queries([(3, "noevents")])
-    await agent.start("--slots", "auto", environment={**nvml.environment, "CUDA_VISIBLE_DEVICES": "3"})
+    await _spawn(agent, nvml, "3")
     await scheduler.wait_for(lambda: scheduler.hellos)
     nvml.break_queries([(3, "noevents"), (3, "handle")])
     await scheduler.wait_for(lambda: scheduler.problems)
