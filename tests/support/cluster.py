@@ -56,7 +56,7 @@ class Cluster:
     ) -> subprocess.CompletedProcess[str]:
         """`gangline ARGUMENTS`, logged in to this cluster."""
         environment = {**os.environ, HOME_VARIABLE: str(self.home), "COLUMNS": "160"}
-        done = _run(arguments, environment, seconds, is_forked=self.is_forked)
+        done = run_gangline(arguments, environment, seconds, is_forked=self.is_forked)
         assert not check or done.returncode == 0, (
             f"{done.args} ended with {done.returncode}: {done.stdout}{done.stderr}"
         )
@@ -82,7 +82,7 @@ def running_cluster(
 ) -> Iterator[Cluster]:
     """folder: a short path that the test owns. slots: artificial ones of each agent. scheduler_settings: TOML.
 
-    is_forked: see Cluster. Tests of `up` and `down` themselves have False.
+    is_forked: see Cluster.
     """
     data, home = folder / "data", folder / "home"
     if scheduler_settings:
@@ -91,16 +91,17 @@ def running_cluster(
     environment = {**os.environ, HOME_VARIABLE: str(home)}
     up: list[str | Path] = ["up", "--data-dir", data, "--agents", str(agents), "--slots", str(slots)]
     try:
-        done = _run(up, environment, UP_SECONDS, is_forked=is_forked)
+        done = run_gangline(up, environment, UP_SECONDS, is_forked=is_forked)
         assert done.returncode == 0, f"gangline up failed: {done.stdout}{done.stderr}{_read_logs(data)}"
         yield Cluster(data, home, _load_login(home), is_forked)
     finally:
-        _run(["down", "--data-dir", data], environment, UP_SECONDS, is_forked=is_forked)
+        run_gangline(["down", "--data-dir", data], environment, UP_SECONDS, is_forked=is_forked)
 
 
-def _run(
-    arguments: Sequence[str | Path], environment: Mapping[str, str], seconds: float, *, is_forked: bool
+def run_gangline(
+    arguments: Sequence[str | Path], environment: Mapping[str, str], seconds: float, *, is_forked: bool = True
 ) -> subprocess.CompletedProcess[str]:
+    """`gangline ARGUMENTS` with this environment. is_forked: see Cluster."""
     words = [str(argument) for argument in arguments]
     if is_forked and warm_program.folder():
         return warm_program.WarmPair(warm_program.folder()).run(words, environment, seconds)

@@ -20,7 +20,7 @@ from gangline.local.shutdown import find_cluster_processes
 from gangline.login import HOME_VARIABLE
 from services.common.etcd import EtcdClient, EtcdSettings, Put
 from tests.support.account import NOBODY, can_change_account, listening_addresses, run_as_nobody
-from tests.support.cluster import COMMAND, Cluster, running_cluster
+from tests.support.cluster import UP_SECONDS, Cluster, run_gangline, running_cluster
 from tests.support.gated_run import gated_run
 from tests.support.port import own_ports
 
@@ -44,7 +44,7 @@ def cluster() -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="gl-") as folder:
         # Others may come as far as the data directory, as they may in a home that is open; pytest's folders are closed.
         Path(folder).chmod(0o755)
-        with running_cluster(Path(folder), agents=1, slots=4, is_forked=False) as running:
+        with running_cluster(Path(folder), agents=1, slots=4) as running:
             yield running
 
 
@@ -101,14 +101,8 @@ def test_everything_listens_on_the_loopback_alone(cluster: Cluster, tmp_path: Pa
 
 
 def _up(data: Path, home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, "up", "--data-dir", str(data), "--agents", "1", "--slots", "1"],
-        env={**os.environ, HOME_VARIABLE: str(home)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    words = ("up", "--data-dir", data, "--agents", "1", "--slots", "1")
+    return run_gangline(words, {**os.environ, HOME_VARIABLE: str(home)}, UP_SECONDS)
 
 
 def test_data_directory_of_the_version_before_goes_on_and_becomes_private(
@@ -134,7 +128,7 @@ def test_data_directory_of_the_version_before_goes_on_and_becomes_private(
     data.chmod(0o755)
     monkeypatch.chdir(data)
     for _ in range(2):
-        with running_cluster(folder, agents=1, slots=1, is_forked=False) as running:
+        with running_cluster(folder, agents=1, slots=1) as running:
             assert get(EtcdSettings(endpoints=(f"unix:{running.layout.etcd_socket.name}",)), "/elsewhere") == "kept"
             assert stat.S_IMODE(data.stat().st_mode) == 0o700
 

@@ -22,26 +22,19 @@ from gangline.local.layout import Layout
 from gangline.local.lock import is_locked
 from gangline.local.shutdown import find_cluster_processes
 from gangline.login import HOME_VARIABLE, Login
-from tests.support.cluster import COMMAND, UP_SECONDS, Cluster, running_cluster
+from tests.support.cluster import COMMAND, UP_SECONDS, Cluster, run_gangline, running_cluster
 
 RESTART_SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("up"), agents=2, slots=1, is_forked=False) as running:
+    with running_cluster(tmp_path_factory.mktemp("up"), agents=2, slots=1) as running:
         yield running
 
 
 def gangline(home: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *map(str, arguments)],
-        env={**os.environ, HOME_VARIABLE: str(home), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_gangline(arguments, {**os.environ, HOME_VARIABLE: str(home), **environment}, 120)
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = RESTART_SECONDS) -> None:
@@ -283,7 +276,7 @@ def _lines_of(done: subprocess.CompletedProcess[str], part: str) -> list[str]:
 
 
 def test_cluster_without_its_supervisor_is_found_and_stopped(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, agents=1, slots=1, is_forked=False) as cluster:
+    with running_cluster(tmp_path, agents=1, slots=1) as cluster:
         supervisor = cluster.table().supervisor
         identity = cluster.read("status")["cluster"]["cluster"]["id"]
         os.kill(supervisor.pid, signal.SIGKILL)
@@ -302,7 +295,7 @@ def test_cluster_without_its_supervisor_is_found_and_stopped(tmp_path: Path) -> 
         done = cluster.run("down", "--data-dir", cluster.folder)
         assert done.stdout == f"stopped; its data stays in {cluster.folder}\n"
         assert find_cluster_processes(cluster.layout) == []
-        with running_cluster(tmp_path, agents=1, slots=1, is_forked=False) as next_one:
+        with running_cluster(tmp_path, agents=1, slots=1) as next_one:
             assert next_one.read("status")["cluster"]["cluster"]["id"] == identity
             # As after a start of the machine: the login names a cluster of which nothing runs.
             processes = [next_one.table().supervisor, *find_cluster_processes(next_one.layout)]
