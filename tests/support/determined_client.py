@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,7 +122,9 @@ def install_determined() -> Path:
     """Returns the interpreter of the virtual environment, which the first caller makes."""
 
     def command(folder: Path) -> list[str]:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        return [str(folder / "bin" / "python"), f"determined=={VERSION}"]
+        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
+        packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
+        # Few of its 4000 modules are imported, so each is compiled when it is.
+        return [sys.executable, "--no-compile", "--target", packages, f"determined=={VERSION}"]
 
     return install_once(f"determined-{VERSION}", f"determined {VERSION}", command) / "bin" / "python"
