@@ -96,7 +96,7 @@ def fleet(disk: SmallDisk) -> Iterator[Fleet]:
         for agent in (SICK, WELL):
             fleet.set_flag(agent, "--health-seconds", "1")
         fleet.start_control_plane()
-        fleet.start(SICK, prefix=disk.enter)
+        fleet.start(SICK, inside=disk.enter)
         fleet.start(WELL)
         with fleet.connect() as client:
             wait_for(lambda: client.get_cluster().num_agents == 2, "both agents")
@@ -232,7 +232,7 @@ def test_an_agent_with_a_full_disk_gets_nothing_and_comes_back_by_itself(
     # An agent that starts on a full disk says so, too.
     fleet.kill(SICK, signal.SIGTERM)
     assert fleet.processes[SICK].wait(20) == 0
-    fleet.start(SICK, prefix=disk.enter)
+    fleet.start(SICK, inside=disk.enter)
     wait_for(lambda: fleet.log(SICK).count("a leader welcomed this agent") == 2, "the second welcome")
     agent = agent_of(client, SICK)
     assert (agent.state, fleet.processes[SICK].poll()) == (AgentState.ALIVE, None)
@@ -255,7 +255,7 @@ def test_a_start_on_a_full_disk_goes_elsewhere_and_says_why(
     fleet.kill(SICK, signal.SIGTERM)
     fleet.processes[SICK].wait(20)
     fleet.set_flag(SICK, "--health-seconds", "3600")
-    fleet.start(SICK, prefix=disk.enter)
+    fleet.start(SICK, inside=disk.enter)
     client.disable_agent(WELL)
     disk.fill()
     experiment_id = submit(client, tmp_path)

@@ -49,7 +49,7 @@ def fleet(hosts: list[HostNetwork], tmp_path_factory: pytest.TempPathFactory) ->
         for agent, host in zip(AGENTS, hosts, strict=True):
             fleet.set_flag(agent, "--advertise-host", host.server_host.removesuffix("1") + "2")
             fleet.set_flag(agent, "--metrics-listen", "0.0.0.0:0")
-            fleet.start(agent, prefix=host.enter)
+            fleet.start(agent, inside=host.enter)
         wait_whole(fleet, 2)
         yield fleet
     finally:
@@ -157,7 +157,7 @@ def test_a_gang_goes_to_the_hosts_that_have_the_named_interface(
     fleet.start("scheduler")
     fleet.set_flag("agent-3", "--advertise-host", first.server_host.removesuffix("1") + "2")
     fleet.set_flag("agent-3", "--metrics-listen", "0.0.0.0:0")
-    fleet.start("agent-3", prefix=first.enter)
+    fleet.start("agent-3", inside=first.enter)
     wait_whole(fleet, 3)
     inside(second, "addr", "del", address, "dev", LIVE_INTERFACE)
     try:

@@ -47,7 +47,7 @@ def fleet(hosts: list[HostNetwork], tmp_path_factory: pytest.TempPathFactory) ->
         for agent, host in zip(AGENTS, hosts, strict=True):
             fleet.set_flag(agent, "--advertise-host", own_address(host))
             fleet.set_flag(agent, "--metrics-listen", "0.0.0.0:0")
-            fleet.start(agent, prefix=host.enter)
+            fleet.start(agent, inside=host.enter)
         wait_whole(fleet, len(AGENTS))
         yield fleet
     finally:
@@ -212,7 +212,7 @@ def test_trial_completes_while_its_agent_is_gone(run: GatedRun, fleet: Fleet, ho
         trial = run.finish().trials[0].trial
         assert (trial.outcome, trial.attempts, trial.last_failure) == (Outcome.COMPLETED, 1, None), trial
     finally:
-        fleet.start(agent, prefix=hosts[AGENTS.index(agent)].enter)
+        fleet.start(agent, inside=hosts[AGENTS.index(agent)].enter)
     assert run.checkpoint_batches() == ALL_CHECKPOINTS
     run.check_aftermath()
 

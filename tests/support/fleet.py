@@ -2,8 +2,8 @@
 namespaces.
 
 Owns the command lines (those of `gangline up`, with what a test changes) and every process it starts. Without a
-supervisor: what a test kills stays dead until the test starts it again. Services that need no command in front of them
-are forks (warm_program.py).
+supervisor: what a test kills stays dead until the test starts it again. Services that need no command in front of them,
+or one that only enters namespaces, are forks (warm_program.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from gangline.local.shutdown import find_cluster_processes
 from tests.support import warm_program
 from tests.support.forked_service import ForkedService
 from tests.support.gated_trial import wait_for
+from tests.support.namespace import held_namespaces
 from tests.support.port import own_ports
 from tests.support.warm_program import WarmPair
 
@@ -90,25 +92,27 @@ class Fleet:
         self.start("etcd")
         self.start(*(name for name, program in self.programs.items() if program.kind in ("scheduler", "gateway")))
 
-    def start(self, *names: str, prefix: Sequence[str] = ()) -> None:
-        """Returns once they serve. prefix: a command that runs the program, as ip netns exec."""
+    def start(self, *names: str, inside: Sequence[str] = (), prefix: Sequence[str] = ()) -> None:
+        """Returns once they serve. inside: a command such as ip netns exec, whose network and mounts they shall have.
+        prefix: a command that runs the program and changes more than these; then no service is a fork."""
         for name in names:
-            self.spawn(name, prefix)
+            self.spawn(name, inside, prefix)
         for name in names:
             self.wait_ready(name)
 
-    def spawn(self, name: str, prefix: Sequence[str] = ()) -> None:
+    def spawn(self, name: str, inside: Sequence[str] = (), prefix: Sequence[str] = ()) -> None:
         program, log = self.programs[name], self.layout.log(name)
         for left in (self.layout.ready(name), *program.sockets):
             left.unlink(missing_ok=True)
         environment = {**os.environ, MARKER: str(self.root)}
         if not prefix and program.kind != "etcd":
             pair = WarmPair(warm_program.folder())
-            self.processes[name] = pair.start(program.arguments, environment, self.root, log)
+            with held_namespaces(inside) if inside else nullcontext() as place:
+                self.processes[name] = pair.start(program.arguments, environment, self.root, log, place)
             return
         with log.open("ab") as output:
             self.processes[name] = subprocess.Popen(
-                [*prefix, *program.arguments],
+                [*inside, *prefix, *program.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

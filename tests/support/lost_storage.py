@@ -104,7 +104,7 @@ def storage_fleet(disk: StorageDisk, slots: int = 2, wait_seconds: float = 600.0
     fleet.set_flag("scheduler", "--storage-wait-seconds", str(wait_seconds))
     try:
         fleet.start("etcd")
-        fleet.start("scheduler", "gateway", "agent-1", prefix=disk.enter)
+        fleet.start("scheduler", "gateway", "agent-1", inside=disk.enter)
         with fleet.connect() as client:
             wait_for(lambda: client.get_cluster().num_agents == 1, "the agent")
         yield fleet

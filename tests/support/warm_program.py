@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gangline.errors import GanglineError
 from gangline.launch import child, forkserver
+from tests.support.namespace import enter_namespaces
 
 if TYPE_CHECKING:
     from tests.support.forked_service import ForkedService
@@ -107,15 +108,18 @@ class WarmPair:
             status = int(code.read() or -signal.SIGKILL)
             return subprocess.CompletedProcess(words, status, output.read().decode(), errors.read().decode())
 
-    def start(self, words: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> ForkedService:
-        """Starts a service. words: its command. log: takes its output."""
+    def start(
+        self, words: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path, place: int | None = None
+    ) -> ForkedService:
+        """Starts a service. words: its command. log: takes its output. place: the process whose namespaces it shall
+        have; by default those of the pair."""
         from tests.support.forked_service import ForkedService
 
         services = self.services()
         if words[2] == "services.agent":
             self.ranks()
         code = tempfile.TemporaryFile()  # noqa: SIM115 - closed once the service has ended
-        request = {"module": PROGRAMS[words[2]], "words": list(words), "pair": str(self._folder)}
+        request = {"module": PROGRAMS[words[2]], "words": list(words), "pair": str(self._folder), "place": place}
         with log.open("ab") as output:
             fds = [output.fileno(), output.fileno(), code.fileno()]
             pid = forkserver.fork(
@@ -196,6 +200,8 @@ def enter(arguments: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
         os.dup2(source, number)
         os.close(source)
     os.set_inheritable(code, False)
+    if arguments.get("place") is not None:
+        enter_namespaces(arguments["place"])
     subprocess.Popen = _WarmPopen  # type: ignore[misc, assignment]
     _fork_templates(Path(arguments["pair"]))
     _be_program(arguments["module"], arguments["words"], code)
@@ -324,7 +330,10 @@ async def _start_template(template: Any, server: str) -> _ForkedTemplate:
             forkserver.fork,
             server,
             f"{__name__}:serve_template",
-            {"options": ["--socket", template.socket_path, "--preload", template._preload, *template._options]},
+            {
+                "options": ["--socket", template.socket_path, "--preload", template._preload, *template._options],
+                "place": os.getpid(),
+            },
             environment=os.environ,
             directory=str(Path.cwd()),
             fds=[read_end, output],
@@ -371,6 +380,7 @@ def serve_template(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
         os.dup2(source, number)
     os.close(parent)
     os.close(output)
+    enter_namespaces(arguments["place"])
     show([sys.executable, "-P", "-m", "gangline.launch.forkserver", *arguments["options"]])
     options = forkserver.parse_options(arguments["options"])
     listener = forkserver._bind(options.socket)
