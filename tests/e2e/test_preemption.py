@@ -15,7 +15,7 @@ from tests.support.gated_trial import NUM_BATCHES, NUM_RANKS, Gate, wait_for
 
 POOLS = '[[resource_pools]]\npool_name = "default"\nscheduler = { preemption = true }\n'
 SECONDS = 120.0
-LONG = 200
+LONG = 100
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,9 @@ def test_the_preempted_one_resumes_from_its_checkpoint_and_completes(cluster: Cl
     length = {"name": "single", "metric": "error", "max_length": {"batches": LONG}}
     with gated_run(cluster, tmp_path, max_restarts=0, searcher=length, min_checkpoint_period={"batches": 1000}) as run:
         # Nothing holds it up but its pace, so that it can be stopped between any two batches.
-        run.gate.pace(0.3)
+        run.gate.pace(0.6)
         run.gate.allow(LONG)
-        run.wait_at(6)
+        run.wait_at(3)
         config = urgent.config(resources={"slots_per_trial": NUM_RANKS, "priority": 1})
         created = run.client.create_experiment(config, urgent.code).experiment
         wait_for(lambda: run.trial.trial.attempts == 1 and run.trial.trial.state is State.QUEUED, "its stop", SECONDS)
@@ -40,7 +40,7 @@ def test_the_preempted_one_resumes_from_its_checkpoint_and_completes(cluster: Cl
         assert (stopped.restarts, stopped.infrastructure_failures) == (0, 0)
         assert stopped.reason == f"makes room for trial {created.id}.1"
         assert run.checkpoint_batches() == [stopped.batches_completed]
-        assert 6 <= stopped.batches_completed < LONG
+        assert 3 <= stopped.batches_completed < LONG
         run.gate.pace(0)
         ended = run.client.wait_experiment(created.id, SECONDS)
         assert ended.experiment.outcome is Outcome.COMPLETED

@@ -20,20 +20,19 @@ import pytest
 import yaml
 
 from tests.support.cluster import Cluster, running_cluster
+from tests.support.gated_trial import Gate
 from tests.support.port import own_ports
 from tests.support.source import ROOT
 from tests.support.wait import until_async
 
 pytestmark = pytest.mark.skipif(not shutil.which("prometheus"), reason="it comes with Debian's package prometheus")
 
-DIGITS = ROOT / "examples" / "digits"
 # Long enough to be still running when it is asked for; the test ends it.
-LONG_CONFIG = {**yaml.safe_load((DIGITS / "distributed.yaml").read_text()), "name": "long"}
-LONG_CONFIG["searcher"] = {**LONG_CONFIG["searcher"], "max_length": {"epochs": 5000}}
-
-
-# A second one waits until the first has ended.
-WAITING_CONFIG = {**LONG_CONFIG, "name": "waiting"}
+LONG = {
+    "searcher": {"name": "single", "metric": "error", "max_length": {"batches": 100_000}},
+    "min_validation_period": {"batches": 20},
+    "min_checkpoint_period": {"batches": 40},
+}
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "gangline.json").read_text())
 # What the test's machine lacks.
 GPU_PANELS = {"GPU utilisation", "GPU memory in use"}
@@ -107,6 +106,10 @@ def _running_prometheus(cluster: Cluster, folder: Path) -> Iterator[str]:
 
 
 async def test_prometheus_scrapes_a_running_trial(folder: Path) -> None:
+    gate = Gate(folder / "gate")
+    # It takes little from the cluster that is looked at.
+    gate.pace(0.05)
+    gate.allow(100_000)
     # The page of a fork has the metrics of all services.
     started = running_cluster(folder, is_forked=False)
     with started as cluster, cluster.connect() as client, _running_prometheus(cluster, folder) as url:
@@ -117,7 +120,7 @@ async def test_prometheus_scrapes_a_running_trial(folder: Path) -> None:
 
         # A rate has to see the counters before the first start.
         await until_async(scheduler_up, "a scrape of the scheduler", seconds=60)
-        experiment = client.create_experiment(yaml.safe_dump(LONG_CONFIG), DIGITS).experiment
+        experiment = client.create_experiment(gate.config(**LONG), gate.code).experiment
 
         async def steps() -> dict[str, float]:
             return await prometheus.query(
@@ -143,7 +146,8 @@ async def test_prometheus_scrapes_a_running_trial(folder: Path) -> None:
         seconds = await prometheus.query("gangline_trial_runner_step_seconds_sum")
         assert all(seconds[runner] > 0 for runner in by_runner), "only the chief's runner counts steps"
 
-        waiting = client.create_experiment(yaml.safe_dump(WAITING_CONFIG), DIGITS).experiment
+        # It waits until the first has ended.
+        waiting = client.create_experiment(gate.config(**LONG), gate.code).experiment
         empty = set(panel_queries()) - GPU_PANELS
 
         async def are_filled() -> bool:

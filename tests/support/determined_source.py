@@ -256,9 +256,9 @@ if __name__ == "__main__":
         main(core_context, info.trial.hparams["increment_by"])
 """
 
-# The same behind a launcher of the script's own, which starts a worker for each slot of its machine.
+# The same behind a launcher of the script's own, which starts a worker for each slot of its machine. It needs no torch.
 LAUNCHED = (
-    DISTRIBUTED.partition("if __name__")[0]
+    DISTRIBUTED.partition("if __name__")[0].replace("import torch.distributed as dist\n", "")
     + """
 import subprocess
 import sys

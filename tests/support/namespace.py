@@ -20,7 +20,8 @@ _KINDS = ("net", "mnt")
 def held_namespaces(prefix: Sequence[str]) -> Iterator[int]:
     """Yields the pid of a process that the prefix has started, until the context ends. prefix: a command that enters
     namespaces and executes the words behind it."""
-    with subprocess.Popen([*prefix, "sh", "-c", "echo; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as own:
+    command = [*prefix, "sh", "-c", "echo; exec cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as own:
         assert own.stdin is not None
         assert own.stdout is not None
         assert own.stdout.readline() == b"\n", f"{prefix} starts nothing"
