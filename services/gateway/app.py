@@ -20,7 +20,6 @@ from services.gateway.http import (
     experiment,
     fusion,
     history,
-    model,
     operation,
     output,
     project,
@@ -40,33 +39,24 @@ from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 
 DESCRIPTION = "Paths and names follow Determined's REST API where both have the call. Errors are problem documents."
+# In the order in which their routes are tried.
+_PARTS = (
+    experiment, history, queue, agent, cluster, usage, fusion, operation, trace, output, project, retention, user,
+)  # fmt: skip
 
 
 def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
+    # The routes themselves, as their routers built them. `include_router` would build every route once more in each
+    # application, at its first request and on the event loop, and would look for the route of a request twice.
+    routes = [route for part in _PARTS for route in part.router.routes]
     # Our own documentation routes replace the built-in ones, because ours ask for a token like every other route.
     app = FastAPI(
         title="Gangline", version=gangline.__version__, description=DESCRIPTION, docs_url=None, redoc_url=None,
-        openapi_url=None, responses={"default": {"model": model.Problem, "description": "A problem document"}},
+        openapi_url=None, routes=routes,
     )  # fmt: skip
     app.state.usecases = usecases
     app.state.upgrades = Upgrades(usecases, authenticator)
     add_problem_handlers(app)
-    for part in (
-        experiment,
-        history,
-        queue,
-        agent,
-        cluster,
-        usage,
-        fusion,
-        operation,
-        trace,
-        output,
-        project,
-        retention,
-        user,
-    ):
-        app.include_router(part.router)
     app.add_middleware(Admission, authenticator=authenticator)
     app.add_middleware(Door, usecases=usecases, authenticator=authenticator)
     app.add_middleware(Proxy, usecases=usecases, authenticator=authenticator)

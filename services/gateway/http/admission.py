@@ -132,7 +132,8 @@ def _find_token(header: str, *, is_reading: bool) -> str | None:
     return None
 
 
-def _principal(request: Request) -> Principal:
+# Coroutines, because FastAPI calls a plain function in a thread, and a request would wait for two of them.
+async def _principal(request: Request) -> Principal:
     principal = request.state.principal
     assert isinstance(principal, Principal)
     return principal
@@ -141,7 +142,7 @@ def _principal(request: Request) -> Principal:
 Caller = Annotated[Principal, Depends(_principal)]
 
 
-def _usecases(request: Request) -> UseCases:
+async def _usecases(request: Request) -> UseCases:
     usecases = request.app.state.usecases
     assert isinstance(usecases, UseCases)
     return usecases

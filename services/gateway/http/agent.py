@@ -12,10 +12,10 @@ from gangline.domain.state import Availability
 from services.common.server import Principal
 from services.gateway.http import model, queue_model
 from services.gateway.http.admission import Caller, Cases
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.bundle import UseCases
 
-router = APIRouter(prefix="/api/v1", tags=["agents"], route_class=Route)
+router = APIRouter(prefix="/api/v1", tags=["agents"], route_class=Route, responses=ERRORS)
 
 
 @router.get("/agents")

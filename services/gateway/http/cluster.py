@@ -12,10 +12,10 @@ from gangline.domain.experiment import Checkpoint
 from services.gateway.http import model
 from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.page import CheckpointPage, Limit, Offset, describe_page
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.following import begin
 
-router = APIRouter(prefix="/api/v1", route_class=Route)
+router = APIRouter(prefix="/api/v1", route_class=Route, responses=ERRORS)
 
 
 @router.get("/master", tags=["cluster"], include_in_schema=False)

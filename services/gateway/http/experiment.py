@@ -24,7 +24,7 @@ from services.common.server import Principal
 from services.gateway.http import model, queue_model
 from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.page import ExperimentPage, Limit, Offset, TrialPage, describe_page
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.experiment import ExperimentChange
 from services.gateway.usecase.following import begin
@@ -54,7 +54,7 @@ class ExperimentQuery:
 
 
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
-router = APIRouter(prefix="/api/v1", route_class=Route)
+router = APIRouter(prefix="/api/v1", route_class=Route, responses=ERRORS)
 
 # A multiple of four characters, so that each part is valid base64 by itself.
 _PART_CHARACTERS = 4 << 20

@@ -10,9 +10,9 @@ from pydantic import Field
 from gangline.errors import not_found
 from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.model import Answer, Instant
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 
-router = APIRouter(prefix="/api/v1", tags=["fusion"], route_class=Route)
+router = APIRouter(prefix="/api/v1", tags=["fusion"], route_class=Route, responses=ERRORS)
 
 
 class FusionRecord(Answer):

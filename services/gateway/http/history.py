@@ -22,12 +22,12 @@ from services.gateway.history import log_scan
 from services.gateway.http import log_model, model
 from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.log_model import LogPage, MetricSeries, MetricsPage, Selected, Selection, StoredLog
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.ingest import experiment_id_of
 
-router = APIRouter(prefix="/api/v1", tags=["history"], route_class=Route)
+router = APIRouter(prefix="/api/v1", tags=["history"], route_class=Route, responses=ERRORS)
 log = structlog.get_logger(__name__)
 
 # Bounds the memory of one answer.

@@ -7,10 +7,10 @@ from fastapi.responses import StreamingResponse
 
 from services.gateway.http import model
 from services.gateway.http.admission import Caller, Cases
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.following import begin
 
-router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=Route)
+router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=Route, responses=ERRORS)
 
 
 class OutputFile(model.Answer):

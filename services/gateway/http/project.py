@@ -16,11 +16,11 @@ from gangline.domain.view import ProjectView, WorkspaceView
 from services.common.server import Principal
 from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.model import Answer, Body, Document, Experiment, ExperimentAnswer, Instant, Int64
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.parsing import off_loop
 
-router = APIRouter(prefix="/api/v1", tags=["projects"], route_class=Route)
+router = APIRouter(prefix="/api/v1", tags=["projects"], route_class=Route, responses=ERRORS)
 
 Key = Annotated[str | None, Header(alias="Idempotency-Key")]
 

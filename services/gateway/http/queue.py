@@ -10,9 +10,9 @@ from fastapi.responses import Response
 
 from services.gateway.http import model, queue_model
 from services.gateway.http.admission import Caller, Cases
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 
-router = APIRouter(prefix="/api/v1", route_class=Route)
+router = APIRouter(prefix="/api/v1", route_class=Route, responses=ERRORS)
 
 
 @router.get("/tasks", tags=["queue"])

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Depends, Query
 from gangline.domain.experiment import RetentionChange
 from services.gateway.http import model
 from services.gateway.http.admission import Caller, Cases
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 
-router = APIRouter(prefix="/api/v1", route_class=Route)
+router = APIRouter(prefix="/api/v1", route_class=Route, responses=ERRORS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""Parses a request's JSON outside of the event loop, and bounds the number of its values.
+"""What the routers have in common: how a request's JSON is parsed, and what the description says of errors.
 
-A route class for the routers. A parser written in C keeps Python's global lock until it is done, so a thread alone
-would not keep the gateway answering. The number of values is therefore bounded before the parser starts.
+The route class parses outside of the event loop, and bounds the number of values. A parser written in C keeps Python's
+global lock until it is done, so a thread alone would not keep the gateway answering. The number of values is therefore
+bounded before the parser starts.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
+from services.gateway.http.model import Problem
 from services.gateway.usecase.parsing import off_loop
 
 # Text, such as an archive in base64, is parsed at a gigabyte a second; values at a million a second.
 MAX_VALUES = 100_000
+# For each router itself: the application takes over the routes as they are.
+ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "description": "A problem document"}}
 
 
 class Route(APIRoute):

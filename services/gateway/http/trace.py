@@ -10,9 +10,9 @@ from pydantic import Field
 from gangline.domain.trace import MOST_BATCHES
 from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.model import Answer, Body
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 
-router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=Route)
+router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=Route, responses=ERRORS)
 
 
 class ProfileTrial(Body):

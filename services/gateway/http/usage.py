@@ -14,9 +14,9 @@ from gangline.errors import invalid
 from gangline.when import parse_when
 from services.gateway.http import model
 from services.gateway.http.admission import Caller, Cases
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 
-router = APIRouter(prefix="/api/v1", tags=["cluster"], route_class=Route)
+router = APIRouter(prefix="/api/v1", tags=["cluster"], route_class=Route, responses=ERRORS)
 
 DAILY = "RESOURCE_ALLOCATION_AGGREGATION_PERIOD_DAILY"
 MONTHLY = "RESOURCE_ALLOCATION_AGGREGATION_PERIOD_MONTHLY"

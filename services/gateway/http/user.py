@@ -12,10 +12,10 @@ from gangline.domain.user import UserChange, check_new_password, hash_password
 from gangline.errors import GanglineError, invalid
 from services.gateway.http.admission import Caller, Cases
 from services.gateway.http.model import Answer, Body, Instant, Int64
-from services.gateway.http.route import Route
+from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.lifespan import parse_lifespan
 
-router = APIRouter(prefix="/api/v1", tags=["users"], route_class=Route)
+router = APIRouter(prefix="/api/v1", tags=["users"], route_class=Route, responses=ERRORS)
 
 Key = Annotated[str | None, Header(alias="Idempotency-Key")]
 
