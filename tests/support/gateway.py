@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import io
 import json
 import os
 import signal
+import ssl
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,7 @@ from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
 from services.common import keys
 from services.common.access.security import allocation_token, as_password, hash_token
 from services.common.etcd import EtcdClient, EtcdSettings, Put
+from services.gateway.history.database import open_database
 from services.gateway.program import GatewaySettings
 from tests.support.forked_service import ForkedService, fork_service, load_service
 from tests.support.port import own_ports
@@ -35,6 +39,9 @@ from tests.support.wait import until, until_async
 PROGRAM = "services.gateway.__main__"
 CLUSTER_TOKEN = "cluster-token-of-the-tests"
 USER_TOKEN = "token-of-alice-in-the-tests"
+# For clients of gateways and schedulers, which answer without TLS here. By default httpx reads all certificates of the
+# machine for each client, which takes longer than most calls of a test.
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 CONFIG = {"name": "digits", "entrypoint": "model_def:Digits", "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 10}}, "hyperparameters": {"global_batch_size": 8}}  # fmt: skip # noqa: E501  read as one
 
 
@@ -66,8 +73,20 @@ def mount_storage(folder: Path) -> None:
     (folder / MARKER_FILE).write_text("test\n")
 
 
+@functools.cache
+def _empty_database() -> bytes:
+    """Returns a database of SQLite that has all tables. To make it takes longer than to start a gateway."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "gateway.db")
+        open_database(f"sqlite:///{path}").dispose()
+        return path.read_bytes()
+
+
 def settings_in(folder: Path, etcd: EtcdSettings, **changes: Any) -> GatewaySettings:
-    """Everything in this folder, every port free."""
+    """Everything in this folder, every port free. Gateways as processes (below) make their tables themselves."""
+    database = folder / "gateway.db"
+    if not database.exists():
+        database.write_bytes(_empty_database())
     token_file = folder / "cluster.token"
     token_file.write_text(CLUSTER_TOKEN)
     mount_storage(folder / "storage")
@@ -77,7 +96,7 @@ def settings_in(folder: Path, etcd: EtcdSettings, **changes: Any) -> GatewaySett
         "grpc_listen": "127.0.0.1:0",
         "http_listen": "127.0.0.1:0",
         "storage_url": str(folder / "storage"),
-        "database_url": f"sqlite:///{folder}/gateway.db",
+        "database_url": f"sqlite:///{database}",
     }
     return GatewaySettings(**{**values, **changes})
 
@@ -96,7 +115,8 @@ class Client:
         self.ingest: Any = ingest_pb2_grpc.IngestServiceStub(self._channel)
         self.metadata = rpc.token_metadata(self.token) if self.token else ()
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        self.http = httpx.AsyncClient(base_url=f"http://{self.http_address}", headers=headers, timeout=20)
+        address = f"http://{self.http_address}"
+        self.http = httpx.AsyncClient(base_url=address, headers=headers, timeout=20, verify=NO_TLS)
 
     def runner_metadata(self, allocation_id: str) -> tuple[tuple[str, str], ...]:
         return rpc.token_metadata(allocation_token(CLUSTER_TOKEN, allocation_id))

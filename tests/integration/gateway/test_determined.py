@@ -22,7 +22,7 @@ from services.common.etcd import EtcdClient, Put
 from services.gateway.determined import agent, checkpoint, experiment, project, retention, trial, user
 from services.gateway.determined import token as access_token
 from tests.integration.gateway.test_queue import put_waiting
-from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client, add_user
+from tests.support.gateway import CLUSTER_TOKEN, NO_TLS, USER_TOKEN, Client, add_user
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until_async
 
@@ -52,7 +52,7 @@ def sentence(answer: httpx.Response) -> str:
 @pytest_asyncio.fixture
 async def nobody(client: Client) -> AsyncIterator[httpx.AsyncClient]:
     """A caller without a token."""
-    async with httpx.AsyncClient(base_url=f"http://{client.http_address}", timeout=20) as http:
+    async with httpx.AsyncClient(base_url=f"http://{client.http_address}", timeout=20, verify=NO_TLS) as http:
         yield http
 
 
@@ -60,7 +60,9 @@ async def nobody(client: Client) -> AsyncIterator[httpx.AsyncClient]:
 async def session(nobody: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
     answer = await nobody.post(LOGIN, json=credentials())
     assert answer.status_code == 200, answer.text
-    async with httpx.AsyncClient(base_url=nobody.base_url, headers=bearing(answer.json()["token"]), timeout=20) as http:
+    async with httpx.AsyncClient(
+        base_url=nobody.base_url, headers=bearing(answer.json()["token"]), timeout=20, verify=NO_TLS
+    ) as http:
         yield http
 
 

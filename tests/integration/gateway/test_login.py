@@ -17,7 +17,7 @@ from services.common.etcd import EtcdClient, EtcdSettings
 from services.gateway.program import run_gateway
 from services.gateway.usecase import user as user_module
 from services.gateway.usecase.login_limit import FAILURES_OF_USER
-from tests.support.gateway import add_user, settings_in
+from tests.support.gateway import NO_TLS, add_user, settings_in
 from tests.support.wait import until
 
 LOGIN = "/api/v1/auth/login"
@@ -29,7 +29,7 @@ TRIES = FAILURES_OF_USER + 8
 async def gateway(etcd_settings: EtcdSettings, folder: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         run_gateway(settings_in(folder, etcd_settings, **settings)) as addresses,
-        httpx.AsyncClient(base_url=f"http://{addresses.http}", timeout=30) as http,
+        httpx.AsyncClient(base_url=f"http://{addresses.http}", timeout=30, verify=NO_TLS) as http,
     ):
         yield http
 

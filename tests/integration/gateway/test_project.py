@@ -24,7 +24,7 @@ from gangline.protocol import wire
 from gangline.v1 import project_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings
-from tests.support.gateway import USER_TOKEN, GatewayProcess, add_user, pack, sha256
+from tests.support.gateway import NO_TLS, USER_TOKEN, GatewayProcess, add_user, pack, sha256
 from tests.support.proxy import Proxy
 from tests.support.scheduler import SchedulerProcess
 from tests.support.wait import until_async
@@ -89,7 +89,7 @@ class Bench:
     def http(self) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {USER_TOKEN}"}
         address = self.process.addresses["http"]
-        return httpx.AsyncClient(base_url=f"http://{address}/api/v1", headers=headers, timeout=20)
+        return httpx.AsyncClient(base_url=f"http://{address}/api/v1", headers=headers, timeout=20, verify=NO_TLS)
 
 
 @pytest_asyncio.fixture

@@ -18,7 +18,7 @@ from gangline.v1 import gateway_pb2_grpc
 from services.common.etcd import EtcdClient
 from tests.integration.gateway.test_program import put_experiment
 from tests.support.etcd import EtcdServer
-from tests.support.gateway import Client, GatewayProcess, add_user
+from tests.support.gateway import NO_TLS, Client, GatewayProcess, add_user
 from tests.support.wait import until_async
 
 OPEN_FILES = 1024
@@ -97,7 +97,7 @@ async def test_idle_grpc_connections_of_one_address_keep_no_other_address_out(
         await client.gateway.ListExperiments(pb.ListExperimentsRequest(), metadata=client.metadata, timeout=20)
         async with idle_connections(client.grpc_address, "127.0.0.2", OPEN_FILES + 100):
             await until_async(lambda: is_served(client), "the newcomer being served", NEWCOMER_SECONDS)
-            async with httpx.AsyncClient(base_url=f"http://{client.http_address}", timeout=20) as http:
+            async with httpx.AsyncClient(base_url=f"http://{client.http_address}", timeout=20, verify=NO_TLS) as http:
                 assert (await http.get("/healthz")).status_code == 200
         assert "closed connections without an admitted call" in gateway.output()
         assert "open only 1024 files; raise LimitNOFILE" in gateway.output()

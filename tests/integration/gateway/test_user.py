@@ -25,7 +25,7 @@ from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings
 from services.gateway.usecase.login_limit import FAILURES_OF_USER
-from tests.support.gateway import GatewayProcess
+from tests.support.gateway import NO_TLS, GatewayProcess
 from tests.support.proxy import Proxy
 from tests.support.scheduler import ADMIN_TOKEN, CLUSTER_TOKEN, SchedulerProcess
 from tests.support.wait import until_async
@@ -68,7 +68,7 @@ class Bench:
     def http(self, token: str, number: int = 0) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {token}"}
         address = self.gateways[number].addresses["http"]
-        return httpx.AsyncClient(base_url=f"http://{address}/api/v1", headers=headers, timeout=20)
+        return httpx.AsyncClient(base_url=f"http://{address}/api/v1", headers=headers, timeout=20, verify=NO_TLS)
 
     async def users(self) -> list[str]:
         listing = await self.etcd.list(keys.USERS)
