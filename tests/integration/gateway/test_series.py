@@ -190,7 +190,8 @@ def counted(points_by_attempt: dict[int, list[MetricsPoint]]) -> list[MetricsPoi
             if number > attempt
             for point in others
         ]
-        kept += [point for point in points if point.batches_completed < min(newer, default=10**9)]
+        first_newer = min(newer, default=10**9)
+        kept += [point for point in points if point.batches_completed < first_newer]
     return kept
 
 
