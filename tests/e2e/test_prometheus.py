@@ -28,7 +28,7 @@ from tests.support.wait import until_async
 pytestmark = pytest.mark.skipif(not shutil.which("prometheus"), reason="it comes with Debian's package prometheus")
 
 # Long enough to be still running when it is asked for; the test ends it.
-LONG = {
+LONG: dict[str, Any] = {
     "searcher": {"name": "single", "metric": "error", "max_length": {"batches": 100_000}},
     "min_validation_period": {"batches": 20},
     "min_checkpoint_period": {"batches": 40},
