@@ -59,7 +59,7 @@ def run_gang(size: int, directory: Path, work: Callable[..., Any], *arguments: A
     if late and not failures:
         # A rank that sees another one killed fails as well, which would hide that.
         raise RankFailed(f"ranks {late} did not end within {_SECONDS:g} s")
-    return [_result_of(directory, rank) for rank in range(size)]
+    return [result_of(directory, rank) for rank in range(size)]
 
 
 def start_gang(size: int, directory: Path, work: Callable[..., Any], *arguments: Any) -> list[BaseProcess]:
@@ -83,7 +83,8 @@ def _failures(directory: Path) -> list[Path]:
     return sorted(directory.glob("failure*.txt"), key=lambda path: path.stat().st_mtime_ns)
 
 
-def _result_of(directory: Path, rank: int) -> Any:
+def result_of(directory: Path, rank: int) -> Any:
+    """Returns what `work` returned on a rank that has ended. Raises RankFailed with the first failure."""
     failures = _failures(directory)
     if failures:
         raise RankFailed(failures[0].read_text())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -53,9 +55,8 @@ assert not hasattr(det, "keras") and "get_cluster_info" in dir(det)
 """
 
 
-def test_names_of_determined_are_found(tmp_path: Path) -> None:
-    done = _python(_INSTALL + _KNOWN, tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_names_of_determined_are_found(told: _Told) -> None:
+    assert told.failures["known"] == ""
 
 
 def test_nothing_is_loaded_before_it_is_asked_for(tmp_path: Path) -> None:
@@ -76,16 +77,6 @@ _LACKING = {
     "from determined import pytorch; pytorch.PyTorchTrialContext.from_config": "PyTorchTrialContext.from_config",
     "from determined import pytorch\nwith pytorch.init() as context: context.profiler": "PyTorchTrialContext.profiler",
 }
-_TRYING = """
-import sys
-for code in sys.argv[1:]:
-    try:
-        exec(code)
-    except (ImportError, AttributeError) as error:
-        print(error)
-"""
-
-
 _WAYS_OUT = {
     "import determined.keras": "determined.keras is not part of Gangline; Gangline trains with PyTorch alone",
     "from determined import keras": "determined.keras is not part of Gangline; Gangline trains with PyTorch alone",
@@ -95,22 +86,14 @@ _WAYS_OUT = {
 }
 
 
-@pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The errors of _LACKING and _WAYS_OUT, all of one process: it loads torch, which takes seconds."""
-    codes = [*_LACKING, *_WAYS_OUT]
-    done = _python("", tmp_path_factory.mktemp("errors"), arguments=("-c", _INSTALL + _TRYING, *codes))
-    return done.stdout.splitlines()
-
-
-def test_what_is_lacking_is_named_with_the_page_of_differences(errors: list[str]) -> None:
+def test_what_is_lacking_is_named_with_the_page_of_differences(told: _Told) -> None:
     page = "docs/from-determined.md says what is, and what to use instead"
     expected = [f"{name} is not part of Gangline; {page}" for name in _LACKING.values()]
-    assert errors[: len(_LACKING)] == expected
+    assert told.errors[: len(_LACKING)] == expected
 
 
-def test_other_frameworks_are_named_with_their_ways_out(errors: list[str]) -> None:
-    lines = errors[len(_LACKING) :]
+def test_other_frameworks_are_named_with_their_ways_out(told: _Told) -> None:
+    lines = told.errors[len(_LACKING) :]
     assert [line[: len(words)] for line, words in zip(lines, _WAYS_OUT.values(), strict=True)] == [*_WAYS_OUT.values()]
 
 
@@ -176,10 +159,50 @@ assert list(pytorch.samplers.ReproducibleShuffleSampler(range(5), 777)) == [0, 4
 """
 
 
-def test_further_names_of_determined(tmp_path: Path) -> None:
-    done = _python(_INSTALL + _FURTHER, tmp_path)
+def test_further_names_of_determined(told: _Told) -> None:
+    assert told.failures["further"] == ""
+    assert list(told.folder.glob("kept/checkpoints/*/w"))
+
+
+_TELLING = """
+import json, sys, traceback
+codes, programs = json.loads(sys.argv[1])
+failures, errors = {}, []
+for code in codes:
+    try:
+        exec(code)
+    except (ImportError, AttributeError) as error:
+        errors.append(str(error))
+for name, code in programs.items():
+    try:
+        exec(code, {})
+        failures[name] = ""
+    except BaseException:
+        failures[name] = traceback.format_exc()
+print(json.dumps([failures, errors]))
+"""
+
+
+@dataclass(frozen=True)
+class _Told:
+    """errors: of _LACKING and _WAYS_OUT. failures: the traceback of each program, empty where it ran. folder: where
+    they ran."""
+
+    errors: list[str]
+    failures: dict[str, str]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> _Told:
+    """One process for all of them, because it loads torch, which takes seconds. Programs that
+    name modules as attributes come before the one that imports them."""
+    folder = tmp_path_factory.mktemp("told")
+    asked = json.dumps([[*_LACKING, *_WAYS_OUT], {"further": _FURTHER, "known": _KNOWN}])
+    done = _python("", folder, arguments=("-c", _INSTALL + _TELLING, asked))
     assert done.returncode == 0, done.stderr
-    assert list(tmp_path.glob("kept/checkpoints/*/w"))
+    failures, errors = json.loads(done.stdout.splitlines()[-1])
+    return _Told(errors, failures, folder)
 
 
 def test_sdk_has_the_names_and_loads_grpc_only_where_it_is_used(tmp_path: Path) -> None:

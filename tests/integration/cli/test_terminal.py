@@ -12,6 +12,7 @@ from rich.cells import cell_len
 
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import types_pb2
+from tests.integration.cli.conftest import Cli
 from tests.support.stand_in_gateway import StandInGateway
 from tests.support.terminal import CLI, Shown, run_on_terminal
 from tests.support.view import make_agent_view, make_allocation, make_experiment, make_search, make_trial
@@ -81,13 +82,23 @@ def _widest(shown: Shown) -> int:
     return max(map(cell_len, shown.lines))
 
 
-@pytest.mark.parametrize("command", LISTS, ids=" ".join)
+# One process for all lists: its start takes longer than a list.
+_ALL_LISTS = """
+from gangline.cli.main import run
+for words in {lists}:
+    print("list:", *words, run(words), flush=True)
+"""
+
+
 @pytest.mark.usefixtures("full")
-def test_no_line_of_a_list_is_wider_than_the_terminal(terminal: TerminalCli, command: tuple[str, ...]) -> None:
-    shown = terminal(*command)
+def test_no_line_of_a_list_is_wider_than_the_terminal(environment: dict[str, str]) -> None:
+    shown = run_on_terminal((CLI[0], "-c", _ALL_LISTS.format(lists=LISTS)), environment)
     assert shown.status == 0
-    assert len(shown.lines) > 1
     assert _widest(shown) <= 80
+    ends = [number for number, line in enumerate(shown.lines) if line.startswith("list: ")]
+    assert [shown.lines[number] for number in ends] == [f"list: {' '.join(command)} 0" for command in LISTS]
+    # Each has headings and a row at least.
+    assert all(end - before > 2 for before, end in zip([-1, *ends[:-1]], ends, strict=True))
 
 
 @pytest.mark.usefixtures("full")
@@ -132,11 +143,27 @@ def test_a_name_acts_on_no_terminal(terminal: TerminalCli, gateway: StandInGatew
 
 @pytest.mark.parametrize("command", LISTS, ids=" ".join)
 @pytest.mark.usefixtures("full")
-def test_a_pipe_gets_the_whole_table_without_colours(environment: dict[str, str], command: tuple[str, ...]) -> None:
+def test_no_terminal_gets_the_whole_table_without_colours(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    ran = cli(*command)
+    assert ran.status == 0, ran.err
+    _check_whole(ran.out, command)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_pipe_gets_the_whole_table_without_colours(environment: dict[str, str]) -> None:
+    command = ("experiment", "list")
     ran = subprocess.run([*CLI, *command], env=environment | {"COLUMNS": "40"}, capture_output=True, check=True)
-    assert b"\x1b" not in ran.stdout
-    assert "…" not in ran.stdout.decode()
-    assert max(map(len, ran.stdout.decode().splitlines())) > 80 or command[0] == "checkpoint"
+    _check_whole(ran.stdout.decode(), command)
+
+
+def _check_whole(table: str, command: tuple[str, ...]) -> None:
+    assert "\x1b" not in table
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) > 80 or command[0] == "checkpoint"
 
 
 @pytest.mark.usefixtures("full")

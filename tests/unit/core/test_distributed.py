@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from gangline.core import DistributedContext
 from gangline.core.transport import StoreTransport
 from gangline.errors import GanglineError
-from tests.support.source import ROOT
+from tests.support.gang import result_of, start_gang
 from tests.support.world import in_ranks
 
 
@@ -83,50 +83,52 @@ def test_a_context_of_the_chief_alone_does_not_put_the_ranks_out_of_step() -> No
     assert in_ranks(2, work) == [[0, 1, 10, 11]] * 2
 
 
-def test_launcher_of_a_script_s_own_names_the_chief() -> None:
+def _outputs_of_two(directory: Path, work: Callable[..., str], *arguments: Any) -> list[str]:
+    """Returns what work(*arguments, rank) tells of two processes, which have no process group."""
+    folders = [directory / str(rank) for rank in range(2)]
+    workers = [start_gang(1, folder, work, *arguments, rank)[0] for rank, folder in enumerate(folders)]
+    for worker in workers:
+        worker.join(100)
+        worker.kill()
+    return [result_of(folder, 0) for folder in folders]
+
+
+def _as_determined_documents(port: int, rank: int) -> str:
+    context = DistributedContext(
+        rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1,
+        chief_ip="127.0.0.1", pub_port=port - 7, pull_port=12, port_offset=7, force_tcp=True,
+    )  # fmt: skip
+    told = f"{context.allgather(rank + 5)} {context.broadcast(rank)} {context.allgather_local(rank)}"
+    context.allgather(None)
+    return told
+
+
+def test_launcher_of_a_script_s_own_names_the_chief(tmp_path: Path) -> None:
     """As Determined's documentation starts its workers; the port is this test's, to stay out of others' way."""
-    program = (
-        "import sys\n"
-        "from gangline.core import DistributedContext\n"
-        "rank, port = int(sys.argv[1]), int(sys.argv[2])\n"
-        "context = DistributedContext(rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1,\n"
-        "                             chief_ip='127.0.0.1', pub_port=port - 7, pull_port=12,\n"
-        "                             port_offset=7, force_tcp=True)\n"
-        "print(context.allgather(rank + 5), context.broadcast(rank), context.allgather_local(rank))\n"
-        "context.allgather(None)\n"
-    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    commands = [[sys.executable, "-c", program, str(rank), str(port)] for rank in range(2)]
-    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for command in commands]
-    assert [worker.communicate(timeout=100)[0] for worker in workers] == ["[5, 6] 0 [0, 1]\n"] * 2
+    assert _outputs_of_two(tmp_path, _as_determined_documents, port) == ["[5, 6] 0 [0, 1]"] * 2
 
 
-def test_contexts_one_after_the_other_do_not_read_each_other_s_rounds() -> None:
+def _two_contexts(port: int, rank: int) -> str:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"):
+        del os.environ[name]
+    place = {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(place, TORCHELASTIC_USE_AGENT_STORE="True")
+    lines = []
+    for number in range(2):
+        context = DistributedContext.from_environment()
+        lines.append(f"{context.allgather((number, context.rank))} {context.allgather_local((number, 'local'))}\n")
+    return "".join(lines)
+
+
+def test_contexts_one_after_the_other_do_not_read_each_other_s_rounds(tmp_path: Path) -> None:
     """As scripts that a shell runs in turn; the second one finds the store as the first has left it."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
-    program = (
-        "from gangline.core import DistributedContext\n"
-        "for number in range(2):\n"
-        "    context = DistributedContext.from_environment()\n"
-        "    print(context.allgather((number, context.rank)), context.allgather_local((number, 'local')))\n"
-    )
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    environment = {**os.environ, **place, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**environment, "RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
     output = "[(0, 0), (0, 1)] [(0, 'local'), (0, 'local')]\n[(1, 0), (1, 1)] [(1, 'local'), (1, 'local')]\n"
-    assert [rank.communicate(timeout=100)[0] for rank in ranks] == [output, output]
+    assert _outputs_of_two(tmp_path, _two_contexts, store.port) == [output, output]
 
 
 def test_context_of_several_ranks_needs_a_transport() -> None:

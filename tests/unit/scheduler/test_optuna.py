@@ -6,10 +6,12 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from statistics import mean
 from typing import Any
 
 import pytest
+import torch
 
 from gangline.config.searcher import Searcher as Section
 from gangline.domain.search import SearchEvent
@@ -96,6 +98,15 @@ class _Leader:
             if takes_over:
                 self.take_over()
         return self.trials
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """torch's threads wait for one another longer than they compute where a Gaussian process is as small as here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
