@@ -88,7 +88,7 @@ def _read(text: str) -> File:
     except RecursionError as error:
         raise invalid("simulation.syntax", "its lists and mappings are nested too deeply") from error
     try:
-        return File.model_validate_json(text, context=WRITTEN)
+        return File.model_validate(document, context=WRITTEN)
     except ValidationError as failure:
         complaint = complaints_of(failure, document)[0]
         raise _error(join_path(complaint.path) or "the file", complaint.text) from failure

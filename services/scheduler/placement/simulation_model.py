@@ -88,9 +88,8 @@ class TaskEntry(Section):
     preemptible: bool = True
     single_agent: bool = False
     blocklist: Rows[str] = ()
-    excluded: dict[str, str] = Field(
-        default_factory=dict
-    )  # agents of the blocklist that are on it for a limited time, each with a sentence
+    # Agents of the blocklist that are on it for a limited time, each with a sentence.
+    excluded: dict[str, str] = Field(default_factory=dict)
     submitted_at: FiniteFloat = 0.0
     not_before: FiniteFloat = 0.0
     estimated_seconds: Positive = 0.0
