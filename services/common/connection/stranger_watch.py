@@ -23,6 +23,8 @@ from services.common.connection.stranger_choice import choose_closed, places_of_
 _log = structlog.get_logger(__name__)
 
 SCAN_SECONDS = 1.0
+# Scans in a row that are left out while the number of open files stays the same, where the kernel tells that number.
+MOST_LEFT_OUT = 4
 # Pause after a scan that closed connections, because their owner may open new ones at once.
 QUICK_SCAN_SECONDS = 0.1
 
@@ -55,9 +57,14 @@ class StrangerWatch:
     async def run(self, port: int) -> None:
         """Scans until it is cancelled. port: the server's."""
         seconds = SCAN_SECONDS
+        num_files = num_left_out = 0
         while True:
             await asyncio.sleep(seconds)
-            num_closed = 0
+            num_files_before, num_files = num_files, _count_open_files()
+            if num_files and num_files == num_files_before and num_left_out < MOST_LEFT_OUT:
+                num_left_out += 1
+                continue
+            num_closed = num_left_out = 0
             try:
                 num_closed = self.scan(port)
             except OSError as error:
@@ -100,6 +107,13 @@ class StrangerWatch:
                     self._others.add(inode)
         for connection in self._connections.values():
             connection.is_admitted = connection.is_admitted or connection.peer in admitted
+
+
+def _count_open_files() -> int:
+    """Returns the number of this process's open files; 0 where it cannot be read, as before Linux 6.2."""
+    with suppress(OSError):
+        return os.stat("/proc/self/fd").st_size  # noqa: PTH116 - a Path would take longer than the call
+    return 0
 
 
 def _sockets() -> dict[int, int]:

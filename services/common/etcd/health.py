@@ -23,8 +23,9 @@ _log = structlog.get_logger(__name__)
 
 # Time limit of each of the two rounds of an examination.
 PROBE_SECONDS = 0.75
-# Pause between two examinations of HealthWatch.
-WATCH_SECONDS = 1.0
+# Pause after an examination of HealthWatch that found etcd available, and after one that did not.
+WATCH_SECONDS = 3.0
+OUTAGE_WATCH_SECONDS = 1.0
 # Never written. It has a prefix that a user of etcd who is restricted to Gangline's keys may read.
 PROBE_KEY = b"/gangline/v1/probe"
 
@@ -64,7 +65,7 @@ def _some(quorum: int, count: int) -> str:
 
 
 class HealthWatch:
-    """Examines etcd once a second. health: the result of the newest examination."""
+    """Examines etcd every few seconds. health: the result of the newest examination."""
 
     def __init__(self, examine_etcd: Callable[[], Awaitable[EtcdHealth]]) -> None:
         self.health = EtcdHealth()
@@ -74,7 +75,7 @@ class HealthWatch:
         """Runs until cancelled."""
         while True:
             self._take(await self._examine())
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(WATCH_SECONDS if self.health.is_available else OUTAGE_WATCH_SECONDS)
 
     def _take(self, health: EtcdHealth) -> None:
         before = self.health

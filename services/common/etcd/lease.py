@@ -113,12 +113,8 @@ async def _beat(session: Session, lease: Lease) -> None:
 
 
 async def _beat_once(session: Session, lease: Lease, stream: Stream) -> None:
-    seconds = session.settings.try_seconds
     sent_at = time.monotonic()
-    await stream.write(messages.LeaseKeepAliveRequest(ID=lease.id), seconds)
-    answer = await stream.read(seconds)
-    if answer is None:
-        raise stream.fail(f"no answer to a lease beat for {seconds:g} s")
+    answer = await stream.ask(messages.LeaseKeepAliveRequest(ID=lease.id), session.settings.try_seconds)
     if answer.TTL <= 0:
         raise LeaseLost
     lease.beaten(sent_at)

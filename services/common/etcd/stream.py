@@ -1,14 +1,14 @@
 """One open stream to etcd, for watches and leases.
 
-Owns reading with a time limit, and the translation of everything that can end a stream into one exception. Reads and
-writes run in tasks of their own. So the cancellation of a stream by a rotation differs from that of the caller, and a
-read may outlast its time limit and be awaited again. Opened by `session.py`.
+Owns reading with a time limit, and the translation of everything that can end a stream into one exception. A rotation
+that cancels the stream is told from a cancellation of the caller. Opened by `session.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -45,26 +45,29 @@ class Stream:
 
     async def write(self, message: Any, seconds: float) -> None:
         """Sends a message. Raises TryFailed when it cannot be sent within so many seconds."""
-        writing = asyncio.ensure_future(_as_coroutine(self._call.write(message)))
-        await asyncio.wait({writing}, timeout=seconds)
-        if not writing.done():
-            writing.cancel()
-            raise self.fail(f"nothing could be sent for {seconds:g} s")
-        self._result_of(writing)
+        with self._translated(f"nothing could be sent for {seconds:g} s"):
+            async with asyncio.timeout(seconds):
+                await self._call.write(message)
 
-    async def read(self, seconds: float | None = None) -> Any | None:
-        """Returns the next message; None when none arrived for so many seconds. Raises TryFailed when the stream
-        broke."""
+    async def ask(self, message: Any, seconds: float) -> Any:
+        """Sends a message and returns the next one. Raises TryFailed when that takes longer than so many seconds."""
+        with self._translated(f"no answer for {seconds:g} s"):
+            async with asyncio.timeout(seconds):
+                await self._call.write(message)
+                return self._checked(await self._call.read())
+
+    async def read(self, seconds: float) -> Any | None:
+        """Returns the next message; None when none arrived for so many seconds, and the stream may be read again.
+        Raises TryFailed when the stream broke."""
         if self._reading is None:
+            # A time limit around the read itself would end the call.
             self._reading = asyncio.ensure_future(_as_coroutine(self._call.read()))
         await asyncio.wait({self._reading}, timeout=seconds)
         if not self._reading.done():
             return None
         reading, self._reading = self._reading, None
-        message = self._result_of(reading)
-        if message is grpc.aio.EOF:
-            raise self.fail(_END)
-        return message
+        with self._translated(_END):
+            return self._checked(reading.result())
 
     def fail(self, reason: str) -> Exception:
         """Returns the failure of a stream that its reader gives up; moves calls and streams to the next endpoint."""
@@ -74,17 +77,27 @@ class Stream:
         """Returns a failure like `fail`, for one that etcd put into a message."""
         return self._on_failure(failure)
 
-    def _result_of(self, task: asyncio.Task[Any]) -> Any:
-        if task.cancelled():
-            raise TryFailed(Remedy.WAIT, f"{self.endpoint}: left for another endpoint")
-        error = task.exception()
-        if error is None:
-            return task.result()
-        if isinstance(error, grpc.RpcError):
+    def _checked(self, message: Any) -> Any:
+        if message is grpc.aio.EOF:
+            raise self.fail(_END)
+        return message
+
+    @contextmanager
+    def _translated(self, on_timeout: str) -> Iterator[None]:
+        """Raises TryFailed for what ends a read or a write, but for a cancellation of the caller."""
+        try:
+            yield
+        except TimeoutError:
+            raise self.fail(on_timeout) from None
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            raise TryFailed(Remedy.WAIT, f"{self.endpoint}: left for another endpoint") from None
+        except grpc.RpcError as error:
             raise self._on_failure(read_failure(self._peer_status.of(error), self.endpoint)) from error
-        if isinstance(error, asyncio.InvalidStateError):
+        except asyncio.InvalidStateError as error:
             raise self.fail(_END) from error
-        raise error
 
     @staticmethod
     def _take(task: asyncio.Task[Any]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Any
 
 import h11
@@ -67,6 +70,7 @@ class _Connection(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        self.server_state.default_headers = _date_header(int(time.time()))
         self._num_body_bytes += len(data)
         super().data_received(data)
         self._was_paused = self._was_paused or self.flow.read_paused
@@ -148,6 +152,12 @@ class _Connection(H11Protocol):
             self._deadline = None
 
 
+@lru_cache(maxsize=1)
+def _date_header(second: int) -> list[tuple[bytes, bytes]]:
+    """Returns the headers that uvicorn adds to an answer. second: Unix time."""
+    return [(b"date", formatdate(second, usegmt=True).encode())]
+
+
 def _only_health(app: Any) -> Any:
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await (app if scope["path"] in _HEALTH_PATHS else service_unavailable)(scope, receive, send)
@@ -163,13 +173,8 @@ class _Server(uvicorn.Server):
         self.stopping = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Wakes once a second, for the Date header. uvicorn's own wakes ten times, in time that a machine with ranks
-        could train."""
-        # uvicorn renews the header at every tenth count.
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self.stopping.wait()
+        """Sleeps until the stop. uvicorn's own wakes ten times a second, mainly to renew the header Date."""
+        await self.stopping.wait()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

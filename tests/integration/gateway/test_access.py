@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import AsyncIterator
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import grpc
@@ -324,3 +326,20 @@ async def test_cluster_view_counts_slots_and_names_services(client: Client, lead
     assert view["leader"]["grpcAddress"] == same.leader.grpc_address == leader.address
     assert [service["kind"] for service in view["services"]] == ["gateway"]
     assert (await client.http.get("/api/v1/master")).json()["version"] == same.version
+
+
+async def test_each_answer_bears_the_time(client: Client) -> None:
+    """Also a later one on the same connection."""
+    dates = []
+    connections = set()
+
+    async def is_another_time() -> bool:
+        answer = await client.http.get("/healthz")
+        dates.append(parsedate_to_datetime(answer.headers["date"]).timestamp())
+        connections.add(answer.extensions["network_stream"].get_extra_info("client_addr"))
+        return len({*dates}) == 2
+
+    began_at = int(time.time())
+    await until_async(is_another_time, "the next second")
+    assert began_at <= dates[0] < dates[-1] <= time.time()
+    assert len(connections) == 1

@@ -54,6 +54,7 @@ def test_the_sentence_counts_members(endpoints: list[str], num_answering: int, p
 
 async def test_the_time_of_an_outage_counts_from_its_first_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.common.etcd.health.WATCH_SECONDS", 0.0)
+    monkeypatch.setattr("services.common.etcd.health.OUTAGE_WATCH_SECONDS", 0.0)
     healths = [
         EtcdHealth(True, 3, 3),
         EtcdHealth(False, 3, 1, "no quorum"),

@@ -55,3 +55,32 @@ def test_socket_that_cannot_be_asked_is_asked_again(monkeypatch: pytest.MonkeyPa
 
 def _refuse(_fd: int, _inode: int) -> socket.socket:
     raise OSError(errno.ENFILE, "too many open files in system")
+
+
+@pytest.mark.parametrize(
+    ("counts", "num_scans"),
+    [([7] * 10, 2), ([7, 8, 9, 8], 4), ([0] * 4, 4)],
+    ids=["the same number: each fifth scan", "another number each time", "a kernel that does not tell"],
+)
+async def test_a_scan_is_left_out_while_the_number_of_open_files_stays(
+    counts: list[int], num_scans: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans: list[int] = []
+    coming = iter(counts)
+
+    def count() -> int:
+        for number in coming:
+            return number
+        raise LookupError("no more counts")
+
+    def scan(port: int) -> int:
+        scans.append(port)
+        return 0
+
+    monkeypatch.setattr(stranger_watch, "SCAN_SECONDS", 0.0)
+    monkeypatch.setattr(stranger_watch, "_count_open_files", count)
+    watch = StrangerWatch(4)
+    monkeypatch.setattr(watch, "scan", scan)
+    with pytest.raises(LookupError, match="no more counts"):
+        await watch.run(1)
+    assert len(scans) == num_scans
