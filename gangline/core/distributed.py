@@ -9,6 +9,7 @@ compares the counts of all ranks.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,8 @@ class DistributedContext(Lacking):
         if size > 1 and transport is None and chief_ip is not None:
             open_store = _stores_for(rank, size, chief_ip, _port_of(pub_port, port_offset))
             self._leaves = _make_leave(open_store(_LEAVING), rank, size)
+            # A script need not close what it makes. After an uncaught exception the others may never leave.
+            atexit.register(lambda: self.close(waits=not hasattr(sys, "last_value")))
             transport = StoreTransport(open_store(_WORLD), rank, size)
             make_local_transport = lambda: StoreTransport(  # noqa: E731  as below
                 open_store(_MACHINE.format(cross_rank)), local_rank, local_size
@@ -143,7 +146,8 @@ class DistributedContext(Lacking):
         )
 
     def close(self, *, waits: bool = True) -> None:
-        """Leaves the other ranks. It may be called twice, and core.init() calls it at the end of its block.
+        """Leaves the other ranks. It may be called twice, and core.init() calls it at the end of its block. A context
+        with chief_ip that nobody closes is closed at the end of the process.
 
         Over torch's process group, the process leaves that group at its end, because one that ends with an open group
         may abort. With chief_ip, rank 0 hosts the exchange and waits for the other ranks to leave, for at most

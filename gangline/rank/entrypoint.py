@@ -135,8 +135,11 @@ def _run_guarded(work: Callable[[], None], link: Link) -> int:
     except SystemExit as error:
         return _on_system_exit(error, link)
     except _ImportFailed as error:
+        sys.last_value = error.error
         return _fail(import_failure(error.error, error.module), link)
     except BaseException as error:  # noqa: BLE001  whatever ends the user's code is reported, interrupts too
+        # Exit handlers find it there, as in a plain python3.
+        sys.last_value = error
         return _fail(describe(error), link)
     link.send_finished()
     return 0

@@ -148,7 +148,7 @@ def _run(words: Sequence[str]) -> int:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
             trace = trace.tb_next
-        error = error.with_traceback(trace)
+        sys.last_value = error = error.with_traceback(trace)
         sys.excepthook(type(error), error, trace)
         return 1
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -90,3 +91,57 @@ def test_digits_alone_reach_their_accuracy(tmp_path: Path, warm: Path) -> None:
     state = load_checkpoint(newest)
     assert state["progress"]["epoch"] == 10
     assert all(torch.isfinite(tensor).all() for tensor in state["models_state_dict"][0].values())
+
+
+_OWN_LAUNCHER = """
+import sys
+from pathlib import Path
+from gangline.core import DistributedContext, distributed
+from tests.support.gated_trial import wait_for
+distributed.LEAVE_SECONDS = 1000.0
+rank, port, ending = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+context = DistributedContext(
+    rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1, chief_ip="127.0.0.1", pub_port=port
+)
+context.allgather(None)
+if rank == 0:
+    print("over", flush=True)
+    if ending == "raises":
+        raise ValueError("the chief fails")
+else:
+    wait_for(Path("go").exists, "the chief's last line")
+    context._transport._store.add("later", 1)
+"""
+
+
+@pytest.mark.parametrize("ending", ["returns", "raises"])
+def test_the_chief_of_a_script_s_own_launcher_ends_after_the_others_unless_it_failed(
+    tmp_path: Path, warm: Path, ending: str
+) -> None:
+    """The chief's process has the store. A script need not close its context."""
+    (tmp_path / "work.py").write_text(_OWN_LAUNCHER)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "PYTHONPATH": _ROOT, "CUDA_VISIBLE_DEVICES": ""}
+    command = [str(warm / "python3"), "work.py"]
+    chief, other = (
+        subprocess.Popen(
+            [*command, rank, port, ending],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    )
+    assert chief.stdout is not None
+    assert chief.stdout.readline() == "over\n"
+    if ending == "raises":
+        assert "the chief fails" in chief.communicate(timeout=100)[1]
+    (tmp_path / "go").touch()
+    errors = other.communicate(timeout=100)[1]
+    # Without the chief there is no store, so the other rank fails.
+    assert other.returncode == (1 if ending == "raises" else 0), errors
+    assert chief.wait(100) == other.returncode
+    chief.stdout.close()
