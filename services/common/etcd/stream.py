@@ -56,9 +56,9 @@ class Stream:
                 await self._call.write(message)
                 return self._checked(await self._call.read())
 
-    async def read(self, seconds: float) -> Any | None:
+    async def read(self, seconds: float | None) -> Any | None:
         """Returns the next message; None when none arrived for so many seconds, and the stream may be read again.
-        Raises TryFailed when the stream broke."""
+        seconds: None waits without a limit. Raises TryFailed when the stream broke."""
         if self._reading is None:
             # A time limit around the read itself would end the call.
             self._reading = asyncio.ensure_future(_as_coroutine(self._call.read()))
