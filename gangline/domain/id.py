@@ -35,6 +35,11 @@ def parse_trial_id(text: str) -> tuple[int, int]:
     return experiment, number
 
 
+def experiment_id_of(trial: str) -> int:
+    """Returns the id of a trial's experiment. Raises GanglineError `id.trial`."""
+    return parse_trial_id(trial)[0]
+
+
 def number_of(trial: str) -> int:
     """Returns the number of a trial for users of Determined: 700001 for "7.1"."""
     experiment_id, _, number = trial.partition(".")

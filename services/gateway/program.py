@@ -55,7 +55,7 @@ from services.gateway.storage.experiment_cleanup import ExperimentCleanup
 from services.gateway.storage.opening import open_storage
 from services.gateway.storage.storage import Storage
 from services.gateway.usecase.bundle import History, UseCases, assemble
-from services.gateway.usecase.following import Following
+from services.gateway.usecase.shared.following import Following
 
 
 class GatewaySettings(ServiceSettings):
@@ -138,6 +138,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         retiring = asyncio.create_task(Retention(mirror, engine, days).run(), name="retention")
         parts.push_async_callback(cancel, retiring)
         removal = _start_cleanup(parts, mirror, leader, storage, history)
+        authenticator = Authenticator(mirror, token)
         usecases = assemble(
             mirror,
             leader,
@@ -146,9 +147,10 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
             storage=storage,
             etcd=etcd,
             deletion_problem=removal.problem_of,
+            authenticator=authenticator,
             cluster_token=token,
         )
-        addresses = await _serve(parts, settings, usecases, Authenticator(mirror, token), mirror.catch_up)
+        addresses = await _serve(parts, settings, usecases, authenticator, mirror.catch_up)
         # Undone first, because the servers wait only for a moment for calls that follow something.
         parts.callback(following.close)
         await parts.enter_async_context(announce(client, _instance(settings, addresses, storage.marker)))
@@ -226,7 +228,7 @@ async def _serve_grpc(
         add_services,
         admit,
         limits=CallLimits(
-            MESSAGE_LIMITS, {LOGIN_METHOD: usecases.users}, {UPLOAD_METHOD: UPLOAD_SECONDS}, MAX_STREAMS_OF_PEER
+            MESSAGE_LIMITS, {LOGIN_METHOD: usecases.open.logins}, {UPLOAD_METHOD: UPLOAD_SECONDS}, MAX_STREAMS_OF_PEER
         ),
         flag="--grpc-listen",
         catch_up=catch_up,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -19,12 +18,12 @@ _DEVICES = {SlotKind.CPU: "TYPE_CPU", SlotKind.GPU: "TYPE_CUDA"}
 
 
 async def list_agents(call: Call) -> Json:
-    shown, pagination = page_of(call.cases.agents.list(call.caller), call)
+    shown, pagination = page_of(call.cases.agents.list(), call)
     return {"agents": [_describe_agent(view) for view in shown], "pagination": pagination}
 
 
 async def find_agent(call: Call) -> Json:
-    return {"agent": _describe_agent(call.cases.agents.view(call.caller, call.path["agent"]))}
+    return {"agent": _describe_agent(call.cases.agents.view(call.path["agent"]))}
 
 
 async def enable_agent(call: Call) -> Json:
@@ -37,7 +36,7 @@ async def disable_agent(call: Call) -> Json:
 
 async def _set_agent(call: Call, availability: Availability) -> Json:
     agent_id = call.path["agent"]
-    await call.cases.agents.update(call.caller, str(uuid.uuid4()), agent_id, (), availability)
+    await call.cases.agents.update(agent_id, (), availability)
     return await find_agent(call)
 
 
@@ -52,8 +51,8 @@ async def disable_slot(call: Call) -> Json:
 async def _set_slot(call: Call, availability: Availability) -> Json:
     agent_id = call.path["agent"]
     slot_id = f"{agent_id}/{call.path['slot']}"
-    await call.cases.agents.update(call.caller, str(uuid.uuid4()), agent_id, (slot_id,), availability)
-    view = call.cases.agents.view(call.caller, agent_id)
+    await call.cases.agents.update(agent_id, (slot_id,), availability)
+    view = call.cases.agents.view(agent_id)
     return {"slot": next(_describe_slot(view, slot) for slot in view.agent.known_slots if slot.id == slot_id)}
 
 
@@ -117,7 +116,7 @@ def _count(slots: Sequence[Slot]) -> Json:
 
 
 async def list_tasks(call: Call) -> Json:
-    tasks = await call.cases.queue.list_tasks(call.caller)
+    tasks = await call.cases.queue.list_tasks()
     summaries = [_describe_task(task) for task in tasks]
     return {"allocationIdToSummary": {summary["allocationId"]: summary for summary in summaries}}
 
@@ -153,7 +152,7 @@ def _describe_task(task: Task) -> Json:
 async def list_jobs(call: Call) -> Json:
     """Lists experiments that hold slots or wait for them, in the order of the queue."""
     pool = call.query.get("resourcePool", "")
-    tasks = await call.cases.queue.list_tasks(call.caller)
+    tasks = await call.cases.queue.list_tasks()
     jobs: dict[int, list[Task]] = defaultdict(list)
     for task in tasks:
         if pool in ("", task.pool):
@@ -199,14 +198,14 @@ async def update_queue(call: Call) -> Json:
     if not isinstance(updates, list) or not updates or not all(isinstance(update, dict) for update in updates):
         raise invalid("request.invalid", "updates is no list of changes")
     for experiment_id, change in [read_queue_control(update) for update in updates]:
-        await call.cases.experiments.update(call.caller, str(uuid.uuid4()), experiment_id, (change,))
+        await call.cases.experiments.update(experiment_id, (change,))
     return {}
 
 
 async def list_pools(call: Call) -> Json:
     """Lists the pools that have agents, or work that waits for some."""
-    tasks = await call.cases.queue.list_tasks(call.caller)
-    views = call.cases.agents.list(call.caller)
+    tasks = await call.cases.queue.list_tasks()
+    views = call.cases.agents.list()
     names = sorted({*(view.agent.pool for view in views), *(task.pool for task in tasks if task.pool)})
     pools = [
         _describe_pool(

@@ -10,32 +10,39 @@ from typing import TypeVar
 from starlette.datastructures import QueryParams
 
 from gangline.errors import invalid
-from services.common.server import Principal
 from services.gateway.determined.values import Json, pagination, to_number
 from services.gateway.mirror.auth import Authenticator
-from services.gateway.usecase.bundle import UseCases
+from services.gateway.usecase.bundle import OpenCases, UserCases
 
 Lines = AsyncIterator[Json]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A call of Determined's client."""
+class OpenCall:
+    """A call of Determined's client that needs no session."""
 
-    principal: Principal | None  # the caller; None for the few calls that need no session
-    cases: UseCases
+    open: OpenCases
     authenticator: Authenticator
+    body: Json
+    peer: str  # address of the caller
+
+    def text(self, name: str) -> str:
+        """Returns a text of the body; empty when it is absent or null. Raises GanglineError `request.invalid`."""
+        value = self.body.get(name)
+        if value is not None and not isinstance(value, str):
+            raise invalid("request.invalid", f"{name} is {type(value).__name__}, and should be a text")
+        return value or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(OpenCall):
+    """A call of Determined's client in a session. The client names no request ids, and does not repeat its changes."""
+
+    cases: UserCases
     path: Mapping[str, str]  # parts of the path by their names
     query: QueryParams
-    body: Json
-    token: str = ""  # token of the caller; empty without a session
-    peer: str = ""  # address of the caller
-
-    @property
-    def caller(self) -> Principal:
-        assert self.principal is not None, "this call needs a session"
-        return self.principal
+    token: str
 
     def number(self, name: str) -> int:
         """Returns a part of the path that is an id. Raises GanglineError `request.id`."""
@@ -52,17 +59,11 @@ class Call:
         text = self.query.get(name, "").lower()
         return None if not text else text == "true"
 
-    def text(self, name: str) -> str:
-        """Returns a text of the body; empty when it is absent or null. Raises GanglineError `request.invalid`."""
-        value = self.body.get(name)
-        if value is not None and not isinstance(value, str):
-            raise invalid("request.invalid", f"{name} is {type(value).__name__}, and should be a text")
-        return value or ""
-
 
 Handler = Callable[[Call], Awaitable[Json] | Lines]
 # Method, path below the address, and what answers.
 Routes = Sequence[tuple[str, str, Handler]]
+OpenRoutes = Sequence[tuple[str, str, Callable[[OpenCall], Awaitable[Json]]]]
 
 
 def page_of(entries: Sequence[T], call: Call) -> tuple[list[T], Json]:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 import tarfile
-import uuid
 import zlib
 from collections.abc import AsyncIterator, Mapping
 
 from gangline.domain.experiment import METADATA_FILE, Checkpoint
-from gangline.domain.id import number_of, trial_id_of
+from gangline.domain.id import experiment_id_of, number_of, trial_id_of
 from gangline.domain.state import CheckpointState
 from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError, invalid
-from services.common.server import Principal
 from services.gateway.determined.call import Call, Routes, page_of, start_instant
 from services.gateway.determined.values import Json, checkpoint_state_name, load, metrics_json, with_storage
 from services.gateway.mirror.ingest_record import Scope
-from services.gateway.usecase.bundle import UseCases
-from services.gateway.usecase.ingest import experiment_id_of
+from services.gateway.usecase.bundle import UserCases
 
 # Most reports of a trial that are read at once.
 MAX_REPORTS = 10_000
@@ -39,7 +36,7 @@ async def _list(call: Call, experiment_id: int, trial_id: str = "") -> Json:
     states = call.query.getlist("states")
     wanted = [
         each
-        for each in await call.cases.checkpoints.list(call.caller, experiment_id)
+        for each in await call.cases.checkpoints.list(experiment_id)
         if trial_id in ("", each.trial_id) and (not states or checkpoint_state_name(each.state) in states)
     ]
     origin = await _origin(call, experiment_id)
@@ -72,14 +69,14 @@ def _value(described: Json, metric: str) -> float | None:
 
 
 async def find(call: Call) -> Json:
-    checkpoint = call.cases.checkpoints.find(call.caller, call.path["uuid"])
+    checkpoint = call.cases.checkpoints.find(call.path["uuid"])
     origin = await _origin(call, checkpoint.experiment_id)
     return {"checkpoint": describe(checkpoint, origin, await _validations(call, checkpoint.trial_id))}
 
 
 async def delete(call: Call) -> Json:
     """Deletes all of the checkpoints or none."""
-    await call.cases.checkpoints.delete(call.caller, str(uuid.uuid4()), _uuids(call))
+    await call.cases.checkpoints.delete(_uuids(call))
     return {}
 
 
@@ -89,7 +86,7 @@ async def remove_files(call: Call) -> Json:
     patterns = call.body.get("checkpointGlobs")
     if not patterns:
         for checkpoint_id in _uuids(call):
-            call.cases.checkpoints.find(call.caller, checkpoint_id)
+            call.cases.checkpoints.find(checkpoint_id)
         return {}
     if patterns not in (["**"], ["**/*"]):
         raise invalid(
@@ -108,7 +105,7 @@ def _uuids(call: Call) -> list[str]:
 async def _origin(call: Call, experiment_id: int) -> ExperimentView | None:
     """Returns the experiment of checkpoints; None where they outlive it for a moment, because they were moved aside."""
     try:
-        return await call.cases.experiments.view(call.caller, experiment_id)
+        return await call.cases.experiments.view(experiment_id)
     except GanglineError:
         return None
 
@@ -159,7 +156,7 @@ async def _validations(call: Call, trial_id: str) -> dict[int, dict[str, float]]
     if not trial_id:
         return {}
     scope = Scope(experiment_id_of(trial_id), trial_id, "validation")
-    page = await call.cases.records.metrics_page(call.caller, scope, 0, MAX_REPORTS, has_values=False)
+    page = await call.cases.records.metrics_page(scope, 0, MAX_REPORTS, has_values=False)
     return {row.point.batches_completed: dict(row.point.metrics) for row in page.rows}
 
 
@@ -170,13 +167,13 @@ def describe_resources(checkpoint: Checkpoint) -> dict[str, str]:
     return {path: str(num_bytes) for path, num_bytes in checkpoint.file_bytes.items()}
 
 
-async def archive(cases: UseCases, caller: Principal, checkpoint_id: str) -> AsyncIterator[bytes]:
+async def archive(cases: UserCases, checkpoint_id: str) -> AsyncIterator[bytes]:
     """Yields the files of a checkpoint as a gzipped tar. The metadata of Determined's form is its `metadata.json`."""
-    checkpoint = cases.checkpoints.find(caller, checkpoint_id)
+    checkpoint = cases.checkpoints.find(checkpoint_id)
     packer = zlib.compressobj(level=1, wbits=31)
     for path in (*sorted(checkpoint.file_bytes), METADATA_FILE):
         size = checkpoint.file_bytes.get(path)
-        chunks = cases.checkpoints.read_file(caller, checkpoint_id, path)
+        chunks = cases.checkpoints.read_file(checkpoint_id, path)
         # The size of the manifest is on no record.
         whole = b"" if size is not None else b"".join([chunk async for chunk in chunks])
         member = tarfile.TarInfo(path)

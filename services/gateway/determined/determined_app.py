@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -17,19 +17,20 @@ from gangline.errors import GanglineError, invalid
 from services.common.concurrency import first_of
 from services.common.server import Principal
 from services.gateway.determined import agent, checkpoint, experiment, project, retention, task, token, trial, user
-from services.gateway.determined.call import Call, Handler, Lines, Routes
+from services.gateway.determined.call import Call, Handler, Lines, OpenCall, OpenRoutes, Routes
 from services.gateway.determined.lacking_call import lacking
 from services.gateway.determined.values import Json
 from services.gateway.http.problem import STATUS_BY_KIND, bug_error, on_disconnect
 from services.gateway.mirror.auth import Authenticator
-from services.gateway.usecase.bundle import UseCases
-from services.gateway.usecase.following import begin
-from services.gateway.usecase.parsing import off_loop
+from services.gateway.usecase.bundle import UseCases, UserCases
+from services.gateway.usecase.shared.following import begin
+from services.gateway.usecase.shared.parsing import off_loop
 
 log = structlog.get_logger(__name__)
 
+_OPEN_TABLES: tuple[OpenRoutes, ...] = (user.OPEN_ROUTES, user.EITHER_ROUTES)
 _TABLES: tuple[Routes, ...] = (
-    user.OPEN_ROUTES, user.ROUTES, experiment.ROUTES, trial.ROUTES, checkpoint.ROUTES, agent.ROUTES, project.ROUTES,
+    user.ROUTES, experiment.ROUTES, trial.ROUTES, checkpoint.ROUTES, agent.ROUTES, project.ROUTES,
     retention.ROUTES,
     task.ROUTES,
     token.ROUTES,
@@ -39,11 +40,18 @@ _LARGE_BODY = 1 << 16
 
 
 def build_determined_app(usecases: UseCases, authenticator: Authenticator) -> Starlette:
-    """The caller has authenticated each request, and put its principal into its state, if it has one."""
+    """The caller has authenticated each request that needs a session, and put its principal into its state."""
     routes = [
-        Route(path, _endpoint(handler, usecases, authenticator), methods=[method])
-        for table in _TABLES
-        for method, path, handler in table
+        *(
+            Route(path, _open_endpoint(handler, usecases, authenticator), methods=[method])
+            for table in _OPEN_TABLES
+            for method, path, handler in table
+        ),
+        *(
+            Route(path, _endpoint(handler, usecases, authenticator), methods=[method])
+            for table in _TABLES
+            for method, path, handler in table
+        ),
     ]
     routes.append(Route("/checkpoints/{uuid}", _download(usecases), methods=["GET"]))
     handlers: Any = {
@@ -57,30 +65,49 @@ def build_determined_app(usecases: UseCases, authenticator: Authenticator) -> St
 
 def list_calls() -> list[tuple[str, str]]:
     """Returns method and path of every call, with the names of parameters in braces."""
-    return [*((method, path) for table in _TABLES for method, path, _ in table), ("GET", "/checkpoints/{uuid}")]
+    tables = (*_OPEN_TABLES, *_TABLES)
+    return [*((method, path) for table in tables for method, path, _ in table), ("GET", "/checkpoints/{uuid}")]
+
+
+def _open_endpoint(
+    handler: Callable[[OpenCall], Awaitable[Json]], usecases: UseCases, authenticator: Authenticator
+) -> Any:
+    async def answer(request: Request) -> Response:
+        call = OpenCall(usecases.open, authenticator, await _body(request), _peer_of(request))
+        # A login may wait for others. One whose client has gone makes room.
+        return JSONResponse(await first_of(handler(call), _disconnected(request)))
+
+    return answer
 
 
 def _endpoint(handler: Handler, usecases: UseCases, authenticator: Authenticator) -> Any:
     async def answer(request: Request) -> Response:
         call = Call(
-            getattr(request.state, "principal", None),
-            usecases,
+            usecases.open,
             authenticator,
-            request.path_params,
-            request.query_params,
             await _body(request),
-            request.headers.get("authorization", "").partition(" ")[2].strip(),
-            request.client.host if request.client is not None else "",
+            _peer_of(request),
+            cases=_cases_of(request, usecases),
+            path=request.path_params,
+            query=request.query_params,
+            token=request.headers.get("authorization", "").partition(" ")[2].strip(),
         )
         given = handler(call)
         if isinstance(given, AsyncIterator):
             return StreamingResponse(_write(await begin(given)), media_type="application/json")
-        if call.principal is None:
-            # A login may wait for others. One whose client has gone makes room.
-            given = first_of(given, _disconnected(request))
         return JSONResponse(await given)
 
     return answer
+
+
+def _cases_of(request: Request, usecases: UseCases) -> UserCases:
+    principal = getattr(request.state, "principal", None)
+    assert isinstance(principal, Principal), "this call needs a session"
+    return usecases.of(principal)
+
+
+def _peer_of(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
 
 
 async def _disconnected(request: Request) -> Any:
@@ -120,9 +147,7 @@ def _line(content: Json) -> bytes:
 
 def _download(usecases: UseCases) -> Any:
     async def answer(request: Request) -> Response:
-        principal = getattr(request.state, "principal", None)
-        assert isinstance(principal, Principal), "this call needs a session"
-        chunks = checkpoint.archive(usecases, principal, request.path_params["uuid"])
+        chunks = checkpoint.archive(_cases_of(request, usecases), request.path_params["uuid"])
         return StreamingResponse(await begin(chunks), media_type="application/gzip")
 
     return answer

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gangline.errors import GanglineError
 from services.common.access.security import is_of_determined
 from services.gateway.determined.determined_app import build_determined_app, error_response
-from services.gateway.determined.user import OPEN_ROUTES
+from services.gateway.determined.user import EITHER_ROUTES, OPEN_ROUTES
 from services.gateway.http.admission import check_body, while_admitted
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
@@ -22,8 +22,8 @@ _OPEN = frozenset((method, path) for method, path, _ in OPEN_ROUTES)
 LOGIN = "POST", "/api/v1/auth/login"
 # Most bytes of a body whose caller has no session: a name and a hashed password.
 MAX_OPEN_BYTES = 16 << 10
-# Clients ask for these with or without a session. Without one, ours would refuse them.
-_EITHER = frozenset({("GET", "/api/v1/master")})
+# Without a session, ours would refuse these.
+_EITHER = frozenset((method, path) for method, path, _ in EITHER_ROUTES)
 
 
 class Door:
@@ -32,7 +32,7 @@ class Door:
     def __init__(self, app: ASGIApp, usecases: UseCases, authenticator: Authenticator) -> None:
         self._app = app
         self._authenticator = authenticator
-        self._users = usecases.users
+        self._logins = usecases.open.logins
         self._determined = build_determined_app(usecases, authenticator)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,7 +55,7 @@ class Door:
                 # Little is read of a caller without a session, and nothing once it has tried too many passwords.
                 check_body(scope, MAX_OPEN_BYTES)
                 if place == LOGIN:
-                    self._users.check_address(scope["client"][0] if scope.get("client") else "")
+                    self._logins.check_address(scope["client"][0] if scope.get("client") else "")
         except GanglineError as error:
             await error_response(error)(scope, receive, send)
             return

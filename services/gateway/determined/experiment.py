@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -29,7 +28,7 @@ from services.gateway.determined.values import (
     with_storage,
 )
 from services.gateway.usecase.experiment import ExperimentChange
-from services.gateway.usecase.parsing import off_loop
+from services.gateway.usecase.shared.parsing import off_loop
 
 _MAX_PAGE = 1000
 
@@ -39,19 +38,19 @@ async def create(call: Call) -> Json:
     text, template = call.text("config"), call.text("template")
     project_id = to_number(call.body.get("projectId") or 0, "projectId")
     workspace, project = await off_loop(named_home, text)
-    inherited = await call.cases.projects.inherit(call.caller, workspace, project, template, project_id)
+    inherited = await call.cases.projects.inherit(workspace, project, template, project_id)
     config, warnings = await off_loop(parse_config, text, inherited)
     if project_id:
         config = config.model_copy(update={"workspace": inherited.workspace, "project": inherited.project})
     config_json = config.model_dump_json()
     parent_id = to_number(call.body.get("parentId") or 0, "parentId")
     if call.body.get("validateOnly"):
-        await call.cases.experiments.preview_search(call.caller, config_json, 0)
+        await call.cases.experiments.preview_search(config_json, 0)
         # Determined answers with an experiment that has no id yet.
-        draft = Experiment(0, config.name, call.caller.name, config_json, "")
+        draft = Experiment(0, config.name, call.cases.caller.name, config_json, "")
         return {"experiment": await to_json(call, draft), "config": load(config_json), "warnings": []}
     experiment, more = await call.cases.experiments.create(
-        call.caller, str(uuid.uuid4()), config_json, await _take_code(call, parent_id), inherited.template,
+        config_json, await _take_code(call, parent_id), inherited.template,
         is_paused=not call.body.get("activate", True), forked_from=parent_id,
     )  # fmt: skip
     return await _answer(call, experiment, [*warnings, *more])
@@ -61,13 +60,13 @@ async def _take_code(call: Call, parent_id: int) -> str:
     """Returns the sha256 of the code: of the files that were sent, else of the experiment that is forked."""
     files = call.body.get("modelDefinition") or []
     if parent_id and not files:
-        return (await call.cases.experiments.view(call.caller, parent_id)).experiment.code_sha256
+        return (await call.cases.experiments.view(parent_id)).experiment.code_sha256
     archive, code_sha256 = await off_loop(pack_files, files)
 
     async def chunks() -> AsyncIterator[bytes]:
         yield archive
 
-    return await call.cases.code.upload(call.caller, code_sha256, chunks())
+    return await call.cases.code.upload(code_sha256, chunks())
 
 
 async def list_all(call: Call) -> Json:
@@ -81,13 +80,13 @@ async def list_all(call: Call) -> Json:
         name_contains=call.query.get("name", ""),
     )
     project_id = call.count("projectId")
-    project_ids = await call.cases.projects.select(call.caller, "", "", project_id) if project_id else None
+    project_ids = await call.cases.projects.select("", "", project_id) if project_id else None
     offset, limit = call.count("offset"), min(call.count("limit") or _MAX_PAGE, _MAX_PAGE)
     is_newest_first = call.query.get("orderBy") == "ORDER_BY_DESC"
 
     def read(skipped: int, count: int) -> tuple[list[Experiment], int]:
         return call.cases.experiments.list(
-            call.caller, count, 0, call.is_set("archived"), project_ids=project_ids, wanted=wanted, offset=skipped
+            count, 0, call.is_set("archived"), project_ids=project_ids, wanted=wanted, offset=skipped
         )
 
     if is_newest_first:
@@ -102,9 +101,9 @@ async def list_all(call: Call) -> Json:
 
 
 async def find(call: Call) -> Json:
-    view = await call.cases.experiments.view(call.caller, call.number("id"))
+    view = await call.cases.experiments.view(call.number("id"))
     described = await to_json(call, view.experiment)
-    ahead = await call.cases.queue.list_tasks(call.caller, view.experiment.id)
+    ahead = await call.cases.queue.list_tasks(view.experiment.id)
     places = [task.queue_place for task in ahead if task.queue_place]
     answer: Json = {"experiment": described, "config": described["config"]}
     if view.experiment.state is not State.TERMINAL:
@@ -118,7 +117,7 @@ async def patch(call: Call) -> Json:
     experiment_id = call.number("id")
     texts = {name: call.body[name] for name in ("name", "description", "notes") if call.body.get(name) is not None}
     labels = call.body.get("labels")
-    experiment = (await call.cases.experiments.view(call.caller, experiment_id)).experiment
+    experiment = (await call.cases.experiments.view(experiment_id)).experiment
     if texts or labels is not None:
         change = TextChange(
             **{name: str(value) for name, value in texts.items()},
@@ -154,42 +153,40 @@ def _acting(action: ExperimentAction) -> Handler:
 
 
 async def kill(call: Call) -> Json:
-    await call.cases.experiments.kill(call.caller, str(uuid.uuid4()), call.number("id"))
+    await call.cases.experiments.kill(call.number("id"))
     return {}
 
 
 async def archive(call: Call) -> Json:
-    await call.cases.removals.archive(call.caller, str(uuid.uuid4()), call.number("id"))
+    await call.cases.removals.archive(call.number("id"))
     return {}
 
 
 async def unarchive(call: Call) -> Json:
-    await call.cases.removals.unarchive(call.caller, str(uuid.uuid4()), call.number("id"))
+    await call.cases.removals.unarchive(call.number("id"))
     return {}
 
 
 async def delete(call: Call) -> Json:
-    await call.cases.removals.delete(call.caller, str(uuid.uuid4()), call.number("id"))
+    await call.cases.removals.delete(call.number("id"))
     return {}
 
 
 async def resume(call: Call) -> Json:
     """Goes on with an ended experiment of one trial. overrideConfig: YAML or JSON."""
     overrides = await off_loop(_read_overrides, call.text("overrideConfig"))
-    experiment, warnings = await call.cases.experiments.resume(
-        call.caller, str(uuid.uuid4()), to_number(call.body.get("id"), "id"), overrides
-    )
+    experiment, warnings = await call.cases.experiments.resume(to_number(call.body.get("id"), "id"), overrides)
     return {**await _answer(call, experiment, warnings), "numCompleted": 0}
 
 
 async def move(call: Call) -> Json:
     project_id = to_number(call.body.get("destinationProjectId"), "destinationProjectId")
-    await call.cases.projects.move_experiment(call.caller, str(uuid.uuid4()), call.number("id"), project_id)
+    await call.cases.projects.move_experiment(call.number("id"), project_id)
     return {}
 
 
 async def model_definition(call: Call) -> Json:
-    archive = b"".join([chunk async for chunk in call.cases.code.read(call.caller, call.number("id"))])
+    archive = b"".join([chunk async for chunk in call.cases.code.read(call.number("id"))])
     return {"b64Tgz": base64.b64encode(archive).decode()}
 
 
@@ -198,7 +195,7 @@ async def preview(call: Call) -> Json:
     given = call.body.get("config")
     is_read = isinstance(given, dict)
     config, _ = await (off_loop(read_config, given) if is_read else off_loop(parse_config, call.text("config")))
-    found = await call.cases.experiments.preview_search(call.caller, config.model_dump_json(), 0)
+    found = await call.cases.experiments.preview_search(config.model_dump_json(), 0)
     unit = {"name": found.unit or "batches", "maxLength": not found.unit}
     if found.brackets:
         # Determined counts trials by the rung at which they end.
@@ -219,15 +216,15 @@ async def to_json(call: Call, experiment: Experiment) -> Json:
 
 
 async def _projects(call: Call) -> dict[int, ProjectView]:
-    return {view.project.id: view for view in await call.cases.projects.list_projects(call.caller)}
+    return {view.project.id: view for view in await call.cases.projects.list_projects()}
 
 
 def _describe(call: Call, experiment: Experiment, projects: dict[int, ProjectView]) -> Json:
     """Returns v1Experiment."""
     config = load(experiment.config_json)
     home = projects.get(experiment.home_id)
-    [progress] = call.cases.experiments.progress(call.caller, [experiment]) if experiment.id else [None]
-    num_trials = call.cases.experiments.count_trials(call.caller, experiment.id)
+    [progress] = call.cases.experiments.progress([experiment]) if experiment.id else [None]
+    num_trials = call.cases.experiments.count_trials(experiment.id)
     described: Json = {
         "id": experiment.id,
         "name": experiment.name,
@@ -268,7 +265,7 @@ def _describe(call: Call, experiment: Experiment, projects: dict[int, ProjectVie
 
 
 async def _update(call: Call, experiment_id: int, change: ExperimentChange) -> Experiment:
-    return await call.cases.experiments.update(call.caller, str(uuid.uuid4()), experiment_id, (change,))
+    return await call.cases.experiments.update(experiment_id, (change,))
 
 
 async def _answer(call: Call, experiment: Experiment, warnings: list[str] | None = None) -> Json:

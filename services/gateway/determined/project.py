@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Awaitable, Callable
 
 from gangline.domain.experiment import (
@@ -27,7 +26,7 @@ async def list_workspaces(call: Call) -> Json:
     name, whole = call.query.get("name", "").lower(), call.query.get("nameCaseSensitive", "")
     wanted = [
         view
-        for view in call.cases.projects.list_workspaces(call.caller)
+        for view in call.cases.projects.list_workspaces()
         if name in view.workspace.name.lower()
         and whole in ("", view.workspace.name)
         and call.is_set("archived") in (None, view.workspace.archived)
@@ -54,7 +53,7 @@ async def edit_workspace(call: Call) -> Json:
 async def _change_workspace(
     call: Call, action: ProjectAction, workspace_id: int, change: ProjectChange | None = None
 ) -> Workspace | None:
-    return await call.cases.projects.update_workspace(call.caller, str(uuid.uuid4()), action, workspace_id, change)
+    return await call.cases.projects.update_workspace(action, workspace_id, change)
 
 
 def _workspace_change(call: Call) -> ProjectChange:
@@ -67,7 +66,7 @@ def _workspace_change(call: Call) -> ProjectChange:
 
 
 async def _workspace(call: Call, workspace_id: int) -> Json:
-    view = await call.cases.projects.view_workspace(call.caller, workspace_id)
+    view = await call.cases.projects.view_workspace(workspace_id)
     return {"workspace": _describe_workspace(call, view), "namespaceBindings": {}}
 
 
@@ -93,11 +92,11 @@ def _describe_workspace(call: Call, view: WorkspaceView) -> Json:
 
 async def list_projects(call: Call) -> Json:
     """Lists the projects of a workspace. name: part of it."""
-    workspace = (await call.cases.projects.view_workspace(call.caller, call.number("id"))).workspace
+    workspace = (await call.cases.projects.view_workspace(call.number("id"))).workspace
     name = call.query.get("name", "").lower()
     wanted = [
         view
-        for view in await call.cases.projects.list_projects(call.caller, workspace.name)
+        for view in await call.cases.projects.list_projects(workspace.name)
         if name in view.project.name.lower() and call.is_set("archived") in (None, view.project.archived)
     ]
     shown, pagination = page_of(wanted, call)
@@ -125,13 +124,11 @@ async def edit_project(call: Call) -> Json:
 async def _change_project(
     call: Call, action: ProjectAction, project_id: int, change: ProjectChange | None = None, *, workspace_id: int = 0
 ) -> Project | None:
-    return await call.cases.projects.update_project(
-        call.caller, str(uuid.uuid4()), action, project_id, change, workspace_id=workspace_id
-    )
+    return await call.cases.projects.update_project(action, project_id, change, workspace_id=workspace_id)
 
 
 async def _project(call: Call, project_id: int) -> Json:
-    return {"project": _describe_project(call, await call.cases.projects.view_project(call.caller, project_id))}
+    return {"project": _describe_project(call, await call.cases.projects.view_project(project_id))}
 
 
 def _describe_project(call: Call, view: ProjectView) -> Json:
@@ -159,13 +156,13 @@ def _describe_project(call: Call, view: ProjectView) -> Json:
 
 async def list_templates(call: Call) -> Json:
     name = call.query.get("name", "").lower()
-    wanted = [each for each in call.cases.projects.list_templates(call.caller) if name in each.name.lower()]
+    wanted = [each for each in call.cases.projects.list_templates() if name in each.name.lower()]
     shown, pagination = page_of(wanted, call)
     return {"templates": [_describe_template(template) for template in shown], "pagination": pagination}
 
 
 async def find_template(call: Call) -> Json:
-    return {"template": _describe_template(await call.cases.projects.find_template(call.caller, call.path["name"]))}
+    return {"template": _describe_template(await call.cases.projects.find_template(call.path["name"]))}
 
 
 async def create_template(call: Call) -> Json:
@@ -175,19 +172,19 @@ async def create_template(call: Call) -> Json:
 
 async def edit_template(call: Call) -> Json:
     """Replaces the settings of a template that is there. The body is its configuration."""
-    await call.cases.projects.find_template(call.caller, call.path["name"])
+    await call.cases.projects.find_template(call.path["name"])
     answer = await _set_template(call, call.body)
     return {**answer, "config": answer["template"]["config"]}
 
 
 async def _set_template(call: Call, config: object) -> Json:
-    request_id, config_json = str(uuid.uuid4()), json.dumps(config or {})
-    template = await call.cases.projects.set_template(call.caller, request_id, call.path["name"], config_json)
+    config_json = json.dumps(config or {})
+    template = await call.cases.projects.set_template(call.path["name"], config_json)
     return {"template": _describe_template(template)}
 
 
 async def remove_template(call: Call) -> Json:
-    await call.cases.projects.remove_template(call.caller, str(uuid.uuid4()), call.path["name"])
+    await call.cases.projects.remove_template(call.path["name"])
     return {}
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from gangline.domain.experiment import VALIDATION_METRICS, Checkpoint, RetentionChange
-from gangline.domain.id import number_of, trial_id_of
+from gangline.domain.id import experiment_id_of, number_of, trial_id_of
 from gangline.errors import invalid
 from services.gateway.determined.call import Call, Routes, start_instant
 from services.gateway.determined.checkpoint import describe_resources
 from services.gateway.determined.values import Json, load, to_number
-from services.gateway.usecase.ingest import experiment_id_of
 
 _STORAGE_KEYS = {
     "saveExperimentBest": "save_experiment_best",
@@ -34,8 +32,8 @@ async def preview(call: Call) -> Json:
     experiment_id = call.number("id")
     given = {key: call.query.get(key) for key in _STORAGE_KEYS.values()}
     change = RetentionChange(**{key: to_number(value, key) for key, value in given.items() if value is not None})
-    config = load((await call.cases.experiments.view(call.caller, experiment_id)).experiment.config_json)
-    checkpoints = await call.cases.checkpoints.preview_retention(call.caller, experiment_id, change)
+    config = load((await call.cases.experiments.view(experiment_id)).experiment.config_json)
+    checkpoints = await call.cases.checkpoints.preview_retention(experiment_id, change)
     metric = config.get("searcher", {}).get("metric", "")
     return {"checkpoints": [_describe(checkpoint) for checkpoint in checkpoints], "metric_name": metric}
 
@@ -63,7 +61,7 @@ async def retain_logs(call: Call) -> Json:
 async def retain_logs_of_trial(call: Call) -> Json:
     """An experiment has one number of days for the logs of all of its trials."""
     experiment_id = experiment_id_of(trial_id_of(call.number("id")))
-    num_trials = call.cases.experiments.count_trials(call.caller, experiment_id)
+    num_trials = call.cases.experiments.count_trials(experiment_id)
     if num_trials > 1:
         raise invalid(
             "request.lacking",
@@ -76,7 +74,7 @@ async def retain_logs_of_trial(call: Call) -> Json:
 
 async def _retain(call: Call, experiment_id: int) -> None:
     change = RetentionChange(log_retention_days=to_number(call.body.get("numDays"), "numDays"))
-    await call.cases.experiments.update(call.caller, str(uuid.uuid4()), experiment_id, (change,))
+    await call.cases.experiments.update(experiment_id, (change,))
 
 
 ROUTES: Routes = (

@@ -23,7 +23,7 @@ from gangline.errors import invalid, not_found
 from services.gateway.determined.call import Call, Handler, Routes, instant, page_of, start_instant
 from services.gateway.determined.model_definition import pack_files
 from services.gateway.determined.values import Json, load, to_number
-from services.gateway.usecase.parsing import off_loop
+from services.gateway.usecase.shared.parsing import off_loop
 
 _STATES = {
     State.QUEUED: "STATE_QUEUED",
@@ -77,15 +77,13 @@ def launching(kind: TaskKind) -> Handler:
         if workspace_id != 1:
             raise invalid("task.workspace", f"{kind.lower()}s are in no workspace here; leave the workspace out")
         template = call.text("templateName") or call.text("template_name")
-        inherited = await call.cases.projects.inherit(call.caller, "", "", template, 0)
+        inherited = await call.cases.projects.inherit("", "", template, 0)
         config, _ = await off_loop(read_config, plan_task(kind, _without_dashes(command)), inherited)
         config_json = config.model_dump_json()
         if call.body.get("preview"):
-            draft = Experiment(0, config.name, call.caller.name, config_json, "", task_kind=kind)
+            draft = Experiment(0, config.name, call.cases.caller.name, config_json, "", task_kind=kind)
             return {kind.lower(): describe(call, draft), "config": load(config_json), "warnings": []}
-        experiment, _ = await call.cases.experiments.create(
-            call.caller, str(uuid.uuid4()), config_json, await _take_files(call), inherited.template
-        )
+        experiment, _ = await call.cases.experiments.create(config_json, await _take_files(call), inherited.template)
         if kind is TaskKind.SHELL:
             # The client takes the account of the shell from this answer alone.
             await call.cases.tunnels.wait_ready(experiment.id, _ACCOUNT_SECONDS)
@@ -107,14 +105,14 @@ async def _take_files(call: Call) -> str:
     async def chunks() -> AsyncIterator[bytes]:
         yield archive
 
-    return await call.cases.code.upload(call.caller, code_sha256, chunks())
+    return await call.cases.code.upload(code_sha256, chunks())
 
 
 def listing(kind: TaskKind) -> Handler:
     async def list_tasks(call: Call) -> Json:
         """Lists tasks, ended ones too, the oldest first."""
         wanted = ExperimentFilter(owners=tuple(call.query.getlist("users")), task_kinds=(kind,))
-        experiments, _ = call.cases.experiments.list(call.caller, _MAX_PAGE, wanted=wanted)
+        experiments, _ = call.cases.experiments.list(_MAX_PAGE, wanted=wanted)
         shown, pagination = page_of(experiments[::-1], call)
         return {f"{kind.lower()}s": [describe(call, each) for each in shown], "pagination": pagination}
 
@@ -132,7 +130,7 @@ def finding(kind: TaskKind) -> Handler:
 def killing(kind: TaskKind) -> Handler:
     async def kill(call: Call) -> Json:
         number = (await _find(call, kind)).experiment.id
-        experiment = await call.cases.experiments.kill(call.caller, str(uuid.uuid4()), number)
+        experiment = await call.cases.experiments.kill(number)
         return {kind.lower(): describe(call, experiment)}
 
     return kill
@@ -142,7 +140,7 @@ def prioritizing(kind: TaskKind) -> Handler:
     async def set_priority(call: Call) -> Json:
         number = (await _find(call, kind)).experiment.id
         change = ResourceChange(priority=to_number(call.body.get("priority"), "priority"))
-        experiment = await call.cases.experiments.update(call.caller, str(uuid.uuid4()), number, (change,))
+        experiment = await call.cases.experiments.update(number, (change,))
         return {kind.lower(): describe(call, experiment)}
 
     return set_priority
@@ -150,7 +148,7 @@ def prioritizing(kind: TaskKind) -> Handler:
 
 async def _find(call: Call, kind: TaskKind) -> Any:
     number = experiment_of(call.path["id"])
-    view = await call.cases.experiments.view(call.caller, number)
+    view = await call.cases.experiments.view(number)
     if view.experiment.task_kind is not kind:
         raise not_found(
             "task.not_found", f"experiment {number} is no {kind.lower()}; list them with: det {kind.lower()} list"
@@ -160,8 +158,8 @@ async def _find(call: Call, kind: TaskKind) -> Any:
 
 async def find_task(call: Call) -> Json:
     """Returns v1GetTaskResponse, of a trial too. A client waits for `isReady`."""
-    view = await call.cases.experiments.view_trial(call.caller, trial_of(call.path["task"]))
-    experiment = (await call.cases.experiments.view(call.caller, view.trial.experiment_id)).experiment
+    view = await call.cases.experiments.view_trial(trial_of(call.path["task"]))
+    experiment = (await call.cases.experiments.view(view.trial.experiment_id)).experiment
     task: Json = {
         "taskId": call.path["task"],
         "taskType": f"TASK_TYPE_{experiment.task_kind or 'TRIAL'}",
@@ -191,7 +189,7 @@ def describe(call: Call, experiment: Experiment) -> Json:
     """Returns v1Command, v1Shell or v1Notebook."""
     config = load(experiment.config_json)
     described: Json = {
-        "id": f"{experiment.id}.{call.cases.tunnels.code_of(call.caller, experiment) or _NO_CODE}",
+        "id": f"{experiment.id}.{call.cases.tunnels.code_of(experiment) or _NO_CODE}",
         "jobId": str(experiment.id),
         "description": experiment.name,
         "username": experiment.owner,
@@ -204,8 +202,8 @@ def describe(call: Call, experiment: Experiment) -> Json:
         "exitStatus": _exit_status(experiment),
     }
     if experiment.task_kind is TaskKind.NOTEBOOK and experiment.id:
-        is_own = call.caller.is_admin or call.caller.name == experiment.owner
-        described["serviceAddress"] = call.cases.tunnels.path_of(call.caller, experiment.id) if is_own else ""
+        is_own = call.cases.caller.owns(experiment.owner)
+        described["serviceAddress"] = call.cases.tunnels.path_of(experiment.id) if is_own else ""
     if experiment.task_kind is TaskKind.SHELL and experiment.id:
         described |= _describe_access(call, experiment)
     return described
@@ -213,9 +211,9 @@ def describe(call: Call, experiment: Experiment) -> Json:
 
 def _describe_access(call: Call, experiment: Experiment) -> Json:
     """Returns how a shell is opened, to its owner and administrators."""
-    if not (call.caller.is_admin or call.caller.name == experiment.owner):
+    if not call.cases.caller.owns(experiment.owner):
         return {"agentUserGroup": {"user": ""}}
-    access = call.cases.tunnels.access(call.caller, experiment.id)
+    access = call.cases.tunnels.access(experiment.id)
     return {"privateKey": access.private_key, "publicKey": "", "agentUserGroup": {"user": access.user}}
 
 

@@ -7,7 +7,6 @@ import time
 from gangline.domain.user import AccessTokenView
 from gangline.errors import invalid
 from services.gateway.determined.call import Call, Routes, instant, page_of, start_instant
-from services.gateway.determined.user import new_id
 from services.gateway.determined.values import Json, to_number
 from services.gateway.usecase.lifespan import parse_lifespan
 
@@ -16,7 +15,7 @@ async def list_tokens(call: Call) -> Json:
     """Lists tokens. tokenIds: only these. username: only this user's. showInactive: ended ones, too."""
     ids = [to_number(text, "tokenIds") for text in call.query.getlist("tokenIds")]
     views = call.cases.users.list_tokens(
-        call.caller, call.query.get("username", ""), with_ended=bool(ids) or bool(call.is_set("showInactive"))
+        call.query.get("username", ""), with_ended=bool(ids) or bool(call.is_set("showInactive"))
     )
     shown, pagination = page_of([view for view in views if not ids or view.id in ids], call)
     return {"tokenInfo": [_describe(view) for view in shown], "pagination": pagination}
@@ -24,11 +23,9 @@ async def list_tokens(call: Call) -> Json:
 
 async def create_token(call: Call) -> Json:
     """Takes v1PostAccessTokenRequest. The token is for this API; `gangline token create` makes those for ours."""
-    name = call.cases.users.find_by_id(call.caller, to_number(call.body.get("userId"), "userId")).name
+    name = call.cases.users.find_by_id(to_number(call.body.get("userId"), "userId")).name
     lifespan = parse_lifespan(call.text("lifespan"))
-    view, secret = await call.cases.users.create_token(
-        call.caller, new_id(), name, call.text("description"), lifespan, is_determined=True
-    )
+    view, secret = await call.cases.users.create_token(name, call.text("description"), lifespan, is_determined=True)
     return {"token": secret, "tokenId": view.id}
 
 
@@ -37,7 +34,7 @@ async def change_token(call: Call) -> Json:
     token_id = call.number("id")
     if call.body.get("setRevoked") is not True:
         raise invalid("request.lacking", "a token keeps its description; revoke it, and make another one")
-    return {"tokenInfo": _describe(await call.cases.users.revoke_token(call.caller, new_id(), token_id))}
+    return {"tokenInfo": _describe(await call.cases.users.revoke_token(token_id))}
 
 
 def _describe(view: AccessTokenView) -> Json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import AsyncIterator
 from datetime import datetime
 
@@ -12,7 +11,7 @@ import re2
 from gangline.domain.document import read_document
 from gangline.domain.experiment import Checkpoint, Trial
 from gangline.domain.history import LogFilter, StoredLog, StoredMetrics
-from gangline.domain.id import number_of, trial_id_of
+from gangline.domain.id import experiment_id_of, number_of, trial_id_of
 from gangline.domain.state import LogLevel
 from gangline.domain.view import TrialView
 from gangline.errors import invalid
@@ -29,7 +28,6 @@ from services.gateway.determined.values import (
     to_number,
 )
 from services.gateway.mirror.ingest_record import Scope
-from services.gateway.usecase.ingest import experiment_id_of
 
 _LEVEL_PREFIX = "LOG_LEVEL_"
 # Pages of reports in one list of workloads. Their values are in memory together.
@@ -37,23 +35,23 @@ MAX_PAGES = 16
 
 
 async def list_of_experiment(call: Call) -> Json:
-    views, _ = await call.cases.experiments.view_trials(call.caller, call.number("id"), 0, 0)
+    views, _ = await call.cases.experiments.view_trials(call.number("id"), 0, 0)
     shown, pagination = page_of(views, call)
     return {"trials": [describe(view) for view in shown], "pagination": pagination}
 
 
 async def find(call: Call) -> Json:
-    return {"trial": describe(await call.cases.experiments.view_trial(call.caller, _trial_id(call)))}
+    return {"trial": describe(await call.cases.experiments.view_trial(_trial_id(call)))}
 
 
 async def find_metadata(call: Call) -> Json:
     """A run is a trial, by its number."""
-    view = await call.cases.experiments.view_trial(call.caller, _trial_id(call))
+    view = await call.cases.experiments.view_trial(_trial_id(call))
     return {"metadata": read_document(view.trial.metadata_json)}
 
 
 async def kill(call: Call) -> Json:
-    await call.cases.experiments.kill_trial(call.caller, str(uuid.uuid4()), _trial_id(call))
+    await call.cases.experiments.kill_trial(_trial_id(call))
     return {}
 
 
@@ -62,7 +60,7 @@ async def list_workloads(call: Call) -> Json:
     trial_id = _trial_id(call)
     scope = Scope(experiment_id_of(trial_id), trial_id)
     rows = await _reports(call, scope)
-    checkpoints = await call.cases.checkpoints.list(call.caller, scope.experiment_id)
+    checkpoints = await call.cases.checkpoints.list(scope.experiment_id)
     workloads = [(row.point.batches_completed, 1, row.at, _report(row)) for row in rows]
     workloads += [
         (checkpoint.batches_completed, 2, checkpoint.created_at, {"checkpoint": _saved(checkpoint)})
@@ -79,7 +77,6 @@ async def _reports(call: Call, scope: Scope) -> list[StoredMetrics]:
     rows: list[StoredMetrics] = []
     for number in range(MAX_REPORTS):
         page = await call.cases.records.metrics_page(
-            call.caller,
             scope,
             rows[-1].id if rows else 0,
             MAX_REPORTS - len(rows),
@@ -107,7 +104,7 @@ async def _metrics(call: Call, group: str) -> Lines:
     for number in call.query.getlist("trialIds"):
         trial_id = trial_id_of(to_number(number, "trialIds"))
         scope = Scope(experiment_id_of(trial_id), trial_id, group)
-        async for rows in call.cases.records.metrics(call.caller, scope):
+        async for rows in call.cases.records.metrics(scope):
             yield {"metrics": [_metrics_report(row) for row in rows]}
 
 
@@ -124,7 +121,7 @@ async def task_logs(call: Call) -> Lines:
 
 async def log_fields(call: Call) -> Lines:
     """Which values the filters of logs take: the machines on which the trial ran."""
-    view = await call.cases.experiments.view_trial(call.caller, _trial_id(call))
+    view = await call.cases.experiments.view_trial(_trial_id(call))
     members = view.allocation.members if view.allocation is not None else ()
     yield {
         "agentIds": sorted({member.agent_id for member in members}),
@@ -142,7 +139,7 @@ async def _logs(call: Call, trial_id: str) -> AsyncIterator[StoredLog]:
     is_tail = call.query.get("orderBy") == "ORDER_BY_DESC"
     scope = Scope(experiment_id_of(trial_id), trial_id)
     pages = call.cases.records.logs(
-        call.caller, scope, tail=limit if is_tail else 0, follow=bool(call.is_set("follow")), wanted=_filter(call)
+        scope, tail=limit if is_tail else 0, follow=bool(call.is_set("follow")), wanted=_filter(call)
     )
     if is_tail:
         for row in reversed([row async for page in pages for row in page.rows]):

@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-import uuid
-
 import gangline
 from gangline.domain.user import UserChange, UserView, check_new_password, hash_password
 from gangline.errors import GanglineError, invalid
-from services.gateway.determined.call import Call, Routes, page_of
+from services.gateway.determined.call import Call, OpenCall, OpenRoutes, Routes, page_of
 from services.gateway.determined.values import Json, to_number
 
 # The newest version of Determined whose client was tried.
 _VERSION = "0.38.1"
 
 
-async def info(call: Call) -> Json:
+async def info(call: OpenCall) -> Json:
     """Describes the cluster to a client before it logs in."""
-    cluster_id = call.cases.clusters.identify()
+    cluster_id = call.open.cluster.identify()
     return {"version": _VERSION, "cluster_id": cluster_id, "master_id": cluster_id, "cluster_name": "gangline"}
 
 
-async def log_in(call: Call) -> Json:
+async def log_in(call: OpenCall) -> Json:
     """Opens a session. username, password: a user of the cluster, and the password, which the client hashes."""
     password = call.text("password")
     if call.body.get("isHashed") is False:
         password = hash_password(password)
-    session = await call.cases.users.log_in(call.text("username"), password, call.peer, is_determined=True)
+    session = await call.open.logins.log_in(call.text("username"), password, call.peer, is_determined=True)
     return {"token": session.token, "user": describe(call, session.user)}
 
 
 async def log_out(call: Call) -> Json:
     """Ends the session."""
-    await call.cases.users.log_out(call.caller, new_id(), call.token)
+    await call.cases.users.log_out(call.token)
     return {}
 
 
 async def me(call: Call) -> Json:
-    return {"user": describe(call, call.cases.users.me(call.caller))}
+    return {"user": describe(call, call.cases.users.me())}
 
 
 async def list_users(call: Call) -> Json:
@@ -44,7 +42,7 @@ async def list_users(call: Call) -> Json:
     is_active, is_admin, name = call.is_set("active"), call.is_set("admin"), call.query.get("name", "")
     users = [
         user
-        for user in call.cases.users.list_users(call.caller)
+        for user in call.cases.users.list_users()
         if is_active in (None, user.is_active) and is_admin in (None, user.is_admin) and name in user.name
     ]
     shown, pagination = page_of(users, call)
@@ -57,7 +55,7 @@ async def find_user(call: Call) -> Json:
 
 
 async def find_user_by_name(call: Call) -> Json:
-    return {"user": describe(call, await call.cases.users.find(call.caller, call.path["id"]))}
+    return {"user": describe(call, await call.cases.users.find(call.path["id"]))}
 
 
 async def create_user(call: Call) -> Json:
@@ -66,13 +64,13 @@ async def create_user(call: Call) -> Json:
     if not isinstance(new, dict):
         raise invalid("request.invalid", "user is missing, and should be an object")
     change = _change(new, _password(call) or "")
-    return {"user": describe(call, await call.cases.users.create(call.caller, new_id(), change))}
+    return {"user": describe(call, await call.cases.users.create(change))}
 
 
 async def change_user(call: Call) -> Json:
     """Takes v1PatchUser."""
     change = _change(call.body, _password(call))
-    user = await call.cases.users.update(call.caller, new_id(), _user_of(call).name, change)
+    user = await call.cases.users.update(_user_of(call).name, change)
     return {"user": describe(call, user)}
 
 
@@ -85,21 +83,16 @@ async def change_users(call: Call) -> Json:
     for user_id in user_ids:
         number, problem = to_number(user_id, "userIds"), ""
         try:
-            name = call.cases.users.find_by_id(call.caller, number).name
-            await call.cases.users.update(call.caller, new_id(), name, UserChange(is_active=bool(is_active)))
+            name = call.cases.users.find_by_id(number).name
+            await call.cases.users.update(name, UserChange(is_active=bool(is_active)))
         except GanglineError as error:
             problem = error.message
         results.append({"id": number, "error": problem})
     return {"results": results}
 
 
-def new_id() -> str:
-    """Returns the request id of a change. Determined's client has none, and does not repeat its changes."""
-    return str(uuid.uuid4())
-
-
 def _user_of(call: Call) -> UserView:
-    return call.cases.users.find_by_id(call.caller, call.number("id"))
+    return call.cases.users.find_by_id(call.number("id"))
 
 
 def _change(values: Json, password: str | None) -> UserChange:
@@ -134,7 +127,7 @@ def _password(call: Call) -> str | None:
     return password
 
 
-def describe(call: Call, user: UserView) -> Json:
+def describe(call: OpenCall, user: UserView) -> Json:
     """Returns v1User."""
     return {
         "id": call.authenticator.number_of_user(user.name),
@@ -146,9 +139,9 @@ def describe(call: Call, user: UserView) -> Json:
     }
 
 
-async def describe_cluster(call: Call) -> Json:
+async def describe_cluster(call: OpenCall) -> Json:
     """Returns v1GetMasterResponse."""
-    cluster_id = call.cases.clusters.identify()
+    cluster_id = call.open.cluster.identify()
     return {
         "version": _VERSION,
         "clusterId": cluster_id,
@@ -166,18 +159,19 @@ async def describe_cluster(call: Call) -> Json:
     }
 
 
-async def describe_telemetry(call: Call) -> Json:
+async def describe_telemetry(call: OpenCall) -> Json:
     return {"enabled": False}
 
 
 # These need no session.
-OPEN_ROUTES: Routes = (
+OPEN_ROUTES: OpenRoutes = (
     ("GET", "/info", info),
     ("POST", "/api/v1/auth/login", log_in),
     ("GET", "/api/v1/master/telemetry", describe_telemetry),
 )
+# Clients ask for these with or without a session.
+EITHER_ROUTES: OpenRoutes = (("GET", "/api/v1/master", describe_cluster),)
 ROUTES: Routes = (
-    ("GET", "/api/v1/master", describe_cluster),
     ("POST", "/api/v1/auth/logout", log_out),
     ("GET", "/api/v1/me", me),
     ("GET", "/api/v1/auth/user", me),

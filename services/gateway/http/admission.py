@@ -13,7 +13,7 @@ import binascii
 import functools
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,7 +22,7 @@ from services.common.archive import MAX_ARCHIVE_BYTES, too_large
 from services.common.server import Principal
 from services.gateway.http.problem import is_changing, problem_response
 from services.gateway.mirror.auth import Authenticator
-from services.gateway.usecase.bundle import UseCases
+from services.gateway.usecase.bundle import OpenCases, UseCases, UserCases
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/prom/http-sd"})
 # The sender of an answer that has ended is cancelled in this time.
@@ -133,19 +133,35 @@ def _find_token(header: str, *, is_reading: bool) -> str | None:
 
 
 # Coroutines, because FastAPI calls a plain function in a thread, and a request would wait for two of them.
-async def _principal(request: Request) -> Principal:
-    principal = request.state.principal
-    assert isinstance(principal, Principal)
-    return principal
+async def _cases(request: Request) -> UserCases:
+    return _usecases_of(request).of(_principal_of(request))
 
 
-Caller = Annotated[Principal, Depends(_principal)]
+async def _keyed_cases(
+    request: Request, key: Annotated[str | None, Header(alias="Idempotency-Key")] = None
+) -> UserCases:
+    return _usecases_of(request).of(_principal_of(request), key or None)
 
 
-async def _usecases(request: Request) -> UseCases:
+async def _open_cases(request: Request) -> OpenCases:
+    return _usecases_of(request).open
+
+
+def _usecases_of(request: Request) -> UseCases:
     usecases = request.app.state.usecases
     assert isinstance(usecases, UseCases)
     return usecases
 
 
-Cases = Annotated[UseCases, Depends(_usecases)]
+def _principal_of(request: Request) -> Principal:
+    principal = request.state.principal
+    assert isinstance(principal, Principal)
+    return principal
+
+
+# The use cases of the request's caller. Each of its changes gets a new request id.
+Cases = Annotated[UserCases, Depends(_cases)]
+# The same for a route whose change takes its request id from the header Idempotency-Key.
+KeyedCases = Annotated[UserCases, Depends(_keyed_cases)]
+# The use cases of a route in OPEN_PATHS, which has no caller.
+Open = Annotated[OpenCases, Depends(_open_cases)]

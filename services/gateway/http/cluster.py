@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 
 from fastapi import APIRouter
@@ -10,31 +9,31 @@ from fastapi.responses import StreamingResponse
 
 from gangline.domain.experiment import Checkpoint
 from services.gateway.http import model
-from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.admission import Cases
 from services.gateway.http.page import CheckpointPage, Limit, Offset, describe_page
 from services.gateway.http.route import ERRORS, Route
-from services.gateway.usecase.following import begin
+from services.gateway.usecase.shared.following import begin
 
 router = APIRouter(prefix="/api/v1", route_class=Route, responses=ERRORS)
 
 
 @router.get("/master", tags=["cluster"], include_in_schema=False)
 @router.get("/cluster", tags=["cluster"])
-async def get_cluster(caller: Caller, cases: Cases) -> model.ClusterView:
+async def get_cluster(cases: Cases) -> model.ClusterView:
     """Describes the cluster. Also at /api/v1/master, where Determined's tools expect it."""
-    return model.ClusterView.model_validate(cases.clusters.describe(caller))
+    return model.ClusterView.model_validate(cases.clusters.describe())
 
 
 @router.get("/checkpoints", tags=["checkpoints"])
-async def list_checkpoints(caller: Caller, cases: Cases, offset: Offset = 0, limit: Limit = 0) -> CheckpointPage:
-    return _page(await cases.checkpoints.list(caller), offset, limit)
+async def list_checkpoints(cases: Cases, offset: Offset = 0, limit: Limit = 0) -> CheckpointPage:
+    return _page(await cases.checkpoints.list(), offset, limit)
 
 
 @router.get("/experiments/{experiment_id}/checkpoints", tags=["checkpoints"])
 async def list_experiment_checkpoints(
-    experiment_id: model.Int64, caller: Caller, cases: Cases, offset: Offset = 0, limit: Limit = 0
+    experiment_id: model.Int64, cases: Cases, offset: Offset = 0, limit: Limit = 0
 ) -> CheckpointPage:
-    return _page(await cases.checkpoints.list(caller, experiment_id), offset, limit)
+    return _page(await cases.checkpoints.list(experiment_id), offset, limit)
 
 
 def _page(checkpoints: Sequence[Checkpoint], offset: int, limit: int) -> CheckpointPage:
@@ -44,29 +43,29 @@ def _page(checkpoints: Sequence[Checkpoint], offset: int, limit: int) -> Checkpo
 
 
 @router.get("/checkpoints/{checkpoint_id}", tags=["checkpoints"])
-async def get_checkpoint(checkpoint_id: str, caller: Caller, cases: Cases) -> model.CheckpointAnswer:
-    return model.CheckpointAnswer.model_validate({"checkpoint": cases.checkpoints.find(caller, checkpoint_id)})
+async def get_checkpoint(checkpoint_id: str, cases: Cases) -> model.CheckpointAnswer:
+    return model.CheckpointAnswer.model_validate({"checkpoint": cases.checkpoints.find(checkpoint_id)})
 
 
 @router.delete("/checkpoints", tags=["checkpoints"])
-async def delete_checkpoints(body: model.DeleteCheckpoints, caller: Caller, cases: Cases) -> model.CheckpointList:
+async def delete_checkpoints(body: model.DeleteCheckpoints, cases: Cases) -> model.CheckpointList:
     """Deletes all of the checkpoints or none; their files are deleted soon after."""
-    return await _delete(cases, caller, body.checkpoint_uuids)
+    return await _delete(cases, body.checkpoint_uuids)
 
 
 @router.delete("/checkpoints/{checkpoint_id}", tags=["checkpoints"])
-async def delete_checkpoint(checkpoint_id: str, caller: Caller, cases: Cases) -> model.CheckpointList:
+async def delete_checkpoint(checkpoint_id: str, cases: Cases) -> model.CheckpointList:
     """Deletes a checkpoint; its files are deleted soon after."""
-    return await _delete(cases, caller, [checkpoint_id])
+    return await _delete(cases, [checkpoint_id])
 
 
-async def _delete(cases: Cases, caller: Caller, checkpoint_ids: list[str]) -> model.CheckpointList:
-    checkpoints = await cases.checkpoints.delete(caller, str(uuid.uuid4()), checkpoint_ids)
+async def _delete(cases: Cases, checkpoint_ids: list[str]) -> model.CheckpointList:
+    checkpoints = await cases.checkpoints.delete(checkpoint_ids)
     return model.CheckpointList.model_validate({"checkpoints": checkpoints})
 
 
 @router.get("/checkpoints/{checkpoint_id}/files/{path:path}", tags=["checkpoints"], response_class=StreamingResponse)
-async def get_checkpoint_file(checkpoint_id: str, path: str, caller: Caller, cases: Cases) -> StreamingResponse:
+async def get_checkpoint_file(checkpoint_id: str, path: str, cases: Cases) -> StreamingResponse:
     """Returns one file of the checkpoint; `resources` of the checkpoint lists them."""
-    chunks = cases.checkpoints.read_file(caller, checkpoint_id, path)
+    chunks = cases.checkpoints.read_file(checkpoint_id, path)
     return StreamingResponse(await begin(chunks), media_type="application/octet-stream")

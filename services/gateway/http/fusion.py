@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
-
 from fastapi import APIRouter
 from pydantic import Field
 
 from gangline.errors import not_found
-from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.admission import Cases
 from services.gateway.http.model import Answer, Instant
 from services.gateway.http.route import ERRORS, Route
 
@@ -42,12 +40,12 @@ class FusionList(Answer):
 
 
 @router.get("/fusion")
-async def list_fusion(caller: Caller, cases: Cases) -> FusionList:
-    return FusionList.model_validate({"records": cases.fusion.list(caller)})
+async def list_fusion(cases: Cases) -> FusionList:
+    return FusionList.model_validate({"records": cases.fusion.list()})
 
 
 @router.delete("/fusion/{key}", status_code=204)
-async def forget_fusion(key: str, caller: Caller, cases: Cases) -> None:
+async def forget_fusion(key: str, cases: Cases) -> None:
     """Deletes a record, so that the next trial of this kind tunes anew."""
-    if not await cases.fusion.forget(caller, str(uuid.uuid4()), key):
+    if not await cases.fusion.forget(key):
         raise not_found("fusion.not_found", f"nothing is remembered under {key}; list it with: gangline fusion list")

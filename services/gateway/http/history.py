@@ -15,17 +15,16 @@ from fastapi import APIRouter, Depends, Header, Query
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from gangline.domain.history import ALL_ATTEMPTS, MAX_SERIES_POINTS, MIN_SERIES_POINTS, StoredMetrics
+from gangline.domain.id import experiment_id_of
 from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError
-from services.common.server import Principal
 from services.gateway.history import log_scan
 from services.gateway.http import log_model, model
-from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.admission import Cases
 from services.gateway.http.log_model import LogPage, MetricSeries, MetricsPage, Selected, Selection, StoredLog
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.mirror.ingest_record import Scope
-from services.gateway.usecase.bundle import UseCases
-from services.gateway.usecase.ingest import experiment_id_of
+from services.gateway.usecase.bundle import UserCases
 
 router = APIRouter(prefix="/api/v1", tags=["history"], route_class=Route, responses=ERRORS)
 log = structlog.get_logger(__name__)
@@ -83,83 +82,74 @@ Group = Annotated[str, Query(description="training, validation or any other that
 
 
 @router.get("/experiments/{experiment_id}/events", response_class=EventSourceResponse)
-async def watch_experiment(experiment_id: model.Int64, caller: Caller, cases: Cases) -> EventSourceResponse:
+async def watch_experiment(experiment_id: model.Int64, cases: Cases) -> EventSourceResponse:
     """Streams the experiment's view at once and after each change, until it has ended."""
-    await cases.experiments.view(caller, experiment_id)
-    return _stream(_view_events(cases.experiments.watch(caller, experiment_id)))
+    await cases.experiments.view(experiment_id)
+    return _stream(_view_events(cases.experiments.watch(experiment_id)))
 
 
 @router.get("/experiments/{experiment_id}/logs", response_model=LogPage)
 async def experiment_logs(
-    experiment_id: model.Int64, caller: Caller, cases: Cases, window: Wanted, selection: Selected
+    experiment_id: model.Int64, cases: Cases, window: Wanted, selection: Selected
 ) -> LogPage | EventSourceResponse:
-    return await _logs(cases, caller, Scope(experiment_id), window, selection)
+    return await _logs(cases, Scope(experiment_id), window, selection)
 
 
 @router.get("/trials/{trial_id}/logs", response_model=LogPage)
-async def trial_logs(
-    trial_id: str, caller: Caller, cases: Cases, window: Wanted, selection: Selected
-) -> LogPage | EventSourceResponse:
+async def trial_logs(trial_id: str, cases: Cases, window: Wanted, selection: Selected) -> LogPage | EventSourceResponse:
     scope = Scope(experiment_id_of(trial_id), trial_id)
-    return await _logs(cases, caller, scope, window, selection)
+    return await _logs(cases, scope, window, selection)
 
 
 @router.get("/experiments/{experiment_id}/metrics", response_model=MetricsPage)
 async def experiment_metrics(
     experiment_id: model.Int64,
-    caller: Caller,
     cases: Cases,
     window: Wanted,
     group: Group = "",
     *,
     attempt: Attempt = None,
 ) -> MetricsPage | EventSourceResponse:
-    return await _metrics(cases, caller, Scope(experiment_id, group=group, attempt=attempt), window)
+    return await _metrics(cases, Scope(experiment_id, group=group, attempt=attempt), window)
 
 
 @router.get("/trials/{trial_id}/metrics", response_model=MetricsPage)
 async def trial_metrics(
-    trial_id: str, caller: Caller, cases: Cases, window: Wanted, group: Group = "", *, attempt: Attempt = None
+    trial_id: str, cases: Cases, window: Wanted, group: Group = "", *, attempt: Attempt = None
 ) -> MetricsPage | EventSourceResponse:
-    return await _metrics(cases, caller, Scope(experiment_id_of(trial_id), trial_id, group, attempt), window)
+    return await _metrics(cases, Scope(experiment_id_of(trial_id), trial_id, group, attempt), window)
 
 
 @router.get("/trials/{trial_id}/metrics/series", response_model=MetricSeries)
-async def trial_series(
-    trial_id: str, caller: Caller, cases: Cases, wanted: Annotated[SeriesQuery, Depends()]
-) -> MetricSeries:
+async def trial_series(trial_id: str, cases: Cases, wanted: Annotated[SeriesQuery, Depends()]) -> MetricSeries:
     """Returns one metric of a trial, in at most so many points."""
     series = await cases.records.series(
-        caller, trial_id, wanted.group, wanted.metric, wanted.max_points, attempt=wanted.attempt
+        trial_id, wanted.group, wanted.metric, wanted.max_points, attempt=wanted.attempt
     )
     return MetricSeries.model_validate(series)
 
 
-async def _logs(
-    cases: UseCases, caller: Principal, scope: Scope, window: Window, selection: Selection
-) -> LogPage | EventSourceResponse:
+async def _logs(cases: UserCases, scope: Scope, window: Window, selection: Selection) -> LogPage | EventSourceResponse:
     # Checked before following too: an event stream that has begun can no longer answer with an error.
     wanted = selection.to_filter()
-    await cases.records.check_logs(caller, scope, wanted)
+    await cases.records.check_logs(scope, wanted)
     # A client that resumes has the tail already; with the tail of now it would miss lines that were stored meanwhile.
     tail = 0 if window.resume_id else selection.tail
     if window.follow:
-        pages = cases.records.logs(caller, scope, tail=tail, after_id=window.last_id, follow=True, wanted=wanted)
+        pages = cases.records.logs(scope, tail=tail, after_id=window.last_id, follow=True, wanted=wanted)
         return _stream(_log_events(pages))
-    page = await cases.records.log_page(caller, scope, window.last_id, window.limit, tail=tail, wanted=wanted)
+    page = await cases.records.log_page(scope, window.last_id, window.limit, tail=tail, wanted=wanted)
     next_after_id = None if page.is_last else page.last_id
     return LogPage.model_validate({"logs": page.rows, "next_after_id": next_after_id})
 
 
-async def _metrics(
-    cases: UseCases, caller: Principal, scope: Scope, window: Window
-) -> MetricsPage | EventSourceResponse:
-    await cases.records.confirm(caller, scope)
-    cases.records.check(caller, scope)
+async def _metrics(cases: UserCases, scope: Scope, window: Window) -> MetricsPage | EventSourceResponse:
+    await cases.records.confirm(scope)
+    cases.records.check(scope)
     if window.follow:
-        pages = cases.records.metrics(caller, scope, after_id=window.last_id, follow=True)
+        pages = cases.records.metrics(scope, after_id=window.last_id, follow=True)
         return _stream(_metrics_events(pages))
-    page = await cases.records.metrics_page(caller, scope, window.last_id, window.limit)
+    page = await cases.records.metrics_page(scope, window.last_id, window.limit)
     next_after_id = None if page.is_last else page.rows[-1].id
     return MetricsPage.model_validate({"metrics": page.rows, "next_after_id": next_after_id})
 

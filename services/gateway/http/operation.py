@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
-from services.gateway.http.admission import Cases
+from services.gateway.http.admission import Open
 from services.gateway.http.model import Answer, EtcdHealth
 
 router = APIRouter(include_in_schema=False)
@@ -32,15 +32,15 @@ class Health(Answer):
 
 
 @router.get("/healthz")
-async def healthz(cases: Cases) -> Health:
+async def healthz(open_cases: Open) -> Health:
     """Returns 200 as long as reads work, which they do without a scheduler."""
-    return Health.model_validate(cases.clusters.health())
+    return Health.model_validate(open_cases.cluster.health())
 
 
 @router.get("/readyz")
-async def readyz(cases: Cases) -> JSONResponse:
+async def readyz(open_cases: Open) -> JSONResponse:
     """Returns 200 while changes work too; 503 without a leading scheduler or without etcd, which `problem` names."""
-    health = cases.clusters.health()
+    health = open_cases.cluster.health()
     body = Health.model_validate(health).model_dump(mode="json", by_alias=True)
     return JSONResponse(body | {"status": "unready"}, status_code=503) if health.problem else JSONResponse(body)
 
@@ -51,9 +51,9 @@ async def metrics() -> Response:
 
 
 @router.get("/prom/http-sd")
-async def http_sd(cases: Cases) -> list[ScrapeTargets]:
+async def http_sd(open_cases: Open) -> list[ScrapeTargets]:
     """Returns the targets for `http_sd_configs` of Prometheus."""
-    targets = cases.clusters.list_targets()
+    targets = open_cases.cluster.list_targets()
     return [ScrapeTargets(targets=[target.address], labels=target.labels) for target in targets]
 
 

@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from services.gateway.http import model
-from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.admission import Cases
 from services.gateway.http.route import ERRORS, Route
-from services.gateway.usecase.following import begin
+from services.gateway.usecase.shared.following import begin
 
 router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=Route, responses=ERRORS)
 
@@ -25,15 +25,15 @@ class OutputList(model.Answer):
 
 
 @router.get("/trials/{trial_id}/output")
-async def list_output(trial_id: str, caller: Caller, cases: Cases) -> OutputList:
+async def list_output(trial_id: str, cases: Cases) -> OutputList:
     """Lists the files that the trial's processes wrote into $GANGLINE_OUTPUT_DIR. Files are kept when the processes
     end."""
-    sizes = await cases.outputs.list(caller, trial_id)
+    sizes = await cases.outputs.list(trial_id)
     return OutputList(files=[OutputFile(path=path, num_bytes=num_bytes) for path, num_bytes in sizes.items()])
 
 
 @router.get("/trials/{trial_id}/output/{path:path}", response_class=StreamingResponse)
-async def get_output_file(trial_id: str, path: str, caller: Caller, cases: Cases) -> StreamingResponse:
+async def get_output_file(trial_id: str, path: str, cases: Cases) -> StreamingResponse:
     """Returns one file of the trial's output."""
-    chunks = await begin(cases.outputs.read_file(caller, trial_id, path))
+    chunks = await begin(cases.outputs.read_file(trial_id, path))
     return StreamingResponse(chunks, media_type="application/octet-stream")

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import uuid
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter
 from pydantic import Field
 
 from gangline.config.layer.template_check import read_template
 from gangline.domain.experiment import DEFAULT_PROJECT_ID, DEFAULT_WORKSPACE_ID, ProjectChange
 from gangline.domain.state import ProjectAction
 from gangline.domain.view import ProjectView, WorkspaceView
-from services.common.server import Principal
-from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.admission import Cases, KeyedCases
 from services.gateway.http.model import Answer, Body, Document, Experiment, ExperimentAnswer, Instant, Int64
 from services.gateway.http.route import ERRORS, Route
-from services.gateway.usecase.bundle import UseCases
-from services.gateway.usecase.parsing import off_loop
+from services.gateway.usecase.bundle import UserCases
+from services.gateway.usecase.shared.parsing import off_loop
 
 router = APIRouter(prefix="/api/v1", tags=["projects"], route_class=Route, responses=ERRORS)
-
-Key = Annotated[str | None, Header(alias="Idempotency-Key")]
 
 
 class Workspace(Answer):
@@ -134,11 +130,9 @@ class MoveBody(Body):
 
 
 @router.get("/workspaces")
-async def list_workspaces(
-    caller: Caller, cases: Cases, *, name: str = "", archived: bool | None = None
-) -> WorkspaceList:
+async def list_workspaces(cases: Cases, *, name: str = "", archived: bool | None = None) -> WorkspaceList:
     """Lists workspaces by name. name: only the one of this name. archived: only archived ones, or only the others."""
-    views = cases.projects.list_workspaces(caller)
+    views = cases.projects.list_workspaces()
     return WorkspaceList(
         workspaces=[
             _workspace(view)
@@ -149,137 +143,122 @@ async def list_workspaces(
 
 
 @router.get("/workspaces/{workspace_id}")
-async def get_workspace(workspace_id: Int64, caller: Caller, cases: Cases) -> WorkspaceAnswer:
-    return WorkspaceAnswer(workspace=_workspace(await cases.projects.view_workspace(caller, workspace_id)))
+async def get_workspace(workspace_id: Int64, cases: Cases) -> WorkspaceAnswer:
+    return WorkspaceAnswer(workspace=_workspace(await cases.projects.view_workspace(workspace_id)))
 
 
 @router.post("/workspaces")
-async def post_workspace(body: WorkspaceBody, caller: Caller, cases: Cases, key: Key = None) -> WorkspaceAnswer:
+async def post_workspace(body: WorkspaceBody, cases: KeyedCases) -> WorkspaceAnswer:
     """Creates a workspace. The same Idempotency-Key creates nothing twice."""
     change = _workspace_change(body)
-    created = await cases.projects.update_workspace(caller, _id(key), ProjectAction.CREATE, change=change)
-    return await _workspace_answer(cases, caller, created.id if created is not None else 0)
+    created = await cases.projects.update_workspace(ProjectAction.CREATE, change=change)
+    return await _workspace_answer(cases, created.id if created is not None else 0)
 
 
 @router.patch("/workspaces/{workspace_id}")
-async def patch_workspace(
-    workspace_id: Int64, body: WorkspaceBody, caller: Caller, cases: Cases, key: Key = None
-) -> WorkspaceAnswer:
+async def patch_workspace(workspace_id: Int64, body: WorkspaceBody, cases: KeyedCases) -> WorkspaceAnswer:
     change = _workspace_change(body)
-    await cases.projects.update_workspace(caller, _id(key), ProjectAction.EDIT, workspace_id, change)
-    return await _workspace_answer(cases, caller, workspace_id)
+    await cases.projects.update_workspace(ProjectAction.EDIT, workspace_id, change)
+    return await _workspace_answer(cases, workspace_id)
 
 
 @router.delete("/workspaces/{workspace_id}")
-async def delete_workspace(workspace_id: Int64, caller: Caller, cases: Cases, key: Key = None) -> Completed:
+async def delete_workspace(workspace_id: Int64, cases: KeyedCases) -> Completed:
     """Deletes a workspace without experiments."""
-    await cases.projects.update_workspace(caller, _id(key), ProjectAction.DELETE, workspace_id)
+    await cases.projects.update_workspace(ProjectAction.DELETE, workspace_id)
     return Completed()
 
 
 @router.post("/workspaces/{workspace_id}/archive")
-async def archive_workspace(workspace_id: Int64, caller: Caller, cases: Cases, key: Key = None) -> Done:
+async def archive_workspace(workspace_id: Int64, cases: KeyedCases) -> Done:
     """Keeps new experiments out of the workspace."""
-    await cases.projects.update_workspace(caller, _id(key), ProjectAction.ARCHIVE, workspace_id)
+    await cases.projects.update_workspace(ProjectAction.ARCHIVE, workspace_id)
     return Done()
 
 
 @router.post("/workspaces/{workspace_id}/unarchive")
-async def unarchive_workspace(workspace_id: Int64, caller: Caller, cases: Cases, key: Key = None) -> Done:
-    await cases.projects.update_workspace(caller, _id(key), ProjectAction.UNARCHIVE, workspace_id)
+async def unarchive_workspace(workspace_id: Int64, cases: KeyedCases) -> Done:
+    await cases.projects.update_workspace(ProjectAction.UNARCHIVE, workspace_id)
     return Done()
 
 
 @router.get("/workspaces/{workspace_id}/projects")
-async def list_projects(workspace_id: Int64, caller: Caller, cases: Cases, name: str = "") -> ProjectList:
+async def list_projects(workspace_id: Int64, cases: Cases, name: str = "") -> ProjectList:
     """Lists the projects of a workspace by name. name: only the one of this name."""
-    workspace = (await cases.projects.view_workspace(caller, workspace_id)).workspace
-    views = await cases.projects.list_projects(caller, workspace.name)
+    workspace = (await cases.projects.view_workspace(workspace_id)).workspace
+    views = await cases.projects.list_projects(workspace.name)
     return ProjectList(projects=[_project(view) for view in views if name in ("", view.project.name)])
 
 
 @router.post("/workspaces/{workspace_id}/projects")
-async def post_project(
-    workspace_id: Int64, body: ProjectBody, caller: Caller, cases: Cases, key: Key = None
-) -> ProjectAnswer:
+async def post_project(workspace_id: Int64, body: ProjectBody, cases: KeyedCases) -> ProjectAnswer:
     """Creates a project. The same Idempotency-Key creates nothing twice."""
     change = _project_change(body)
-    created = await cases.projects.update_project(
-        caller, _id(key), ProjectAction.CREATE, change=change, workspace_id=workspace_id
-    )
-    return await _project_answer(cases, caller, created.id if created is not None else 0)
+    created = await cases.projects.update_project(ProjectAction.CREATE, change=change, workspace_id=workspace_id)
+    return await _project_answer(cases, created.id if created is not None else 0)
 
 
 @router.get("/projects/{project_id}")
-async def get_project(project_id: Int64, caller: Caller, cases: Cases) -> ProjectAnswer:
-    return await _project_answer(cases, caller, project_id)
+async def get_project(project_id: Int64, cases: Cases) -> ProjectAnswer:
+    return await _project_answer(cases, project_id)
 
 
 @router.patch("/projects/{project_id}")
-async def patch_project(
-    project_id: Int64, body: ProjectBody, caller: Caller, cases: Cases, key: Key = None
-) -> ProjectAnswer:
-    await cases.projects.update_project(caller, _id(key), ProjectAction.EDIT, project_id, _project_change(body))
-    return await _project_answer(cases, caller, project_id)
+async def patch_project(project_id: Int64, body: ProjectBody, cases: KeyedCases) -> ProjectAnswer:
+    await cases.projects.update_project(ProjectAction.EDIT, project_id, _project_change(body))
+    return await _project_answer(cases, project_id)
 
 
 @router.delete("/projects/{project_id}")
-async def delete_project(project_id: Int64, caller: Caller, cases: Cases, key: Key = None) -> Completed:
+async def delete_project(project_id: Int64, cases: KeyedCases) -> Completed:
     """Deletes a project without experiments."""
-    await cases.projects.update_project(caller, _id(key), ProjectAction.DELETE, project_id)
+    await cases.projects.update_project(ProjectAction.DELETE, project_id)
     return Completed()
 
 
 @router.post("/projects/{project_id}/archive")
-async def archive_project(project_id: Int64, caller: Caller, cases: Cases, key: Key = None) -> Done:
+async def archive_project(project_id: Int64, cases: KeyedCases) -> Done:
     """Keeps new experiments out of the project."""
-    await cases.projects.update_project(caller, _id(key), ProjectAction.ARCHIVE, project_id)
+    await cases.projects.update_project(ProjectAction.ARCHIVE, project_id)
     return Done()
 
 
 @router.post("/projects/{project_id}/unarchive")
-async def unarchive_project(project_id: Int64, caller: Caller, cases: Cases, key: Key = None) -> Done:
-    await cases.projects.update_project(caller, _id(key), ProjectAction.UNARCHIVE, project_id)
+async def unarchive_project(project_id: Int64, cases: KeyedCases) -> Done:
+    await cases.projects.update_project(ProjectAction.UNARCHIVE, project_id)
     return Done()
 
 
 @router.post("/experiments/{experiment_id}/move")
-async def move_experiment(
-    experiment_id: Int64, body: MoveBody, caller: Caller, cases: Cases, key: Key = None
-) -> ExperimentAnswer:
+async def move_experiment(experiment_id: Int64, body: MoveBody, cases: KeyedCases) -> ExperimentAnswer:
     """Moves an experiment into another project."""
-    moved = await cases.projects.move_experiment(caller, _id(key), experiment_id, body.destination_project_id)
+    moved = await cases.projects.move_experiment(experiment_id, body.destination_project_id)
     return ExperimentAnswer(experiment=Experiment.model_validate(moved))
 
 
 @router.get("/templates")
-async def list_templates(caller: Caller, cases: Cases) -> TemplateList:
-    return TemplateList.model_validate({"templates": cases.projects.list_templates(caller)})
+async def list_templates(cases: Cases) -> TemplateList:
+    return TemplateList.model_validate({"templates": cases.projects.list_templates()})
 
 
 @router.get("/templates/{name}")
-async def get_template(name: str, caller: Caller, cases: Cases) -> TemplateAnswer:
-    return TemplateAnswer(template=Template.model_validate(await cases.projects.find_template(caller, name)))
+async def get_template(name: str, cases: Cases) -> TemplateAnswer:
+    return TemplateAnswer(template=Template.model_validate(await cases.projects.find_template(name)))
 
 
 @router.put("/templates/{name}")
-async def put_template(name: str, body: TemplateBody, caller: Caller, cases: Cases, key: Key = None) -> TemplateAnswer:
+async def put_template(name: str, body: TemplateBody, cases: KeyedCases) -> TemplateAnswer:
     """Creates a template, or replaces its settings. Experiments that were made from it stay as they are."""
     config = body.config
     config_json = await off_loop(read_template, config) if isinstance(config, str) else json.dumps(config)
-    template = await cases.projects.set_template(caller, _id(key), name, config_json)
+    template = await cases.projects.set_template(name, config_json)
     return TemplateAnswer(template=Template.model_validate(template))
 
 
 @router.delete("/templates/{name}")
-async def delete_template(name: str, caller: Caller, cases: Cases, key: Key = None) -> Done:
-    await cases.projects.remove_template(caller, _id(key), name)
+async def delete_template(name: str, cases: KeyedCases) -> Done:
+    await cases.projects.remove_template(name)
     return Done()
-
-
-def _id(key: str | None) -> str:
-    """Returns the request id of the header, or a new one."""
-    return key or str(uuid.uuid4())
 
 
 def _workspace_change(body: WorkspaceBody) -> ProjectChange:
@@ -305,12 +284,12 @@ def _storage(section: dict[str, Any] | None) -> str | None:
     return None if section is None else json.dumps(section) if section else ""
 
 
-async def _workspace_answer(cases: UseCases, caller: Principal, workspace_id: int) -> WorkspaceAnswer:
-    return WorkspaceAnswer(workspace=_workspace(await cases.projects.view_workspace(caller, workspace_id)))
+async def _workspace_answer(cases: UserCases, workspace_id: int) -> WorkspaceAnswer:
+    return WorkspaceAnswer(workspace=_workspace(await cases.projects.view_workspace(workspace_id)))
 
 
-async def _project_answer(cases: UseCases, caller: Principal, project_id: int) -> ProjectAnswer:
-    return ProjectAnswer(project=_project(await cases.projects.view_project(caller, project_id)))
+async def _project_answer(cases: UserCases, project_id: int) -> ProjectAnswer:
+    return ProjectAnswer(project=_project(await cases.projects.view_project(project_id)))
 
 
 def _workspace(view: WorkspaceView) -> Workspace:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 
 from services.gateway.http import model, queue_model
-from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.admission import Cases
 from services.gateway.http.route import ERRORS, Route
 
 router = APIRouter(prefix="/api/v1", route_class=Route, responses=ERRORS)
@@ -17,7 +16,6 @@ router = APIRouter(prefix="/api/v1", route_class=Route, responses=ERRORS)
 
 @router.get("/tasks", tags=["queue"])
 async def list_tasks(
-    caller: Caller,
     cases: Cases,
     *,
     experimentId: model.Int64 = 0,  # noqa: N803  the API's names are in camel case
@@ -26,44 +24,38 @@ async def list_tasks(
 ) -> model.TaskList:
     """Lists running and waiting tasks, each waiting one with its reason. experimentId: only those of this
     experiment. workspace, project: only those in it, by name."""
-    project_ids = await cases.projects.select(caller, workspace, project)
-    return model.TaskList.model_validate({"tasks": await cases.queue.list_tasks(caller, experimentId, project_ids)})
+    project_ids = await cases.projects.select(workspace, project)
+    return model.TaskList.model_validate({"tasks": await cases.queue.list_tasks(experimentId, project_ids)})
 
 
 @router.get("/job-queues", tags=["queue"])
 async def list_jobs(
-    caller: Caller,
     cases: Cases,
     resourcePool: str = "",  # noqa: N803  as above
 ) -> queue_model.JobList:
     """Lists jobs that hold slots, the oldest first; then waiting ones, in the order in which their pool considers
     them."""
-    tasks = await cases.queue.list_tasks(caller)
+    tasks = await cases.queue.list_tasks()
     jobs = [queue_model.job_of(task) for task in tasks if resourcePool in ("", task.pool)]
     return queue_model.JobList(jobs=jobs)
 
 
 @router.post("/job-queues", tags=["queue"])
-async def update_queue(
-    body: queue_model.UpdateJobQueue, caller: Caller, cases: Cases
-) -> queue_model.ExperimentsChanged:
+async def update_queue(body: queue_model.UpdateJobQueue, cases: Cases) -> queue_model.ExperimentsChanged:
     """Changes priorities, weights and places; returns the changed experiments."""
-    changed = [
-        await cases.experiments.update(caller, str(uuid.uuid4()), update.job_id, (update.change(),))
-        for update in body.updates
-    ]
+    changed = [await cases.experiments.update(update.job_id, (update.change(),)) for update in body.updates]
     return queue_model.ExperimentsChanged.model_validate({"experiments": changed})
 
 
 @router.get("/jobs/{job_id}/explanation", tags=["queue"])
-async def explain_job(job_id: str, caller: Caller, cases: Cases) -> queue_model.Explanation:
+async def explain_job(job_id: str, cases: Cases) -> queue_model.Explanation:
     """Explains why an experiment (7) or a trial (7.1) waits, what would start it and when, or where it runs."""
-    return queue_model.Explanation.model_validate(await cases.queue.explain(caller, job_id))
+    return queue_model.Explanation.model_validate(await cases.queue.explain(job_id))
 
 
 @router.get("/snapshot", tags=["queue"], response_model=dict[str, Any])
-async def get_snapshot(caller: Caller, cases: Cases, pool: str = "") -> Response:
+async def get_snapshot(cases: Cases, pool: str = "") -> Response:
     """Returns the planner's present input, in the format of `gangline simulate`. pool: may be left out if there is only
     one."""
-    snapshot_json = await cases.queue.snapshot(caller, pool)
+    snapshot_json = await cases.queue.snapshot(pool)
     return Response(snapshot_json, media_type="application/json")

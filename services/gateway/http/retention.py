@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,7 +9,7 @@ from fastapi import APIRouter, Depends, Query
 
 from gangline.domain.experiment import RetentionChange
 from services.gateway.http import model
-from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.admission import Cases
 from services.gateway.http.route import ERRORS, Route
 
 router = APIRouter(prefix="/api/v1", route_class=Route, responses=ERRORS)
@@ -33,19 +32,17 @@ class RetainLogs(model.Body):
 
 @router.get("/experiments/{experiment_id}/preview-gc", tags=["checkpoints"])
 async def preview_gc(
-    experiment_id: model.Int64, caller: Caller, cases: Cases, policy: Annotated[PolicyQuery, Depends()]
+    experiment_id: model.Int64, cases: Cases, policy: Annotated[PolicyQuery, Depends()]
 ) -> model.CheckpointList:
     """Lists the checkpoints that a change of the policy would delete. It changes nothing."""
     change = RetentionChange(policy.save_experiment_best, policy.save_trial_best, policy.save_trial_latest)
-    checkpoints = await cases.checkpoints.preview_retention(caller, experiment_id, change)
+    checkpoints = await cases.checkpoints.preview_retention(experiment_id, change)
     return model.CheckpointList.model_validate({"checkpoints": checkpoints})
 
 
 @router.put("/experiments/{experiment_id}/retain_logs", tags=["experiments"])
-async def retain_logs(
-    experiment_id: model.Int64, body: RetainLogs, caller: Caller, cases: Cases
-) -> model.ExperimentAnswer:
+async def retain_logs(experiment_id: model.Int64, body: RetainLogs, cases: Cases) -> model.ExperimentAnswer:
     """Changes for how many days the logs of the experiment are kept, also after its end."""
     change = RetentionChange(log_retention_days=body.num_days)
-    experiment = await cases.experiments.update(caller, str(uuid.uuid4()), experiment_id, (change,))
+    experiment = await cases.experiments.update(experiment_id, (change,))
     return model.ExperimentAnswer(experiment=model.Experiment.model_validate(experiment))

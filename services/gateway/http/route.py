@@ -17,7 +17,7 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
 from services.gateway.http.model import Problem
-from services.gateway.usecase.parsing import off_loop
+from services.gateway.usecase.shared.parsing import off_loop
 
 # Text, such as an archive in base64, is parsed at a gigabyte a second; values at a million a second.
 MAX_VALUES = 100_000

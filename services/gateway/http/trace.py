@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
-
 from fastapi import APIRouter
 from pydantic import Field
 
 from gangline.domain.trace import MOST_BATCHES
-from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.admission import Cases
 from services.gateway.http.model import Answer, Body
 from services.gateway.http.route import ERRORS, Route
 
@@ -33,7 +31,7 @@ class TraceAnswer(Answer):
 
 
 @router.post("/trials/{trial_id}/profile")
-async def profile_trial(trial_id: str, body: ProfileTrial, caller: Caller, cases: Cases) -> TraceAnswer:
+async def profile_trial(trial_id: str, body: ProfileTrial, cases: Cases) -> TraceAnswer:
     """Has the trial's next batches traced with torch's profiler; its log says when the trace begins and where it is."""
-    order = await cases.experiments.profile_trial(caller, str(uuid.uuid4()), trial_id, body.batches)
+    order = await cases.experiments.profile_trial(trial_id, body.batches)
     return TraceAnswer(order=TraceOrder.model_validate(order))

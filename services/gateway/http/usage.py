@@ -13,7 +13,7 @@ from gangline.domain.state import UsageGroup
 from gangline.errors import invalid
 from gangline.when import parse_when
 from services.gateway.http import model
-from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.admission import Cases
 from services.gateway.http.route import ERRORS, Route
 
 router = APIRouter(prefix="/api/v1", tags=["cluster"], route_class=Route, responses=ERRORS)
@@ -54,7 +54,6 @@ class ResourceEntries(model.Answer):
 
 @router.get("/usage")
 async def get_usage(
-    caller: Caller,
     cases: Cases,
     since: Annotated[str, Query(description="A date, a time, or an age such as 7d; UTC where it names no zone")],
     until: Annotated[str, Query(description="The same; now when absent")] = "",
@@ -66,13 +65,12 @@ async def get_usage(
     end = parse_when(until, now, "until", UTC) if until else 0.0
     if by.upper() not in UsageGroup.__members__:
         raise invalid("usage.by", f"by is {by!r}; give {', '.join(UsageGroup).lower()}")
-    report = await cases.usage.report(caller, begin, end, UsageGroup[by.upper()])
+    report = await cases.usage.report(begin, end, UsageGroup[by.upper()])
     return UsageReport.model_validate(report)
 
 
 @router.get("/resources/allocation/aggregated")
 async def get_aggregated(
-    caller: Caller,
     cases: Cases,
     start: Annotated[date, Query(alias="startDate", description="The first day, in UTC")],
     end: Annotated[date, Query(alias="endDate", description="The last day, or a day of the last month")],
@@ -83,10 +81,7 @@ async def get_aggregated(
     for first, after in _periods(start, end, period, datetime.now(UTC).date()):
         since, until = _midnight(first), _midnight(after)
         seconds_by_group = {
-            group: {
-                entry.key: entry.slot_seconds
-                for entry in (await cases.usage.report(caller, since, until, group)).entries
-            }
+            group: {entry.key: entry.slot_seconds for entry in (await cases.usage.report(since, until, group)).entries}
             for group in (UsageGroup.OWNER, UsageGroup.POOL)
         }
         by_owner = seconds_by_group[UsageGroup.OWNER]

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
-from typing import Annotated
-
-from fastapi import APIRouter, Header
+from fastapi import APIRouter
 from pydantic import Field
 
 from gangline.domain.user import UserChange, check_new_password, hash_password
 from gangline.errors import GanglineError, invalid
-from services.gateway.http.admission import Caller, Cases
+from services.gateway.http.admission import Cases, KeyedCases
 from services.gateway.http.model import Answer, Body, Instant, Int64
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.lifespan import parse_lifespan
 
 router = APIRouter(prefix="/api/v1", tags=["users"], route_class=Route, responses=ERRORS)
-
-Key = Annotated[str | None, Header(alias="Idempotency-Key")]
 
 
 class User(Answer):
@@ -107,82 +102,79 @@ class TokenBody(Body):
 
 
 @router.get("/me")
-async def get_me(caller: Caller, cases: Cases) -> UserAnswer:
+async def get_me(cases: Cases) -> UserAnswer:
     """Shows the user whose token the request has."""
-    return UserAnswer(user=User.model_validate(cases.users.me(caller)))
+    return UserAnswer(user=User.model_validate(cases.users.me()))
 
 
 @router.get("/users")
 async def list_users(
-    caller: Caller, cases: Cases, *, name: str = "", active: bool | None = None, admin: bool | None = None
+    cases: Cases, *, name: str = "", active: bool | None = None, admin: bool | None = None
 ) -> UserList:
     """Lists users, the oldest first. name: a part of the name. active, admin: limit them to those, or to the others."""
     views = [
         view
-        for view in cases.users.list_users(caller)
+        for view in cases.users.list_users()
         if name in view.name and active in (None, view.is_active) and admin in (None, view.is_admin)
     ]
     return UserList.model_validate({"users": views})
 
 
 @router.get("/users/{user_id}")
-async def get_user(user_id: Int64, caller: Caller, cases: Cases) -> UserAnswer:
-    return UserAnswer(user=User.model_validate(cases.users.find_by_id(caller, user_id)))
+async def get_user(user_id: Int64, cases: Cases) -> UserAnswer:
+    return UserAnswer(user=User.model_validate(cases.users.find_by_id(user_id)))
 
 
 @router.get("/users/{name}/by-username")
-async def get_user_by_name(name: str, caller: Caller, cases: Cases) -> UserAnswer:
-    return UserAnswer(user=User.model_validate(await cases.users.find(caller, name)))
+async def get_user_by_name(name: str, cases: Cases) -> UserAnswer:
+    return UserAnswer(user=User.model_validate(await cases.users.find(name)))
 
 
 @router.post("/users")
-async def post_user(body: NewUserBody, caller: Caller, cases: Cases, key: Key = None) -> UserAnswer:
+async def post_user(body: NewUserBody, cases: KeyedCases) -> UserAnswer:
     """Creates a user; for administrators. The same Idempotency-Key creates nothing twice."""
     new = body.user
     change = UserChange(
         new.username, new.display_name, new.admin, new.active, _hashed(body.password, is_hashed=body.is_hashed)
     )
-    return UserAnswer(user=User.model_validate(await cases.users.create(caller, _id(key), change)))
+    return UserAnswer(user=User.model_validate(await cases.users.create(change)))
 
 
 @router.patch("/users/{user_id}")
-async def patch_user(user_id: Int64, body: UserBody, caller: Caller, cases: Cases, key: Key = None) -> UserAnswer:
+async def patch_user(user_id: Int64, body: UserBody, cases: KeyedCases) -> UserAnswer:
     """Changes a user. Users change their own password and displayed name; all else is for administrators."""
-    name = cases.users.find_by_id(caller, user_id).name
+    name = cases.users.find_by_id(user_id).name
     password = None if body.password is None else _hashed(body.password, is_hashed=body.is_hashed)
     change = UserChange(body.username, body.display_name, body.admin, body.active, password)
-    return UserAnswer(user=User.model_validate(await cases.users.update(caller, _id(key), name, change)))
+    return UserAnswer(user=User.model_validate(await cases.users.update(name, change)))
 
 
 @router.get("/tokens")
 async def list_tokens(
-    caller: Caller,
     cases: Cases,
     *,
     username: str = "",
     showInactive: bool = False,  # noqa: N803  the API's names are in camel case
 ) -> TokenList:
     """Lists the caller's tokens, and for administrators those of all users. showInactive: also ended ones."""
-    views = cases.users.list_tokens(caller, username, with_ended=showInactive)
+    views = cases.users.list_tokens(username, with_ended=showInactive)
     return TokenList.model_validate({"tokens": views})
 
 
 @router.post("/tokens")
-async def post_token(body: NewTokenBody, caller: Caller, cases: Cases, key: Key = None) -> NewTokenAnswer:
+async def post_token(body: NewTokenBody, cases: KeyedCases) -> NewTokenAnswer:
     """Makes a token. The same Idempotency-Key makes no other one, and gets the same answer."""
-    name = "" if body.user_id is None else cases.users.find_by_id(caller, body.user_id).name
-    view, secret = await cases.users.create_token(
-        caller, _id(key), name, body.description, parse_lifespan(body.lifespan)
-    )
+    name = "" if body.user_id is None else cases.users.find_by_id(body.user_id).name
+    view, secret = await cases.users.create_token(name, body.description, parse_lifespan(body.lifespan))
     return NewTokenAnswer(token=secret, token_id=view.id)
 
 
 @router.patch("/tokens/{token_id}")
-async def patch_token(token_id: Int64, body: TokenBody, caller: Caller, cases: Cases, key: Key = None) -> TokenAnswer:
+async def patch_token(token_id: Int64, body: TokenBody, cases: KeyedCases) -> TokenAnswer:
     """Revokes a token."""
     if not body.set_revoked:
         raise _cannot_unrevoke()
-    return TokenAnswer(token=Token.model_validate(await cases.users.revoke_token(caller, _id(key), token_id)))
+    return TokenAnswer(token=Token.model_validate(await cases.users.revoke_token(token_id)))
 
 
 def _hashed(password: str, *, is_hashed: bool) -> str:
@@ -194,8 +186,3 @@ def _hashed(password: str, *, is_hashed: bool) -> str:
 
 def _cannot_unrevoke() -> GanglineError:
     return invalid("token.revoked", "a token is revoked for good; set setRevoked to true, or make another token")
-
-
-def _id(key: str | None) -> str:
-    """Returns the request id of the header, or a new one."""
-    return key or str(uuid.uuid4())

@@ -9,6 +9,7 @@ state by itself.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -19,13 +20,12 @@ from google.protobuf.message import Message
 from gangline.config.layer.secret import hide_secrets
 from gangline.domain.experiment import Experiment
 from gangline.domain.resource import ServiceInstance
-from gangline.errors import Effect, ErrorKind, GanglineError, invalid, unavailable
+from gangline.errors import Effect, ErrorKind, GanglineError, unavailable
 from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2_grpc
 from services.common.concurrency import first_of
 from services.common.leader_probe import NOT_LEADER_CODE
-from services.common.server import Principal
-from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import LEADER_NOTIFICATION, Watched
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ PATIENCE_SECONDS = 12.0
 REDIAL_SECONDS = 0.25
 # How long the answer to a change waits for the mirror to show the write.
 MIRROR_SECONDS = 5.0
-# Request ids are stored with the experiment, so their length is bounded.
-MAX_REQUEST_ID = 200
 # The error of a leader that cannot write to etcd.
 UNWRITABLE_CODE = "state.unwritable"
 # Errors that say less than etcd's own problem does, while it has one.
@@ -91,16 +89,13 @@ class Leader:
         self._stub: SchedulerServiceAsyncStub | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def change(self, principal: Principal, request_id: str, choose: Choose[C, A], request: C) -> A:
-        """Makes a user's change, as in `change(principal, id, lambda scheduler: scheduler.KillTrial, request)`. Fills
-        in the request id and the user. Returns the leader's answer when the caller can read its own write. A use case
-        with checks of its own calls check_user before them.
+    async def change(self, caller: Caller, choose: Choose[C, A], request: C) -> A:
+        """Makes a user's change, as in `change(caller, lambda scheduler: scheduler.KillTrial, request)`. Fills in the
+        request id and the user. Returns the leader's answer when the caller can read its own write.
 
-        Raises GanglineError `auth.forbidden`, `request.no_id`, `request.long_id`, and the errors of `call`.
+        Raises GanglineError `request.no_id`, `request.long_id`, and the errors of `call`.
         """
-        check_user(principal)
-        check_request_id(request_id)
-        request.request_id, request.user = request_id, principal.name
+        request.request_id, request.user = request_id_of(caller), caller.name
         answer = await self.call(choose, request)
         # An answer without a revision belongs to a change that writes nothing to etcd, such as the order of a trace.
         await self.settle(getattr(answer, "revision", 0))
@@ -190,13 +185,10 @@ class Leader:
         return self._stub
 
 
-def check_request_id(request_id: str) -> None:
-    """Raises GanglineError `request.no_id` or `request.long_id`."""
-    if not request_id:
-        raise invalid("request.no_id", "this change has no request id; make one up (a UUID), and repeat it on a retry")
-    if len(request_id) > MAX_REQUEST_ID:
-        text = f"the request id has {len(request_id)} characters; at most {MAX_REQUEST_ID} are stored, as a UUID's 36"
-        raise invalid("request.long_id", text)
+def request_id_of(caller: Caller) -> str:
+    """Returns the id of the caller's next change. Raises GanglineError `request.no_id` or `request.long_id`."""
+    caller.check_request_id()
+    return str(uuid.uuid4()) if caller.request_id is None else caller.request_id
 
 
 def no_leader() -> GanglineError:

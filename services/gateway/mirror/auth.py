@@ -1,4 +1,4 @@
-"""Maps a token to a principal, and decides what that principal may call.
+"""Maps a token to a principal. `caller.py` decides what the principal may call.
 
 A token is one of five: a user's (its sha256 is in the mirror), the cluster's own (services and operators), one of an
 allocation (for its trial runners), one of an agent (for the records of ended attempts on its host), or one of a
@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import time
 
-from gangline.domain.id import describe_allocation, parse_allocation_id
 from gangline.domain.user import CLUSTER_NAME, AccessToken, User, inactive_user
-from gangline.errors import Effect, ErrorKind, GanglineError, unauthenticated, unavailable
+from gangline.errors import Effect, unauthenticated, unavailable
 from services.common import keys
 from services.common.access.security import (
     check_allocation_token,
@@ -81,22 +80,14 @@ class Authenticator:
             return None
         return self._check_session(token)[0].name, self._check_session(token)[1]
 
-    def list_users(self, principal: Principal) -> list[User]:
-        """Returns all users, the oldest first."""
-        check_user(principal)
-        return self._users()
-
     def number_of_user(self, name: str) -> int:
         """Returns the id that Determined's client has for a user; 0 for none of them."""
         user = self._find_user(name)
         # A leader of an earlier version gives no ids, and has one user.
         return (user.id or 1) if user is not None else 0
 
-    def _users(self) -> list[User]:
-        return sorted(self._mirror.state.users.all(), key=lambda user: (user.id, user.created_at, user.name))
-
     def _identify_session(self, token: str) -> Principal:
-        return _principal_of(self._check_session(token)[0])
+        return principal_of(self._check_session(token)[0])
 
     def _check_session(self, token: str) -> tuple[User, int]:
         """Returns the user of a session that is open, and when it ends."""
@@ -121,7 +112,7 @@ class Authenticator:
             if user.token_sha256 and is_same_token(user.token_sha256, token_sha256):
                 found = user
         if found is not None:
-            return _principal_of(found)
+            return principal_of(found)
         # The first leader creates the first users.
         if not len(users):
             raise unavailable(
@@ -143,8 +134,8 @@ class Authenticator:
         return next(iter(self._mirror.state.users.of(token.user_id)), None)
 
 
-def _principal_of(user: User) -> Principal:
-    """Raises GanglineError `auth.inactive`."""
+def principal_of(user: User) -> Principal:
+    """Returns the principal of a user. Raises GanglineError `auth.inactive`."""
     if user.is_deactivated:
         raise inactive_user(user.name)
     return Principal(kind="user", name=user.name, is_admin=user.is_admin)
@@ -153,49 +144,3 @@ def _principal_of(user: User) -> Principal:
 def _login_hash(user: User) -> str:
     """Returns the hash of all with which the user can log in. When it changes, all sessions of the user end."""
     return hash_token(user.login_sha256 + user.password_hash) if user.password_hash else user.login_sha256
-
-
-def check_user(principal: Principal) -> None:
-    """Admits calls of users and their tools. Raises GanglineError `auth.forbidden`."""
-    if principal.kind not in ("user", "cluster"):
-        raise GanglineError(
-            "auth.forbidden", "the token of an allocation may only deliver its trial's records", ErrorKind.FORBIDDEN
-        )
-
-
-def check_admin(principal: Principal, action: str) -> None:
-    """Admits calls that affect all users' work. action: the attempted change. Raises GanglineError `auth.not_admin`."""
-    check_user(principal)
-    if not principal.is_admin:
-        raise GanglineError(
-            "auth.not_admin",
-            f"{principal.name} is no administrator, and only those may {action}; ask one of them",
-            ErrorKind.FORBIDDEN,
-        )
-
-
-def check_owner(principal: Principal, owner: str, action: str) -> None:
-    """Admits changes that take a user's work away. Raises GanglineError `auth.not_owner`."""
-    check_user(principal)
-    if not principal.is_admin and principal.name != owner:
-        raise GanglineError(
-            "auth.not_owner",
-            f"{principal.name} may not {action}: only {owner} and administrators may; ask one of them",
-            ErrorKind.FORBIDDEN,
-        )
-
-
-def check_trial(principal: Principal, trial_id: str, allocation_id: str) -> None:
-    """Admits deliveries of trial runners, each for its own allocation only, and of agents. Raises GanglineError
-    `auth.forbidden`."""
-    is_own = (
-        principal.kind == "allocation"
-        and principal.name == allocation_id
-        and parse_allocation_id(allocation_id)[0] == trial_id
-    )
-    if principal.kind not in ("cluster", "agent") and not is_own:
-        raise GanglineError(
-            "auth.forbidden",
-            f"{principal.kind} {principal.name} may not deliver for {describe_allocation(allocation_id)}",
-            ErrorKind.FORBIDDEN,
-        )

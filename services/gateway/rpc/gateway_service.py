@@ -14,14 +14,12 @@ from gangline.domain.storage.checkpoint_import import ImportedFile
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
-from services.common.server import current_principal
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.rpc import mapping
 from services.gateway.rpc.project_calls import ProjectCalls
 from services.gateway.rpc.removal_calls import RemovalCalls
 from services.gateway.rpc.task_calls import TaskCalls
 from services.gateway.rpc.user_calls import UserCalls
-from services.gateway.usecase.bundle import UseCases
 
 Context = Any
 
@@ -29,32 +27,25 @@ Context = Any
 class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
     """Serves the gateway's calls. services.common.server authenticates callers and maps errors to statuses."""
 
-    def __init__(self, usecases: UseCases) -> None:
-        self._usecases = usecases
-
     async def UploadCode(
         self, request_iterator: AsyncIterator[pb.UploadCodeRequest], context: Context
     ) -> pb.UploadCodeResponse:
         first = await anext(aiter(request_iterator), None)
         if first is None:
             raise invalid("code.bad_sha256", "the upload was empty; its first message names the sha256")
-        stored = await self._usecases.code.upload(
-            current_principal(), first.code_sha256, _chunks(first, request_iterator)
-        )
+        stored = await self._cases(first).code.upload(first.code_sha256, _chunks(first, request_iterator))
         return pb.UploadCodeResponse(code_sha256=stored)
 
     async def DownloadCode(
         self, request: pb.DownloadCodeRequest, context: Context
     ) -> AsyncIterator[pb.DownloadCodeResponse]:
-        async for chunk in self._usecases.code.read(current_principal(), request.experiment_id, request.version):
+        async for chunk in self._cases(request).code.read(request.experiment_id, request.version):
             yield pb.DownloadCodeResponse(chunk=chunk)
 
     async def CreateExperiment(
         self, request: pb.CreateExperimentRequest, context: Context
     ) -> pb.CreateExperimentResponse:
-        experiment, warnings = await self._usecases.experiments.create(
-            current_principal(),
-            request.request_id,
+        experiment, warnings = await self._cases(request).experiments.create(
             request.config_json,
             request.code_sha256,
             request.template,
@@ -64,75 +55,67 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
         return pb.CreateExperimentResponse(experiment=wire.to_proto(experiment), warnings=warnings)
 
     async def ListExperiments(self, request: pb.ListExperimentsRequest, context: Context) -> pb.ListExperimentsResponse:
-        experiments = self._usecases.experiments
+        cases = self._cases(request)
+        experiments = cases.experiments
         if request.request_id:
-            listed = [await experiments.find(current_principal(), request.request_id)]
+            listed = [await experiments.find(request.request_id)]
         else:
             archived = request.archived if request.HasField("archived") else None
-            project_ids = await self._usecases.projects.select(
-                current_principal(), request.workspace, request.project, request.project_id
-            )
+            project_ids = await cases.projects.select(request.workspace, request.project, request.project_id)
             listed, _ = experiments.list(
-                current_principal(),
                 request.limit,
                 request.before_id,
                 archived,
                 project_ids=project_ids,
                 wanted=wire.from_proto(ExperimentFilter, request.filter),
             )
-        progress = experiments.progress(current_principal(), listed)
+        progress = experiments.progress(listed)
         return pb.ListExperimentsResponse(
             experiments=[wire.to_proto(experiment) for experiment in listed],
             progress=[wire.to_proto(item) for item in progress],
         )
 
     async def GetExperiment(self, request: pb.GetExperimentRequest, context: Context) -> pb.GetExperimentResponse:
-        view = await self._usecases.experiments.view(current_principal(), request.experiment_id)
+        view = await self._cases(request).experiments.view(request.experiment_id)
         return pb.GetExperimentResponse(view=wire.to_proto(view))
 
     async def WatchExperiment(
         self, request: pb.WatchExperimentRequest, context: Context
     ) -> AsyncIterator[pb.WatchExperimentResponse]:
-        async for view in self._usecases.experiments.watch(current_principal(), request.experiment_id):
+        async for view in self._cases(request).experiments.watch(request.experiment_id):
             yield pb.WatchExperimentResponse(view=wire.to_proto(view))
 
     async def KillExperiment(self, request: pb.KillExperimentRequest, context: Context) -> pb.KillExperimentResponse:
-        experiment = await self._usecases.experiments.kill(
-            current_principal(), request.request_id, request.experiment_id
-        )
+        experiment = await self._cases(request).experiments.kill(request.experiment_id)
         return pb.KillExperimentResponse(experiment=wire.to_proto(experiment))
 
     async def UpdateExperiment(
         self, request: pb.UpdateExperimentRequest, context: Context
     ) -> pb.UpdateExperimentResponse:
-        experiment = await self._usecases.experiments.update(
-            current_principal(), request.request_id, request.experiment_id, mapping.changes_from_proto(request)
+        experiment = await self._cases(request).experiments.update(
+            request.experiment_id, mapping.changes_from_proto(request)
         )
         return pb.UpdateExperimentResponse(experiment=wire.to_proto(experiment))
 
     async def KillTrial(self, request: pb.KillTrialRequest, context: Context) -> pb.KillTrialResponse:
-        trial = await self._usecases.experiments.kill_trial(current_principal(), request.request_id, request.trial_id)
+        trial = await self._cases(request).experiments.kill_trial(request.trial_id)
         return pb.KillTrialResponse(trial=wire.to_proto(trial))
 
     async def ProfileTrial(
         self, request: pb.GatewayServiceProfileTrialRequest, context: Context
     ) -> pb.GatewayServiceProfileTrialResponse:
-        order = await self._usecases.experiments.profile_trial(
-            current_principal(), request.request_id, request.trial_id, request.batches
-        )
+        order = await self._cases(request).experiments.profile_trial(request.trial_id, request.batches)
         return pb.GatewayServiceProfileTrialResponse(order=wire.to_proto(order))
 
     async def PreviewSearch(
         self, request: pb.GatewayServicePreviewSearchRequest, context: Context
     ) -> pb.GatewayServicePreviewSearchResponse:
-        preview = await self._usecases.experiments.preview_search(
-            current_principal(), request.config_json, request.limit
-        )
+        preview = await self._cases(request).experiments.preview_search(request.config_json, request.limit)
         return pb.GatewayServicePreviewSearchResponse(preview=wire.to_proto(preview))
 
     async def GetSearchEvents(self, request: pb.GetSearchEventsRequest, context: Context) -> pb.GetSearchEventsResponse:
-        events, is_over = await self._usecases.experiments.search_events(
-            current_principal(), request.experiment_id, request.num_known, request.wait_seconds
+        events, is_over = await self._cases(request).experiments.search_events(
+            request.experiment_id, request.num_known, request.wait_seconds
         )
         return pb.GetSearchEventsResponse(events=[wire.to_proto(event) for event in events], is_over=is_over)
 
@@ -140,14 +123,11 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
         self, request: pb.PostSearchOperationsRequest, context: Context
     ) -> pb.PostSearchOperationsResponse:
         operations = mapping.operations_from_proto(request)
-        await self._usecases.experiments.post_operations(
-            current_principal(), request.request_id, request.experiment_id, request.post_number, operations
-        )
+        await self._cases(request).experiments.post_operations(request.experiment_id, request.post_number, operations)
         return pb.PostSearchOperationsResponse()
 
     async def StreamLogs(self, request: pb.StreamLogsRequest, context: Context) -> AsyncIterator[pb.StreamLogsResponse]:
-        pages = self._usecases.records.logs(
-            current_principal(),
+        pages = self._cases(request).records.logs(
             Scope(request.experiment_id, request.trial_id),
             tail=request.tail,
             after_id=request.after_id,
@@ -161,12 +141,11 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
         self, request: pb.StreamMetricsRequest, context: Context
     ) -> AsyncIterator[pb.StreamMetricsResponse]:
         scope = Scope(request.experiment_id, request.trial_id, request.group, _attempt_of(request))
-        async for page in self._usecases.records.metrics(current_principal(), scope, follow=request.follow):
+        async for page in self._cases(request).records.metrics(scope, follow=request.follow):
             yield pb.StreamMetricsResponse(metrics=[wire.to_proto(row) for row in page])
 
     async def GetMetricSeries(self, request: pb.GetMetricSeriesRequest, context: Context) -> pb.GetMetricSeriesResponse:
-        series = await self._usecases.records.series(
-            current_principal(),
+        series = await self._cases(request).records.series(
             request.trial_id,
             request.group,
             request.metric,
@@ -176,22 +155,21 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
         return pb.GetMetricSeriesResponse(series=wire.to_proto(series))
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
-        project_ids = await self._usecases.projects.select(current_principal(), request.workspace, request.project)
-        tasks = await self._usecases.queue.list_tasks(current_principal(), request.experiment_id, project_ids)
+        cases = self._cases(request)
+        project_ids = await cases.projects.select(request.workspace, request.project)
+        tasks = await cases.queue.list_tasks(request.experiment_id, project_ids)
         return pb.ListTasksResponse(tasks=[wire.to_proto(task) for task in tasks])
 
     async def ExplainJob(self, request: pb.ExplainJobRequest, context: Context) -> pb.ExplainJobResponse:
-        explanation = await self._usecases.queue.explain(current_principal(), request.job_id)
+        explanation = await self._cases(request).queue.explain(request.job_id)
         return pb.ExplainJobResponse(explanation=wire.to_proto(explanation))
 
     async def ListAgents(self, request: pb.ListAgentsRequest, context: Context) -> pb.ListAgentsResponse:
-        views = self._usecases.agents.list(current_principal())
+        views = self._cases(request).agents.list()
         return pb.ListAgentsResponse(agents=[wire.to_proto(view) for view in views])
 
     async def UpdateAgent(self, request: pb.UpdateAgentRequest, context: Context) -> pb.UpdateAgentResponse:
-        agent = await self._usecases.agents.update(
-            current_principal(),
-            request.request_id,
+        agent = await self._cases(request).agents.update(
             request.agent_id,
             request.slot_ids,
             wire.enum_member(Availability, request.availability),
@@ -199,9 +177,7 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
         return pb.UpdateAgentResponse(agent=wire.to_proto(agent))
 
     async def ListCheckpoints(self, request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsResponse:
-        checkpoints = await self._usecases.checkpoints.list(
-            current_principal(), request.experiment_id, request.checkpoint_id
-        )
+        checkpoints = await self._cases(request).checkpoints.list(request.experiment_id, request.checkpoint_id)
         return pb.ListCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in checkpoints])
 
     async def ImportCheckpoint(
@@ -212,9 +188,7 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
             raise invalid("checkpoint.upload", "the upload was empty; its first message describes the files")
         files = [ImportedFile(file.path, file.bytes, file.sha256) for file in first.files]
         chunks = (request.chunk async for request in request_iterator)
-        checkpoint, is_new = await self._usecases.checkpoint_imports.run(
-            current_principal(),
-            first.request_id,
+        checkpoint, is_new = await self._cases(first).checkpoint_imports.run(
             chunks,
             name=first.name,
             metadata_json=first.metadata_json,
@@ -226,9 +200,9 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
         self, request: pb.DownloadCheckpointRequest, context: Context
     ) -> AsyncIterator[pb.DownloadCheckpointResponse]:
         shown = None
-        checkpoints = self._usecases.checkpoints
-        total = sum(checkpoints.find(current_principal(), request.checkpoint_id).file_bytes.values())
-        async for path, chunk in checkpoints.download(current_principal(), request.checkpoint_id):
+        checkpoints = self._cases(request).checkpoints
+        total = sum(checkpoints.find(request.checkpoint_id).file_bytes.values())
+        async for path, chunk in checkpoints.download(request.checkpoint_id):
             answer = pb.DownloadCheckpointResponse(path=path if path != shown else "", chunk=chunk)
             answer.total_bytes, shown, total = total, path, 0
             yield answer
@@ -237,7 +211,7 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
         self, request: pb.DownloadOutputRequest, context: Context
     ) -> AsyncIterator[pb.DownloadOutputResponse]:
         shown = None
-        async for path, chunk, total in self._usecases.outputs.download(current_principal(), request.trial_id):
+        async for path, chunk, total in self._cases(request).outputs.download(request.trial_id):
             is_first, is_new, shown = shown is None, path != shown, path
             yield pb.DownloadOutputResponse(
                 path=path if is_new else "", chunk=chunk, total_bytes=total if is_first else 0
@@ -247,8 +221,8 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
         self, request: pb.DownloadTensorboardRequest, context: Context
     ) -> AsyncIterator[pb.DownloadTensorboardResponse]:
         shown = None
-        pieces = self._usecases.tensorboard.download(
-            current_principal(), request.experiment_id, request.trial_id, request.num_bytes_by_path
+        pieces = self._cases(request).tensorboard.download(
+            request.experiment_id, request.trial_id, request.num_bytes_by_path
         )
         async for piece in pieces:
             is_new = piece.path != shown
@@ -260,35 +234,33 @@ class GatewayService(RemovalCalls, ProjectCalls, TaskCalls, UserCalls):
     async def DeleteCheckpoints(
         self, request: pb.DeleteCheckpointsRequest, context: Context
     ) -> pb.DeleteCheckpointsResponse:
-        checkpoints = await self._usecases.checkpoints.delete(
-            current_principal(), request.request_id, request.checkpoint_ids
-        )
+        checkpoints = await self._cases(request).checkpoints.delete(request.checkpoint_ids)
         return pb.DeleteCheckpointsResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in checkpoints])
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
-        report = await self._usecases.usage.report(
-            current_principal(), request.since, request.until, wire.enum_member(UsageGroup, request.by)
+        report = await self._cases(request).usage.report(
+            request.since, request.until, wire.enum_member(UsageGroup, request.by)
         )
         return pb.GetUsageResponse(report=wire.to_proto(report))
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:
-        cluster: pb.GetClusterResponse = wire.to_proto(self._usecases.clusters.describe(current_principal()))
+        cluster: pb.GetClusterResponse = wire.to_proto(self._cases(request).clusters.describe())
         return cluster
 
     async def GetSnapshot(
         self, request: pb.GatewayServiceGetSnapshotRequest, context: Context
     ) -> pb.GatewayServiceGetSnapshotResponse:
-        snapshot_json = await self._usecases.queue.snapshot(current_principal(), request.pool)
+        snapshot_json = await self._cases(request).queue.snapshot(request.pool)
         return pb.GatewayServiceGetSnapshotResponse(snapshot_json=snapshot_json)
 
     async def ListFusion(self, request: pb.ListFusionRequest, context: Context) -> pb.ListFusionResponse:
-        records = self._usecases.fusion.list(current_principal())
+        records = self._cases(request).fusion.list()
         return pb.ListFusionResponse(records=[wire.to_proto(record) for record in records])
 
     async def ForgetFusion(
         self, request: pb.GatewayServiceForgetFusionRequest, context: Context
     ) -> pb.GatewayServiceForgetFusionResponse:
-        is_forgotten = await self._usecases.fusion.forget(current_principal(), request.request_id, request.key)
+        is_forgotten = await self._cases(request).fusion.forget(request.key)
         return pb.GatewayServiceForgetFusionResponse(is_forgotten=is_forgotten)
 
 

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Any
 
+from gangline.domain.id import experiment_id_of
 from gangline.v1 import ingest_pb2 as pb
 from gangline.v1.ingest_pb2_grpc import IngestServiceServicer
 from services.common.server import current_principal
 from services.gateway.rpc.mapping import records_from_proto
-from services.gateway.usecase.bundle import UseCases
-from services.gateway.usecase.ingest import experiment_id_of
+from services.gateway.usecase.bundle import RunnerCases, UseCases
 
 Context = Any
 
@@ -22,12 +22,15 @@ class IngestService(IngestServiceServicer):
     def __init__(self, usecases: UseCases) -> None:
         self._usecases = usecases
 
+    def _cases(self) -> RunnerCases:
+        """Returns the use cases of this call. Raises GanglineError `auth.forbidden`."""
+        return self._usecases.of_runner(current_principal())
+
     async def Ingest(
         self, request_iterator: AsyncIterator[pb.IngestRequest], context: Context
     ) -> AsyncIterator[pb.IngestResponse]:
         """Answers each request after its commit. Requests that arrive meanwhile wait in the connection."""
-        principal = current_principal()
-        ingest = self._usecases.ingest
+        ingest = self._cases().ingest
         connected_ids: set[int] = set()
         with ExitStack() as connections:
             async for request in request_iterator:
@@ -35,25 +38,23 @@ class IngestService(IngestServiceServicer):
                 if experiment_id not in connected_ids:
                     connections.enter_context(ingest.connected(experiment_id))
                     connected_ids.add(experiment_id)
-                stored = await ingest.store(
-                    principal, request.spool_id, request.trial_id, records_from_proto(request.records)
-                )
+                stored = await ingest.store(request.spool_id, request.trial_id, records_from_proto(request.records))
                 yield pb.IngestResponse(
                     spool_id=request.spool_id,
                     stored_sequence=stored,
                     over_reason=ingest.why_over(request.spool_id),
                 )
-                if ingest.is_closed(principal, request.spool_id):
+                if ingest.is_closed(request.spool_id):
                     return
 
     async def FetchCode(self, request: pb.FetchCodeRequest, context: Context) -> AsyncIterator[pb.FetchCodeResponse]:
-        async for chunk in self._usecases.code.fetch(current_principal(), request.code_sha256):
+        async for chunk in self._cases().code.fetch(request.code_sha256):
             yield pb.FetchCodeResponse(chunk=chunk)
 
     async def OfferTunnels(
         self, request: pb.OfferTunnelsRequest, context: Context
     ) -> AsyncIterator[pb.OfferTunnelsResponse]:
-        offering = self._usecases.tunnels.offer(current_principal(), request.allocation_id, request.user)
+        offering = self._cases().tunnels.offer(request.allocation_id, request.user)
         async for key, order in offering:
             yield pb.OfferTunnelsResponse(authorized_key=key, tunnel_id=order)
 
@@ -61,7 +62,7 @@ class IngestService(IngestServiceServicer):
         self, request_iterator: AsyncIterator[pb.TunnelRequest], context: Context
     ) -> AsyncIterator[pb.TunnelResponse]:
         first = await anext(aiter(request_iterator))
-        tunnel = self._usecases.tunnels.take(current_principal(), first.tunnel_id)
+        tunnel = self._cases().tunnels.take(first.tunnel_id)
         tunnel.attach((request.data async for request in request_iterator), first.problem)
         try:
             async for data in tunnel.outgoing():

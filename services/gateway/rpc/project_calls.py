@@ -10,40 +10,32 @@ from gangline.domain.experiment import ProjectChange
 from gangline.domain.state import ProjectAction
 from gangline.protocol import wire
 from gangline.v1 import project_pb2 as pb
-from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
-from services.common.server import current_principal
-from services.gateway.usecase.bundle import UseCases
+from services.gateway.rpc.bound_calls import BoundCalls
 
 Context = Any
 
 
-class ProjectCalls(GatewayServiceServicer):
-    """Base of the service, which provides the use cases."""
-
-    _usecases: UseCases
-
+class ProjectCalls(BoundCalls):
     async def ListWorkspaces(self, request: pb.ListWorkspacesRequest, context: Context) -> pb.ListWorkspacesResponse:
-        views = self._usecases.projects.list_workspaces(current_principal())
+        views = self._cases(request).projects.list_workspaces()
         return pb.ListWorkspacesResponse(workspaces=[wire.to_proto(view) for view in views])
 
     async def ListProjects(self, request: pb.ListProjectsRequest, context: Context) -> pb.ListProjectsResponse:
-        views = await self._usecases.projects.list_projects(current_principal(), request.workspace)
+        views = await self._cases(request).projects.list_projects(request.workspace)
         return pb.ListProjectsResponse(projects=[wire.to_proto(view) for view in views])
 
     async def ListTemplates(self, request: pb.ListTemplatesRequest, context: Context) -> pb.ListTemplatesResponse:
-        templates = self._usecases.projects.list_templates(current_principal())
+        templates = self._cases(request).projects.list_templates()
         return pb.ListTemplatesResponse(templates=[wire.to_proto(template) for template in templates])
 
     async def GetInheritance(self, request: pb.GetInheritanceRequest, context: Context) -> pb.GetInheritanceResponse:
-        inheritance = await self._usecases.projects.inherit(
-            current_principal(), request.workspace, request.project, request.template, request.project_id
+        inheritance = await self._cases(request).projects.inherit(
+            request.workspace, request.project, request.template, request.project_id
         )
         return pb.GetInheritanceResponse(inheritance=wire.to_proto(inheritance))
 
     async def UpdateWorkspace(self, request: pb.UpdateWorkspaceRequest, context: Context) -> pb.UpdateWorkspaceResponse:
-        workspace = await self._usecases.projects.update_workspace(
-            current_principal(),
-            request.request_id,
+        workspace = await self._cases(request).projects.update_workspace(
             wire.enum_member(ProjectAction, request.action),
             request.workspace_id,
             wire.from_proto(ProjectChange, request.change),
@@ -51,9 +43,7 @@ class ProjectCalls(GatewayServiceServicer):
         return pb.UpdateWorkspaceResponse(workspace=wire.to_proto(workspace) if workspace is not None else None)
 
     async def UpdateProject(self, request: pb.UpdateProjectRequest, context: Context) -> pb.UpdateProjectResponse:
-        project = await self._usecases.projects.update_project(
-            current_principal(),
-            request.request_id,
+        project = await self._cases(request).projects.update_project(
             wire.enum_member(ProjectAction, request.action),
             request.project_id,
             wire.from_proto(ProjectChange, request.change),
@@ -62,17 +52,13 @@ class ProjectCalls(GatewayServiceServicer):
         return pb.UpdateProjectResponse(project=wire.to_proto(project) if project is not None else None)
 
     async def SetTemplate(self, request: pb.SetTemplateRequest, context: Context) -> pb.SetTemplateResponse:
-        template = await self._usecases.projects.set_template(
-            current_principal(), request.request_id, request.name, request.config_json
-        )
+        template = await self._cases(request).projects.set_template(request.name, request.config_json)
         return pb.SetTemplateResponse(template=wire.to_proto(template))
 
     async def RemoveTemplate(self, request: pb.RemoveTemplateRequest, context: Context) -> pb.RemoveTemplateResponse:
-        await self._usecases.projects.remove_template(current_principal(), request.request_id, request.name)
+        await self._cases(request).projects.remove_template(request.name)
         return pb.RemoveTemplateResponse()
 
     async def MoveExperiment(self, request: pb.MoveExperimentRequest, context: Context) -> pb.MoveExperimentResponse:
-        experiment = await self._usecases.projects.move_experiment(
-            current_principal(), request.request_id, request.experiment_id, request.project_id
-        )
+        experiment = await self._cases(request).projects.move_experiment(request.experiment_id, request.project_id)
         return pb.MoveExperimentResponse(experiment=wire.to_proto(experiment))

@@ -9,55 +9,41 @@ from typing import Any
 from gangline.domain.experiment import RetentionChange
 from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
-from services.common.server import current_principal
-from services.gateway.usecase.bundle import UseCases
+from services.gateway.rpc.bound_calls import BoundCalls
 
 Context = Any
 
 
-class RemovalCalls(GatewayServiceServicer):
-    """Base of the service, which provides the use cases."""
-
-    _usecases: UseCases
-
+class RemovalCalls(BoundCalls):
     async def DeleteExperiment(
         self, request: pb.DeleteExperimentRequest, context: Context
     ) -> pb.DeleteExperimentResponse:
-        experiment = await self._usecases.removals.delete(
-            current_principal(), request.request_id, request.experiment_id
-        )
+        experiment = await self._cases(request).removals.delete(request.experiment_id)
         return pb.DeleteExperimentResponse(experiment=wire.to_proto(experiment) if experiment is not None else None)
 
     async def PreviewRetention(
         self, request: pb.PreviewRetentionRequest, context: Context
     ) -> pb.PreviewRetentionResponse:
         change = wire.from_proto(RetentionChange, request.retention)
-        checkpoints = await self._usecases.checkpoints.preview_retention(
-            current_principal(), request.experiment_id, change
-        )
+        checkpoints = await self._cases(request).checkpoints.preview_retention(request.experiment_id, change)
         return pb.PreviewRetentionResponse(checkpoints=[wire.to_proto(checkpoint) for checkpoint in checkpoints])
 
     async def ContinueExperiment(
         self, request: pb.ContinueExperimentRequest, context: Context
     ) -> pb.ContinueExperimentResponse:
-        experiment, warnings = await self._usecases.experiments.resume(
-            current_principal(), request.request_id, request.experiment_id, request.overrides_json, request.code_sha256
+        experiment, warnings = await self._cases(request).experiments.resume(
+            request.experiment_id, request.overrides_json, request.code_sha256
         )
         return pb.ContinueExperimentResponse(experiment=wire.to_proto(experiment), warnings=warnings)
 
     async def ArchiveExperiment(
         self, request: pb.ArchiveExperimentRequest, context: Context
     ) -> pb.ArchiveExperimentResponse:
-        experiment = await self._usecases.removals.archive(
-            current_principal(), request.request_id, request.experiment_id
-        )
+        experiment = await self._cases(request).removals.archive(request.experiment_id)
         return pb.ArchiveExperimentResponse(experiment=wire.to_proto(experiment))
 
     async def UnarchiveExperiment(
         self, request: pb.UnarchiveExperimentRequest, context: Context
     ) -> pb.UnarchiveExperimentResponse:
-        experiment = await self._usecases.removals.unarchive(
-            current_principal(), request.request_id, request.experiment_id
-        )
+        experiment = await self._cases(request).removals.unarchive(request.experiment_id)
         return pb.UnarchiveExperimentResponse(experiment=wire.to_proto(experiment))

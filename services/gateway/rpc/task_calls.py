@@ -12,22 +12,16 @@ from typing import Any
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1.gateway_pb2_grpc import GatewayServiceServicer
 from services.common.concurrency import cancel
-from services.common.server import current_principal
-from services.gateway.usecase.bundle import UseCases
-from services.gateway.usecase.tunnel import Tunnel
+from services.gateway.rpc.bound_calls import BoundCalls
+from services.gateway.usecase.shared.tunnel_table import Tunnel
 
 Context = Any
 
 
-class TaskCalls(GatewayServiceServicer):
-    """Base of GatewayService."""
-
-    _usecases: UseCases
-
+class TaskCalls(BoundCalls):
     async def GetTaskAccess(self, request: pb.GetTaskAccessRequest, context: Context) -> pb.GetTaskAccessResponse:
-        access = self._usecases.tunnels.access(current_principal(), request.experiment_id)
+        access = self._cases(request).tunnels.access(request.experiment_id)
         return pb.GetTaskAccessResponse(access=wire.to_proto(access))
 
     async def ConnectTask(
@@ -36,9 +30,7 @@ class TaskCalls(GatewayServiceServicer):
         first = await anext(aiter(request_iterator), None)
         if first is None:
             raise invalid("task.unnamed", "the call was empty; its first message names the task")
-        tunnels = self._usecases.tunnels
-        experiment = tunnels.find(current_principal(), first.experiment_id)
-        with await tunnels.open(experiment) as tunnel:
+        with await self._cases(first).tunnels.open(first.experiment_id) as tunnel:
             # The first answer tells the caller that the connection is made.
             yield pb.ConnectTaskResponse()
             forwarding = asyncio.create_task(_forward(first.data, request_iterator, tunnel))

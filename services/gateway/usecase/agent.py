@@ -10,37 +10,34 @@ from gangline.domain.view import AgentView
 from gangline.errors import invalid, not_found
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
-from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader
-from services.gateway.mirror.auth import check_admin, check_user
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
 
 
 class Agents:
-    def __init__(self, mirror: Watched, leader: Leader) -> None:
+    def __init__(self, caller: Caller, mirror: Watched, leader: Leader) -> None:
+        self._caller = caller
         self._mirror = mirror
         self._leader = leader
 
-    def list(self, principal: Principal) -> list[AgentView]:
+    def list(self) -> list[AgentView]:
         """Returns all agents, sorted by id."""
-        check_user(principal)
         holders = self._mirror.state.allocation_id_by_slot_id()
         return [
             AgentView(agent, {slot.id: holders[slot.id] for slot in agent.slots if slot.id in holders})
             for agent in sorted(self._mirror.state.agents.all(), key=lambda agent: agent.id)
         ]
 
-    def view(self, principal: Principal, agent_id: str) -> AgentView:
+    def view(self, agent_id: str) -> AgentView:
         """Returns one agent. Raises GanglineError `agent.not_found`."""
-        for view in self.list(principal):
+        for view in self.list():
             if view.agent.id == agent_id:
                 return view
         raise not_found("agent.not_found", f"there is no agent {agent_id!r}; list them with: gangline agent list")
 
     async def update(
         self,
-        principal: Principal,
-        request_id: str,
         agent_id: str,
         slot_ids: Sequence[str],
         availability: Availability | None,
@@ -50,10 +47,10 @@ class Agents:
 
         For administrators only, because it stops or delays the work of all users.
         """
-        check_admin(principal, "enable, drain or disable agents and slots")
+        self._caller.check_admin("enable, drain or disable agents and slots")
         if availability is None:
             raise invalid("request.availability", "say whether it is to be ENABLED, DRAINING or DISABLED")
         request = scheduler_pb2.SchedulerServiceUpdateAgentRequest(agent_id=agent_id, slot_ids=slot_ids)
         request.availability = wire.enum_number(availability)  # type: ignore[assignment]  # protobuf takes the number
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateAgent, request)
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.UpdateAgent, request)
         return wire.from_proto(Agent, answer.agent)

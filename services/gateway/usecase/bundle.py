@@ -1,17 +1,24 @@
-"""All use cases, with their dependencies. Built once by program.py; both surfaces keep it."""
+"""All use cases with their dependencies: those of a user, those of a trial runner, and those that need neither.
+
+`assemble` runs once, called by program.py. Both surfaces then make the use cases of each request for its caller, which
+is checked there. A topic has no state of its own, so it is made whenever it is named.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.common.etcd import HealthWatch
+from services.common.server import Principal
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
 from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.leader.leader_client import Leader
 from services.gateway.leader.submitter import Submitter
+from services.gateway.mirror.auth import Authenticator
+from services.gateway.mirror.caller import Caller, Runner
 from services.gateway.mirror.mirror import Watched
 from services.gateway.mirror.notification import NotificationBoard
 from services.gateway.storage.storage import Storage
@@ -21,20 +28,29 @@ from services.gateway.usecase.checkpoint_import import CheckpointImports
 from services.gateway.usecase.cluster import Clusters
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.experiment import Experiments
-from services.gateway.usecase.following import Following
 from services.gateway.usecase.fusion import Fusion
 from services.gateway.usecase.history import Records
-from services.gateway.usecase.ingest import Ingest
+from services.gateway.usecase.open.cluster import PublicCluster
+from services.gateway.usecase.open.login import Logins
+from services.gateway.usecase.open.task import TaskProofs
 from services.gateway.usecase.output import Outputs
-from services.gateway.usecase.pending import Pending
 from services.gateway.usecase.project import Projects
 from services.gateway.usecase.queue import Queue
 from services.gateway.usecase.removal import Removals
+from services.gateway.usecase.runner.code import CodeDelivery
+from services.gateway.usecase.runner.ingest import Ingest
+from services.gateway.usecase.runner.tunnel_offer import TunnelOffers
+from services.gateway.usecase.shared.delivery import Deliveries
+from services.gateway.usecase.shared.following import Following
+from services.gateway.usecase.shared.pending import Pending
+from services.gateway.usecase.shared.stored_code import StoredCode
+from services.gateway.usecase.shared.task_secret import TaskSecrets
+from services.gateway.usecase.shared.tunnel_table import TunnelTable
+from services.gateway.usecase.shared.view import Views
 from services.gateway.usecase.tensorboard import Tensorboard
 from services.gateway.usecase.tunnel import Tunnels
 from services.gateway.usecase.usage import Usage
 from services.gateway.usecase.user import Users
-from services.gateway.usecase.view import Views
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +66,173 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """What all requests share."""
+
+    mirror: Watched
+    leader: Leader
+    submitter: Submitter
+    history: History
+    storage: Storage
+    etcd: HealthWatch
+    authenticator: Authenticator
+    cluster_token: str
+    views: Views
+    pending: Pending
+    stored_code: StoredCode
+    deliveries: Deliveries
+    tunnels: TunnelTable
+    task_secrets: TaskSecrets
+
+
+@dataclass(frozen=True, slots=True)
+class UserCases:
+    """The use cases of one user's request."""
+
+    caller: Caller
+    _shared: Shared
+
+    def with_request_id(self, request_id: str | None) -> UserCases:
+        """Returns the same for a request whose id is in its body."""
+        return UserCases(replace(self.caller, request_id=request_id), self._shared)
+
+    @property
+    def experiments(self) -> Experiments:
+        shared = self._shared
+        return Experiments(
+            self.caller,
+            shared.mirror,
+            shared.leader,
+            shared.submitter,
+            views=shared.views,
+            code=self.code,
+            following=shared.history.following,
+        )
+
+    @property
+    def removals(self) -> Removals:
+        return Removals(self.caller, self._shared.mirror, self._shared.leader, self._shared.views)
+
+    @property
+    def projects(self) -> Projects:
+        return Projects(self.caller, self._shared.mirror, self._shared.leader)
+
+    @property
+    def records(self) -> Records:
+        shared, history = self._shared, self._shared.history
+        return Records(
+            self.caller,
+            shared.mirror,
+            shared.views,
+            history.reader,
+            deliveries=shared.deliveries,
+            following=history.following,
+        )
+
+    @property
+    def queue(self) -> Queue:
+        shared = self._shared
+        reader, views = shared.history.reader, shared.views
+        return Queue(self.caller, shared.mirror, reader, shared.leader, views=views, pending=shared.pending)
+
+    @property
+    def agents(self) -> Agents:
+        return Agents(self.caller, self._shared.mirror, self._shared.leader)
+
+    @property
+    def clusters(self) -> Clusters:
+        return Clusters(self.caller, self._shared.mirror, self._shared.etcd)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        shared = self._shared
+        return Checkpoints(self.caller, shared.mirror, shared.leader, shared.storage, shared.views)
+
+    @property
+    def checkpoint_imports(self) -> CheckpointImports:
+        return CheckpointImports(self.caller, self._shared.mirror, self._shared.leader, self._shared.storage)
+
+    @property
+    def tensorboard(self) -> Tensorboard:
+        return Tensorboard(self.caller, self._shared.mirror, self._shared.storage, self._shared.views)
+
+    @property
+    def outputs(self) -> Outputs:
+        return Outputs(self.caller, self._shared.storage, self._shared.views)
+
+    @property
+    def fusion(self) -> Fusion:
+        return Fusion(self.caller, self._shared.mirror, self._shared.leader)
+
+    @property
+    def code(self) -> Code:
+        return Code(self.caller, self._shared.mirror, self._shared.stored_code)
+
+    @property
+    def usage(self) -> Usage:
+        history = self._shared.history
+        return Usage(self.caller, self._shared.mirror, history.reader, history.usage_recorder)
+
+    @property
+    def users(self) -> Users:
+        shared = self._shared
+        return Users(
+            self.caller,
+            shared.mirror,
+            shared.leader,
+            authenticator=shared.authenticator,
+            cluster_token=shared.cluster_token,
+        )
+
+    @property
+    def tunnels(self) -> Tunnels:
+        return Tunnels(self.caller, self._shared.views, self._shared.tunnels, self._shared.task_secrets)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerCases:
+    """The use cases of one call of a trial runner."""
+
+    runner: Runner
+    _shared: Shared
+
+    @property
+    def ingest(self) -> Ingest:
+        return Ingest(self.runner, self._shared.mirror, self._shared.history.writer, self._shared.deliveries)
+
+    @property
+    def code(self) -> CodeDelivery:
+        return CodeDelivery(self.runner, self._shared.mirror, self._shared.stored_code)
+
+    @property
+    def tunnels(self) -> TunnelOffers:
+        shared = self._shared
+        return TunnelOffers(self.runner, shared.mirror, shared.views, shared.tunnels, shared.task_secrets)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCases:
+    """The use cases that need no user. They have state, so there is one of each."""
+
+    logins: Logins
+    cluster: PublicCluster
+    task_proofs: TaskProofs
+
+
+@dataclass(frozen=True, slots=True)
 class UseCases:
-    experiments: Experiments
-    removals: Removals
-    projects: Projects
-    records: Records
-    queue: Queue
-    agents: Agents
-    clusters: Clusters
-    checkpoints: Checkpoints
-    checkpoint_imports: CheckpointImports
-    tensorboard: Tensorboard
-    outputs: Outputs
-    fusion: Fusion
-    code: Code
-    ingest: Ingest
-    usage: Usage
-    users: Users
-    tunnels: Tunnels
+    open: OpenCases
+    tunnels: TunnelTable  # for the proxies, which check each caller several times
+    _shared: Shared
+
+    def of(self, principal: Principal, request_id: str | None = None) -> UserCases:
+        """Returns the use cases of a user. request_id: of the change; None lets each change have a new one. Raises
+        GanglineError `auth.forbidden`."""
+        return UserCases(Caller(principal, request_id), self._shared)
+
+    def of_runner(self, principal: Principal) -> RunnerCases:
+        """Returns the use cases of a trial runner. Raises GanglineError `auth.forbidden`."""
+        return RunnerCases(Runner(principal), self._shared)
 
 
 def assemble(
@@ -79,29 +244,30 @@ def assemble(
     storage: Storage,
     etcd: HealthWatch,
     deletion_problem: Callable[[int], str],
+    authenticator: Authenticator,
     cluster_token: str,
 ) -> UseCases:
     """deletion_problem: returns why the deletion of an experiment waits; "" while it makes progress."""
     pending = Pending(leader)
     views = Views(mirror, history.reader, pending, deletion_problem)
-    code = Code(mirror, storage)
-    ingest = Ingest(history.writer, history.news, mirror)
-    return UseCases(
-        experiments=Experiments(mirror, leader, submitter, views, code, following=history.following),
-        removals=Removals(mirror, leader, views),
-        projects=Projects(mirror, leader),
-        records=Records(mirror, views, history.reader, ingest, history.following),
-        queue=Queue(mirror, history.reader, leader, views, pending),
-        agents=Agents(mirror, leader),
-        clusters=Clusters(mirror, etcd),
-        checkpoints=Checkpoints(mirror, leader, storage, views),
-        checkpoint_imports=CheckpointImports(mirror, leader, storage),
-        tensorboard=Tensorboard(mirror, storage, views),
-        outputs=Outputs(storage, views),
-        fusion=Fusion(mirror, leader),
-        code=code,
-        ingest=ingest,
-        usage=Usage(mirror, history.reader, history.usage_recorder),
-        users=Users(mirror, leader, cluster_token),
-        tunnels=Tunnels(mirror, views, cluster_token),
+    tunnels, task_secrets = TunnelTable(), TaskSecrets(mirror, cluster_token)
+    shared = Shared(
+        mirror=mirror,
+        leader=leader,
+        submitter=submitter,
+        history=history,
+        storage=storage,
+        etcd=etcd,
+        authenticator=authenticator,
+        cluster_token=cluster_token,
+        views=views,
+        pending=pending,
+        stored_code=StoredCode(mirror, storage),
+        deliveries=Deliveries(history.news),
+        tunnels=tunnels,
+        task_secrets=task_secrets,
     )
+    anybody = OpenCases(
+        Logins(mirror, authenticator), PublicCluster(mirror, etcd), TaskProofs(mirror, views, task_secrets)
+    )
+    return UseCases(anybody, tunnels, shared)

@@ -13,27 +13,26 @@ from gangline.errors import conflict, invalid, not_found
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
 from services.common import keys
-from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader
-from services.gateway.mirror.auth import check_owner, check_user
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
 from services.gateway.storage.import_folder import FOLDER
 from services.gateway.storage.storage import Storage
-from services.gateway.usecase.following import in_thread
-from services.gateway.usecase.view import Views
+from services.gateway.usecase.shared.following import in_thread
+from services.gateway.usecase.shared.view import Views
 
 
 class Checkpoints:
-    def __init__(self, mirror: Watched, leader: Leader, storage: Storage, views: Views) -> None:
+    def __init__(self, caller: Caller, mirror: Watched, leader: Leader, storage: Storage, views: Views) -> None:
+        self._caller = caller
         self._mirror = mirror
         self._leader = leader
         self._storage = storage
         self._views = views
 
-    async def list(self, principal: Principal, experiment_id: int = 0, checkpoint_id: str = "") -> Sequence[Checkpoint]:
+    async def list(self, experiment_id: int = 0, checkpoint_id: str = "") -> Sequence[Checkpoint]:
         """Returns checkpoints, the oldest first. experiment_id: 0 for all. checkpoint_id: only this one, if it
         exists."""
-        check_user(principal)
         if experiment_id:
             await self._views.confirm(experiment_id=experiment_id)
             self._views.experiment(experiment_id)
@@ -44,35 +43,29 @@ class Checkpoints:
             return [checkpoint] if checkpoint is not None and experiment_id in (0, checkpoint.experiment_id) else []
         return sorted(checkpoints, key=lambda checkpoint: (checkpoint.created_at, checkpoint.id))
 
-    def find(self, principal: Principal, checkpoint_id: str) -> Checkpoint:
+    def find(self, checkpoint_id: str) -> Checkpoint:
         """Returns one checkpoint. Raises GanglineError `checkpoint.not_found`."""
-        check_user(principal)
         checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(checkpoint_id))
         if checkpoint is None:
             raise absent("checkpoint", checkpoint_id, self._find_near(checkpoint_id))
         return checkpoint
 
-    async def delete(
-        self, principal: Principal, request_id: str, checkpoint_ids: Sequence[str]
-    ) -> Sequence[Checkpoint]:
+    async def delete(self, checkpoint_ids: Sequence[str]) -> Sequence[Checkpoint]:
         """Deletes all of the checkpoints or none. Returns them as they are marked; their files are deleted soon after.
 
         Raises GanglineError `checkpoint.none_named`, `auth.not_owner`, and the errors of the leader.
         """
-        check_user(principal)
         if not checkpoint_ids:
             raise invalid("checkpoint.none_named", "name the checkpoints that are to be deleted")
         for checkpoint_id in checkpoint_ids:
             # The leader refuses one that is not there.
             checkpoint = await self._confirmed(checkpoint_id)
             if checkpoint is not None:
-                await self._check_owner(principal, checkpoint)
+                await self._check_owner(checkpoint)
             elif near := self._find_near(checkpoint_id):
                 raise absent("checkpoint", checkpoint_id, near)
         request = scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest(checkpoint_ids=checkpoint_ids)
-        answer = await self._leader.change(
-            principal, request_id, lambda scheduler: scheduler.DeleteCheckpoints, request
-        )
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.DeleteCheckpoints, request)
         return [wire.from_proto(Checkpoint, message) for message in answer.checkpoints]
 
     def _find_near(self, checkpoint_id: str) -> Sequence[str]:
@@ -87,21 +80,18 @@ class Checkpoints:
             checkpoint = self._mirror.state.checkpoints.find(key)
         return checkpoint
 
-    async def _check_owner(self, principal: Principal, checkpoint: Checkpoint) -> None:
+    async def _check_owner(self, checkpoint: Checkpoint) -> None:
         await self._views.confirm(experiment_id=checkpoint.experiment_id)
         experiment = self._mirror.state.experiments.find(keys.experiment(checkpoint.experiment_id))
         if experiment is not None or not checkpoint.trial_id:
             owner = checkpoint.owner if experiment is None else experiment.owner
-            check_owner(principal, owner, f"delete checkpoint {checkpoint.id}")
+            self._caller.check_owner(owner, f"delete checkpoint {checkpoint.id}")
 
-    async def preview_retention(
-        self, principal: Principal, experiment_id: int, change: RetentionChange
-    ) -> Sequence[Checkpoint]:
+    async def preview_retention(self, experiment_id: int, change: RetentionChange) -> Sequence[Checkpoint]:
         """Returns the checkpoints that a change of the policy would delete, by trial and age. It changes nothing.
 
         Raises GanglineError `retention.*`, and the errors of the leader.
         """
-        check_user(principal)
         check_retention_change(change)
         request = scheduler_pb2.SchedulerServicePreviewRetentionRequest(
             experiment_id=experiment_id, retention=wire.to_proto(change)
@@ -115,21 +105,21 @@ class Checkpoints:
             key=lambda checkpoint: (parse_trial_id(checkpoint.trial_id), checkpoint.created_at, checkpoint.id),
         )
 
-    async def download(self, principal: Principal, checkpoint_id: str) -> AsyncIterator[tuple[str, bytes]]:
+    async def download(self, checkpoint_id: str) -> AsyncIterator[tuple[str, bytes]]:
         """Yields each file's chunks one after another, with its path; an empty file has one empty chunk. The manifest
         comes last, so that a folder that has it has everything."""
-        checkpoint = self.find(principal, checkpoint_id)
+        checkpoint = self.find(checkpoint_id)
         for path in (*sorted(checkpoint.file_bytes), METADATA_FILE):
             is_first = True
-            async for chunk in self.read_file(principal, checkpoint_id, path):
+            async for chunk in self.read_file(checkpoint_id, path):
                 yield path, chunk
                 is_first = False
             # The file is empty; its one empty chunk makes the receiver create it.
             if is_first:
                 yield path, b""
 
-    async def read_file(self, principal: Principal, checkpoint_id: str, path: str) -> AsyncIterator[bytes]:
-        checkpoint = self.find(principal, checkpoint_id)
+    async def read_file(self, checkpoint_id: str, path: str) -> AsyncIterator[bytes]:
+        checkpoint = self.find(checkpoint_id)
         if checkpoint.state is CheckpointState.DELETING:
             raise conflict("checkpoint.deleting", f"checkpoint {checkpoint_id} is being deleted; use another one")
         if path not in checkpoint.file_bytes and path != METADATA_FILE:

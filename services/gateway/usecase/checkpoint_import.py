@@ -18,24 +18,22 @@ from gangline.errors import Effect, GanglineError, conflict
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
 from services.common import keys
-from services.common.server import Principal
-from services.gateway.leader.leader_client import Leader, check_request_id
-from services.gateway.mirror.auth import check_user
+from services.gateway.leader.leader_client import Leader
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
 from services.gateway.storage.import_folder import FOLDER, ImportFolder
 from services.gateway.storage.storage import Storage
 
 
 class CheckpointImports:
-    def __init__(self, mirror: Watched, leader: Leader, storage: Storage) -> None:
+    def __init__(self, caller: Caller, mirror: Watched, leader: Leader, storage: Storage) -> None:
+        self._caller = caller
         self._mirror = mirror
         self._leader = leader
         self._storage = storage
 
     async def run(
         self,
-        principal: Principal,
-        request_id: str,
         chunks: AsyncIterator[bytes],
         *,
         name: str,
@@ -47,8 +45,7 @@ class CheckpointImports:
 
         Raises GanglineError `checkpoint.import`, `path`, `upload`, `deleting`, `storage.full`, and those of the leader.
         """
-        check_user(principal)
-        check_request_id(request_id)
+        self._caller.check_request_id()
         announced = list(files)
         await asyncio.to_thread(check_import, name, metadata_json, announced)
         checkpoint_id = import_id(metadata_json, announced)
@@ -75,7 +72,7 @@ class CheckpointImports:
             metadata_json=metadata_json,
             imported_as=name,
         )
-        return await self._record(principal, request_id, checkpoint, folder)
+        return await self._record(checkpoint, folder)
 
     async def _store(self, folder: ImportFolder, chunks: AsyncIterator[bytes], document: bytes) -> None:
         try:
@@ -87,14 +84,10 @@ class CheckpointImports:
             # Also for a call that was cancelled, because its client has gone: the thread ends by itself.
             await asyncio.shield(asyncio.to_thread(folder.close))
 
-    async def _record(
-        self, principal: Principal, request_id: str, checkpoint: Checkpoint, folder: ImportFolder
-    ) -> tuple[Checkpoint, bool]:
+    async def _record(self, checkpoint: Checkpoint, folder: ImportFolder) -> tuple[Checkpoint, bool]:
         request = scheduler_pb2.SchedulerServiceImportCheckpointRequest(checkpoint=wire.to_proto(checkpoint))
         try:
-            answer = await self._leader.change(
-                principal, request_id, lambda scheduler: scheduler.ImportCheckpoint, request
-            )
+            answer = await self._leader.change(self._caller, lambda scheduler: scheduler.ImportCheckpoint, request)
         except GanglineError as error:
             if error.effect is Effect.NONE and await self._has_no_record(checkpoint.id):
                 await asyncio.to_thread(folder.withdraw)

@@ -30,16 +30,15 @@ from gangline.errors import GanglineError, invalid, not_found
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
 from services.common import keys
-from services.common.server import Principal
-from services.gateway.leader.leader_client import Leader, check_request_id, read_experiment
+from services.gateway.leader.leader_client import Leader, read_experiment, request_id_of
 from services.gateway.leader.submitter import Submitter
-from services.gateway.mirror.auth import check_owner, check_user
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import LEADER_NOTIFICATION, Watched
 from services.gateway.usecase.code import Code
-from services.gateway.usecase.following import Following
 from services.gateway.usecase.pace import find_pace
-from services.gateway.usecase.parsing import off_loop, read_text
-from services.gateway.usecase.view import Views, measure_progress
+from services.gateway.usecase.shared.following import Following
+from services.gateway.usecase.shared.parsing import off_loop, read_text
+from services.gateway.usecase.shared.view import Views, measure_progress
 
 # Experiments in one listing.
 DEFAULT_LIMIT = 50
@@ -56,8 +55,17 @@ ExperimentChange = ExperimentAction | ResourceChange | QueueMove | TextChange | 
 
 class Experiments:
     def __init__(
-        self, mirror: Watched, leader: Leader, submitter: Submitter, views: Views, code: Code, *, following: Following
+        self,
+        caller: Caller,
+        mirror: Watched,
+        leader: Leader,
+        submitter: Submitter,
+        *,
+        views: Views,
+        code: Code,
+        following: Following,
     ) -> None:
+        self._caller = caller
         self._mirror = mirror
         self._leader = leader
         self._submitter = submitter
@@ -67,8 +75,6 @@ class Experiments:
 
     async def create(
         self,
-        principal: Principal,
-        request_id: str,
         config_json: str,
         code_sha256: str,
         template: str = "",
@@ -79,16 +85,15 @@ class Experiments:
         """Returns the experiment and the scheduler's warnings. The same request id gives the same experiment again.
         template: the one that the configuration includes. forked_from: the experiment with which it begins, for the
         record; 0 for none."""
-        check_user(principal)
-        check_request_id(request_id)
+        request_id = request_id_of(self._caller)
         config = await read_text(check_config, config_json)
         if config.log_policies:
             await off_loop(check_patterns, config)
         parent = self._views.experiment(forked_from) if forked_from else None
-        num_deleted = await self._code.check_stored(principal, code_sha256, parent)
+        num_deleted = await self._code.check_stored(code_sha256, parent)
         request = scheduler_pb2.SubmitExperimentRequest(
             request_id=request_id,
-            owner=principal.name,
+            owner=self._caller.name,
             config_json=config_json,
             code_sha256=code_sha256,
             template=template,
@@ -104,10 +109,9 @@ class Experiments:
         await self._leader.settle(answer.revision)
         return read_experiment(answer.experiment), list(answer.warnings)
 
-    async def find(self, principal: Principal, request_id: str) -> Experiment:
+    async def find(self, request_id: str) -> Experiment:
         """Returns the experiment that this request made. Raises GanglineError `request.not_found` when it certainly
         made none so far, and one of kind UNAVAILABLE while that cannot be known."""
-        check_user(principal)
         request = scheduler_pb2.FindExperimentRequest(request_id=request_id)
         answer = await self._leader.call(lambda scheduler: scheduler.FindExperiment, request)
         if not answer.HasField("experiment"):
@@ -118,20 +122,17 @@ class Experiments:
         await self._leader.settle(answer.revision)
         return read_experiment(answer.experiment)
 
-    async def kill(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
+    async def kill(self, experiment_id: int) -> Experiment:
         request = scheduler_pb2.SchedulerServiceKillExperimentRequest(experiment_id=experiment_id)
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.KillExperiment, request)
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.KillExperiment, request)
         return read_experiment(answer.experiment)
 
-    async def update(
-        self, principal: Principal, request_id: str, experiment_id: int, changes: Sequence[ExperimentChange | None]
-    ) -> Experiment:
+    async def update(self, experiment_id: int, changes: Sequence[ExperimentChange | None]) -> Experiment:
         """Pauses, activates or cancels the experiment, changes its resources, its texts or what it keeps, or moves it
         in its queue.
 
         changes: exactly one, which is None for an action that this version does not know.
         """
-        check_user(principal)
         change = _only(changes)
         request = scheduler_pb2.SchedulerServiceUpdateExperimentRequest(experiment_id=experiment_id)
         match change:
@@ -151,15 +152,13 @@ class Experiments:
                 experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
                 # The leader answers for an experiment that does not exist.
                 if experiment is not None:
-                    check_owner(principal, experiment.owner, f"change what experiment {experiment_id} keeps")
+                    self._caller.check_owner(experiment.owner, f"change what experiment {experiment_id} keeps")
                 request.retention.CopyFrom(wire.to_proto(change))
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateExperiment, request)
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.UpdateExperiment, request)
         return read_experiment(answer.experiment)
 
     async def resume(
         self,
-        principal: Principal,
-        request_id: str,
         experiment_id: int,
         overrides_json: str,
         code_sha256: str = "",
@@ -171,30 +170,26 @@ class Experiments:
         which has been uploaded; empty for the code that it has. Raises GanglineError `auth.not_owner`,
         `code.not_uploaded`, and the errors of the leader.
         """
-        check_user(principal)
         await self._views.confirm(experiment_id=experiment_id)
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
         # The leader answers for an experiment that does not exist.
         if experiment is not None:
-            check_owner(principal, experiment.owner, f"continue experiment {experiment_id}")
+            self._caller.check_owner(experiment.owner, f"continue experiment {experiment_id}")
             if overrides_json:
                 await off_loop(_check_new_patterns, experiment.config_json, overrides_json)
         request = scheduler_pb2.SchedulerServiceContinueExperimentRequest(
             experiment_id=experiment_id, overrides_json=overrides_json, code_sha256=code_sha256
         )
         if code_sha256:
-            request.num_deleted_experiments = await self._code.check_stored(principal, code_sha256)
-        answer = await self._leader.change(
-            principal, request_id, lambda scheduler: scheduler.ContinueExperiment, request
-        )
+            request.num_deleted_experiments = await self._code.check_stored(code_sha256)
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.ContinueExperiment, request)
         return read_experiment(answer.experiment), list(answer.warnings)
 
     async def search_events(
-        self, principal: Principal, experiment_id: int, num_known: int, wait_seconds: float
+        self, experiment_id: int, num_known: int, wait_seconds: float
     ) -> tuple[list[SearchEvent], bool]:
         """Returns the events of a search behind the first `num_known` ones, and whether the search takes no more
         operations. Waits so long for an event, if there is none."""
-        check_user(principal)
         await self._views.confirm(experiment_id=experiment_id)
         deadline = asyncio.get_running_loop().time() + min(max(0.0, wait_seconds), MAX_WAIT_SECONDS)
         with self._following.listen(experiment_id) as changed:
@@ -218,43 +213,38 @@ class Experiments:
 
     async def post_operations(
         self,
-        principal: Principal,
-        request_id: str,
         experiment_id: int,
         post_number: int,
         operations: Sequence[SearchOperation],
     ) -> None:
         """Has the operations of a custom search carried out. post_number: how many posts came before it. Raises
         GanglineError `auth.not_owner`, and the errors of the leader."""
-        check_user(principal)
         await self._views.confirm(experiment_id=experiment_id)
         owner = self._views.experiment(experiment_id).owner
-        check_owner(principal, owner, f"run the search of experiment {experiment_id}")
+        self._caller.check_owner(owner, f"run the search of experiment {experiment_id}")
         request = scheduler_pb2.SchedulerServicePostSearchOperationsRequest(
             experiment_id=experiment_id,
             post_number=post_number,
             operations=[wire.to_proto(operation) for operation in operations],
         )
-        await self._leader.change(principal, request_id, lambda scheduler: scheduler.PostSearchOperations, request)
+        await self._leader.change(self._caller, lambda scheduler: scheduler.PostSearchOperations, request)
 
-    async def kill_trial(self, principal: Principal, request_id: str, trial_id: str) -> Trial:
+    async def kill_trial(self, trial_id: str) -> Trial:
         """Kills one trial; the others of its experiment continue."""
         request = scheduler_pb2.SchedulerServiceKillTrialRequest(trial_id=trial_id)
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.KillTrial, request)
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.KillTrial, request)
         return wire.from_proto(Trial, answer.trial)
 
-    async def profile_trial(self, principal: Principal, request_id: str, trial_id: str, batches: int) -> TraceOrder:
+    async def profile_trial(self, trial_id: str, batches: int) -> TraceOrder:
         """Has so many of the trial's next batches traced. A later order replaces one that has not begun."""
-        check_user(principal)
         check_batches(batches)
         request = scheduler_pb2.ProfileTrialRequest(trial_id=trial_id, batches=batches)
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.ProfileTrial, request)
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.ProfileTrial, request)
         return wire.from_proto(TraceOrder, answer.order)
 
-    async def preview_search(self, principal: Principal, config_json: str, limit: int) -> SearchPreview:
+    async def preview_search(self, config_json: str, limit: int) -> SearchPreview:
         """Returns the trials that this configuration would make. limit: most trials whose hyperparameters are
         included."""
-        check_user(principal)
         await off_loop(check_config, config_json)
         if not 0 <= limit <= MAX_PREVIEWED:
             raise invalid("request.limit", f"limit is {limit}; give 0 to {MAX_PREVIEWED}")
@@ -267,7 +257,6 @@ class Experiments:
 
     def list(
         self,
-        principal: Principal,
         limit: int = 0,
         before_id: int = 0,
         archived: bool | None = None,
@@ -279,7 +268,6 @@ class Experiments:
         """Returns a page of experiments, the newest first, and how many there are. limit: 0 for the default. before_id:
         0 to begin with the newest. archived: only archived ones, or only the others; None for both. project_ids: only
         those in these projects; None for all. wanted: further conditions. offset: how many to leave out."""
-        check_user(principal)
         if not 0 <= limit <= MAX_LIMIT:
             raise invalid("request.limit", f"limit is {limit}; give 1 to {MAX_LIMIT}, or 0 for {DEFAULT_LIMIT}")
         newest_first = sorted(self._mirror.state.experiments.all(), key=lambda experiment: -experiment.id)
@@ -293,9 +281,8 @@ class Experiments:
         ]
         return matching[offset : offset + (limit or DEFAULT_LIMIT)], len(matching)
 
-    def progress(self, principal: Principal, experiments: Sequence[Experiment]) -> Sequence[ExperimentProgress]:
+    def progress(self, experiments: Sequence[Experiment]) -> Sequence[ExperimentProgress]:
         """Returns how far each of these experiments is, from the mirror alone."""
-        check_user(principal)
         state = self._mirror.state
         return tuple(
             measure_progress(
@@ -307,30 +294,23 @@ class Experiments:
             for experiment in experiments
         )
 
-    def count_trials(self, principal: Principal, experiment_id: int) -> int:
+    def count_trials(self, experiment_id: int) -> int:
         """Returns how many trials the experiment has made so far."""
-        check_user(principal)
         return sum(1 for _ in self._mirror.state.trials.of(experiment_id))
 
-    async def view(self, principal: Principal, experiment_id: int) -> ExperimentView:
-        check_user(principal)
+    async def view(self, experiment_id: int) -> ExperimentView:
         return await self._views.view_experiment(experiment_id)
 
-    async def view_trials(
-        self, principal: Principal, experiment_id: int, offset: int, limit: int
-    ) -> tuple[Sequence[TrialView], int]:
+    async def view_trials(self, experiment_id: int, offset: int, limit: int) -> tuple[Sequence[TrialView], int]:
         """Returns a page of an experiment's trials, in the order of their numbers, and how many there are. limit: 0 for
         all."""
-        check_user(principal)
         return await self._views.view_trials(experiment_id, offset, limit)
 
-    async def view_trial(self, principal: Principal, trial_id: str) -> TrialView:
-        check_user(principal)
+    async def view_trial(self, trial_id: str) -> TrialView:
         return await self._views.view_trial(trial_id)
 
-    async def watch(self, principal: Principal, experiment_id: int) -> AsyncIterator[ExperimentView]:
+    async def watch(self, experiment_id: int) -> AsyncIterator[ExperimentView]:
         """Yields the view now and after each change, the last one when the experiment has ended."""
-        check_user(principal)
         shown: ExperimentView | None = None
         with self._following.listen(experiment_id, LEADER_NOTIFICATION) as changed:
             while True:

@@ -19,19 +19,19 @@ from gangline.domain.history import (
     check_ranks_exist,
     check_series,
 )
+from gangline.domain.id import experiment_id_of
 from gangline.domain.state import State
 from gangline.errors import invalid
 from gangline.pattern import BadPattern, compile_pattern
-from services.common.server import Principal
 from services.gateway.history.log_scan import LogPage, LogQuery
 from services.gateway.history.reader import MetricsPage, Reader
-from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.mirror.mirror import Watched
-from services.gateway.usecase.following import Following
-from services.gateway.usecase.ingest import Ingest, experiment_id_of
-from services.gateway.usecase.parsing import off_loop, read_text
-from services.gateway.usecase.view import Views
+from services.gateway.usecase.shared.delivery import Deliveries
+from services.gateway.usecase.shared.following import Following
+from services.gateway.usecase.shared.parsing import off_loop, read_text
+from services.gateway.usecase.shared.view import Views
 
 # Rows of one query; a full page means that there may be more.
 PAGE_ROWS = 500
@@ -55,16 +55,25 @@ Page = TypeVar("Page", LogPage, _MetricsPage)
 
 
 class Records:
-    def __init__(self, mirror: Watched, views: Views, reader: Reader, ingest: Ingest, following: Following) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        mirror: Watched,
+        views: Views,
+        reader: Reader,
+        *,
+        deliveries: Deliveries,
+        following: Following,
+    ) -> None:
+        self._caller = caller
         self._mirror = mirror
         self._views = views
         self._reader = reader
-        self._ingest = ingest
+        self._deliveries = deliveries
         self._following = following
 
     async def logs(
         self,
-        principal: Principal,
         scope: Scope,
         *,
         tail: int = 0,
@@ -74,7 +83,7 @@ class Records:
     ) -> AsyncIterator[LogPage]:
         """Yields pages of log lines in the order in which they were stored. tail: only the last so many of the present
         lines that match. A page without lines reports how far the history is read."""
-        query = await self.check_logs(principal, scope, wanted)
+        query = await self.check_logs(scope, wanted)
         if tail < 0:
             raise invalid("request.tail", f"tail is {tail}; give the number of lines, or 0 for all")
         if after_id < 0:
@@ -93,10 +102,10 @@ class Records:
         return await self._reader.logs_after(scope, last_id, PAGE_ROWS, query)
 
     async def metrics(
-        self, principal: Principal, scope: Scope, *, after_id: int = 0, follow: bool = False
+        self, scope: Scope, *, after_id: int = 0, follow: bool = False
     ) -> AsyncIterator[Sequence[StoredMetrics]]:
-        await self.confirm(principal, scope)
-        self.check(principal, scope)
+        await self.confirm(scope)
+        self.check(scope)
         check_attempt(scope.attempt)
         async for page in self._pages(scope, lambda last_id: self._metrics_page(scope, last_id), after_id, follow):
             if page.rows:
@@ -108,7 +117,6 @@ class Records:
 
     async def log_page(
         self,
-        principal: Principal,
         scope: Scope,
         after_id: int,
         limit: int,
@@ -118,7 +126,7 @@ class Records:
     ) -> LogPage:
         """Returns one page, for callers that page by themselves. A page with a selective filter may have fewer lines
         than `limit`, because the search for more would take longer than PAGE_SECONDS."""
-        query = await self.check_logs(principal, scope, wanted)
+        query = await self.check_logs(scope, wanted)
         if tail:
             after_id = max(after_id, await self._reader.find_tail(scope, tail, query))
         deadline = time.monotonic() + PAGE_SECONDS
@@ -129,18 +137,15 @@ class Records:
             rows = [*rows, *page.rows]
         return LogPage(rows, page.last_id, page.is_last)
 
-    async def metrics_page(
-        self, principal: Principal, scope: Scope, after_id: int, limit: int, *, has_values: bool = True
-    ) -> MetricsPage:
+    async def metrics_page(self, scope: Scope, after_id: int, limit: int, *, has_values: bool = True) -> MetricsPage:
         """Returns one page, for callers that page by themselves; `Reader.metrics_after` has the arguments."""
-        await self.confirm(principal, scope)
-        self.check(principal, scope)
+        await self.confirm(scope)
+        self.check(scope)
         check_attempt(scope.attempt)
         return await self._reader.metrics_after(scope, after_id, limit, has_values=has_values)
 
     async def series(
         self,
-        principal: Principal,
         trial_id: str,
         group: str,
         metric: str,
@@ -150,34 +155,31 @@ class Records:
     ) -> MetricSeries:
         """Returns one metric of a trial. attempt: as in `Scope`. Raises GanglineError `series.*`, `metrics.attempt`,
         `history.*` and as `check` does."""
-        check_user(principal)
         check_attempt(attempt)
         scope = Scope(experiment_id_of(trial_id), trial_id, group)
-        await self.confirm(principal, scope)
-        self.check(principal, scope)
+        await self.confirm(scope)
+        self.check(scope)
         check_series(metric, max_points)
         return await self._reader.series(trial_id, group, metric, max_points, attempt)
 
-    async def confirm(self, principal: Principal, scope: Scope) -> None:
+    async def confirm(self, scope: Scope) -> None:
         """Returns when it is certain whether the scope exists. Called before `check`. Raises GanglineError
         `gateway.behind`."""
-        check_user(principal)
         await self._views.confirm(experiment_id=scope.experiment_id, trial_id=scope.trial_id)
 
-    def check(self, principal: Principal, scope: Scope) -> None:
-        """Checks that the caller may read this scope and that it exists. Raises GanglineError."""
-        check_user(principal)
+    def check(self, scope: Scope) -> None:
+        """Checks that this scope exists. Raises GanglineError."""
         self._views.experiment(scope.experiment_id)
         if scope.trial_id and self._views.trial(scope.trial_id).experiment_id != scope.experiment_id:
             raise invalid(
                 "trial.elsewhere", f"trial {scope.trial_id} does not belong to experiment {scope.experiment_id}"
             )
 
-    async def check_logs(self, principal: Principal, scope: Scope, wanted: LogFilter) -> LogQuery:
+    async def check_logs(self, scope: Scope, wanted: LogFilter) -> LogQuery:
         """Returns the query for a filter. Raises GanglineError as `check` does, and `logs.*` for a filter that cannot
         be carried out."""
-        await self.confirm(principal, scope)
-        self.check(principal, scope)
+        await self.confirm(scope)
+        self.check(scope)
         check_filter(wanted)
         if wanted.ranks:
             await self._check_ranks(scope, wanted.ranks)
@@ -205,7 +207,7 @@ class Records:
         experiment_id = scope.experiment_id
         ending = _Ending(
             lambda: self._views.experiment(experiment_id).state is State.TERMINAL,
-            lambda: self._ingest.has_stream(experiment_id),
+            lambda: self._deliveries.has_stream(experiment_id),
         )
         with self._following.listen(experiment_id) as grew:
             while True:

@@ -11,30 +11,29 @@ from collections.abc import AsyncIterator, Mapping
 
 from gangline.domain.storage.output import find_bad_path, is_unfinished, output_path_of
 from gangline.errors import GanglineError, not_found
-from services.common.server import Principal
-from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.caller import Caller
 from services.gateway.storage.storage import Storage
-from services.gateway.usecase.following import in_thread
-from services.gateway.usecase.view import Views
+from services.gateway.usecase.shared.following import in_thread
+from services.gateway.usecase.shared.view import Views
 
 
 class Outputs:
-    def __init__(self, storage: Storage, views: Views) -> None:
+    def __init__(self, caller: Caller, storage: Storage, views: Views) -> None:
+        self._caller = caller
         self._storage = storage
         self._views = views
 
-    async def list(self, principal: Principal, trial_id: str) -> Mapping[str, int]:
+    async def list(self, trial_id: str) -> Mapping[str, int]:
         """Returns the bytes of each file by its path, in the order of paths. Raises GanglineError `trial.not_found`."""
-        check_user(principal)
         await self._views.confirm(trial_id=trial_id)
         folder = output_path_of(self._views.trial(trial_id).id)
         sizes = await asyncio.to_thread(self._storage.sizes, folder)
         return {path: sizes[path] for path in sorted(sizes) if _is_output(path)}
 
-    async def download(self, principal: Principal, trial_id: str) -> AsyncIterator[tuple[str, bytes, int]]:
+    async def download(self, trial_id: str) -> AsyncIterator[tuple[str, bytes, int]]:
         """Yields each file's chunks one after another, with its path and the bytes of all files; an empty file has one
         empty chunk. Raises GanglineError `output.none`."""
-        sizes = await self.list(principal, trial_id)
+        sizes = await self.list(trial_id)
         if not sizes:
             raise not_found(
                 "output.none",
@@ -50,9 +49,8 @@ class Outputs:
             if is_first:
                 yield path, b"", total
 
-    async def read_file(self, principal: Principal, trial_id: str, path: str) -> AsyncIterator[bytes]:
+    async def read_file(self, trial_id: str, path: str) -> AsyncIterator[bytes]:
         """Yields the chunks of one file. Raises GanglineError `trial.not_found`, `output.no_file`."""
-        check_user(principal)
         await self._views.confirm(trial_id=trial_id)
         trial = self._views.trial(trial_id)
         if not _is_output(path) or not {"", ".", ".."}.isdisjoint(path.split("/")):

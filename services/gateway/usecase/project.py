@@ -41,23 +41,22 @@ from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol import wire
 from gangline.v1 import project_pb2
 from services.common import keys
-from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader, read_experiment
-from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
-from services.gateway.usecase.parsing import read_text
+from services.gateway.usecase.shared.parsing import read_text
 
 T = TypeVar("T")
 
 
 class Projects:
-    def __init__(self, mirror: Watched, leader: Leader) -> None:
+    def __init__(self, caller: Caller, mirror: Watched, leader: Leader) -> None:
+        self._caller = caller
         self._mirror = mirror
         self._leader = leader
 
-    def list_workspaces(self, principal: Principal) -> list[WorkspaceView]:
+    def list_workspaces(self) -> list[WorkspaceView]:
         """Returns all workspaces by name."""
-        check_user(principal)
         workspace_ids = {project.id: project.workspace_id for project in self._projects()}
         num_projects = Counter(workspace_ids.values())
         num_experiments = Counter(
@@ -68,10 +67,9 @@ class Projects:
             for workspace in sorted(self._workspaces(), key=lambda workspace: workspace.name)
         ]
 
-    async def list_projects(self, principal: Principal, workspace_name: str = "") -> list[ProjectView]:
+    async def list_projects(self, workspace_name: str = "") -> list[ProjectView]:
         """Returns projects by workspace and name. workspace_name: empty for those of all workspaces. Raises
         GanglineError `workspace.not_found`."""
-        check_user(principal)
         chosen_id = 0
         if workspace_name:
             chosen_id = (await self._found(lambda: find_workspace(workspace_name, self._workspaces()))).id
@@ -94,38 +92,35 @@ class Projects:
         ]
         return sorted(views, key=lambda view: (view.workspace_name, view.project.name))
 
-    async def view_workspace(self, principal: Principal, workspace_id: int) -> WorkspaceView:
+    async def view_workspace(self, workspace_id: int) -> WorkspaceView:
         """Raises GanglineError `workspace.not_found`."""
 
         def find() -> WorkspaceView:
-            for view in self.list_workspaces(principal):
+            for view in self.list_workspaces():
                 if view.workspace.id == workspace_id:
                     return view
             raise no_workspace(workspace_id)
 
         return await self._found(find)
 
-    async def view_project(self, principal: Principal, project_id: int) -> ProjectView:
+    async def view_project(self, project_id: int) -> ProjectView:
         """Raises GanglineError `project.not_found`."""
-        check_user(principal)
         await self._found(lambda: self._project(project_id))
-        for view in await self.list_projects(principal):
+        for view in await self.list_projects():
             if view.project.id == project_id:
                 return view
         raise no_project(project_id)
 
-    def list_templates(self, principal: Principal) -> list[Template]:
+    def list_templates(self) -> list[Template]:
         """Returns all templates by name."""
-        check_user(principal)
         return sorted(self._mirror.state.templates.all(), key=lambda template: template.name)
 
-    async def find_template(self, principal: Principal, name: str) -> Template:
+    async def find_template(self, name: str) -> Template:
         """Raises GanglineError `template.not_found`."""
-        check_user(principal)
         return await self._found(lambda: find_template(name, self._mirror.state.templates.all()), keys.template(name))
 
     async def inherit(
-        self, principal: Principal, workspace_name: str, project_name: str, template_name: str, project_id: int = 0
+        self, workspace_name: str, project_name: str, template_name: str, project_id: int = 0
     ) -> Inheritance:
         """Returns the project of a new experiment, and the settings that it inherits, the weakest first: the defaults
         of its workspace, those of its project, and its template.
@@ -134,7 +129,6 @@ class Projects:
         workspace. project_id: in place of the names; 0 for none. Raises GanglineError `workspace.*`, `project.*`,
         `template.not_found`.
         """
-        check_user(principal)
         workspace, project = await self._found(lambda: self._home(workspace_name, project_name, project_id))
         check_open(workspace, project)
         template_name = template_name or project.defaults.template or workspace.defaults.template
@@ -143,20 +137,17 @@ class Projects:
             defaults_layer(f"project {project.name}", project.defaults),
         ]
         if template_name:
-            template = await self.find_template(principal, template_name)
+            template = await self.find_template(template_name)
             layers.append(ConfigLayer(f"template {template_name}", template.config_json))
         present = tuple(layer for layer in layers if layer is not None)
         return Inheritance(workspace.name, project.name, project.id, template_name, present)
 
-    async def select(
-        self, principal: Principal, workspace_name: str, project_name: str, project_id: int = 0
-    ) -> frozenset[int] | None:
+    async def select(self, workspace_name: str, project_name: str, project_id: int = 0) -> frozenset[int] | None:
         """Returns the ids of the projects that a filter chooses; None for all projects. project_name: without a
         workspace the projects of this name in all workspaces.
 
         Raises GanglineError `workspace.not_found`, `project.not_found`.
         """
-        check_user(principal)
         if project_id:
             return frozenset({(await self._found(lambda: self._project(project_id))).id})
         if not workspace_name and not project_name:
@@ -165,29 +156,24 @@ class Projects:
 
     async def update_workspace(
         self,
-        principal: Principal,
-        request_id: str,
         action: ProjectAction | None,
         workspace_id: int = 0,
         change: ProjectChange | None = None,
     ) -> Workspace | None:
         """Creates, edits, archives, unarchives or deletes a workspace. Returns None when it has been deleted."""
-        check_user(principal)
         request = project_pb2.SchedulerServiceUpdateWorkspaceRequest(
             workspace_id=workspace_id,
             action=_number(action),  # type: ignore[arg-type]  # protobuf takes the number
             change=_checked("workspace", change),
-            is_admin=principal.is_admin,
+            is_admin=self._caller.is_admin,
         )
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateWorkspace, request)
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.UpdateWorkspace, request)
         if not answer.HasField("workspace"):
             return None
         return hide_default_secrets(wire.from_proto(Workspace, answer.workspace))
 
     async def update_project(
         self,
-        principal: Principal,
-        request_id: str,
         action: ProjectAction | None,
         project_id: int = 0,
         change: ProjectChange | None = None,
@@ -195,39 +181,35 @@ class Projects:
         workspace_id: int = 0,
     ) -> Project | None:
         """Does the same for a project. workspace_id: of a new project."""
-        check_user(principal)
         request = project_pb2.SchedulerServiceUpdateProjectRequest(
             project_id=project_id,
             workspace_id=workspace_id,
             action=_number(action),  # type: ignore[arg-type]  # as above
             change=_checked("project", change),
-            is_admin=principal.is_admin,
+            is_admin=self._caller.is_admin,
         )
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.UpdateProject, request)
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.UpdateProject, request)
         if not answer.HasField("project"):
             return None
         return hide_default_secrets(wire.from_proto(Project, answer.project))
 
-    async def set_template(self, principal: Principal, request_id: str, name: str, config_json: str) -> Template:
+    async def set_template(self, name: str, config_json: str) -> Template:
         """Creates a template, or replaces its settings. Raises GanglineError `template.name`, `config.*`."""
-        check_user(principal)
         check_name("template", name)
         await read_text(check_template, config_json)
         request = project_pb2.SchedulerServiceSetTemplateRequest(
-            name=name, config_json=config_json, is_admin=principal.is_admin
+            name=name, config_json=config_json, is_admin=self._caller.is_admin
         )
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.SetTemplate, request)
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.SetTemplate, request)
         return hide_secrets(wire.from_proto(Template, answer.template))
 
-    async def remove_template(self, principal: Principal, request_id: str, name: str) -> None:
-        request = project_pb2.SchedulerServiceRemoveTemplateRequest(name=name, is_admin=principal.is_admin)
-        await self._leader.change(principal, request_id, lambda scheduler: scheduler.RemoveTemplate, request)
+    async def remove_template(self, name: str) -> None:
+        request = project_pb2.SchedulerServiceRemoveTemplateRequest(name=name, is_admin=self._caller.is_admin)
+        await self._leader.change(self._caller, lambda scheduler: scheduler.RemoveTemplate, request)
 
-    async def move_experiment(
-        self, principal: Principal, request_id: str, experiment_id: int, project_id: int
-    ) -> Experiment:
+    async def move_experiment(self, experiment_id: int, project_id: int) -> Experiment:
         request = project_pb2.SchedulerServiceMoveExperimentRequest(experiment_id=experiment_id, project_id=project_id)
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.MoveExperiment, request)
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.MoveExperiment, request)
         return read_experiment(answer.experiment)
 
     async def _found(self, find: Callable[[], T], key: str = keys.NEXT_PROJECT) -> T:

@@ -17,17 +17,19 @@ from gangline.domain.task import Task
 from gangline.errors import GanglineError
 from gangline.v1 import scheduler_pb2
 from services.common import keys
-from services.common.server import Principal
 from services.gateway.history.reader import Reader
 from services.gateway.leader.leader_client import Leader
-from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
-from services.gateway.usecase.pending import EXPLAIN_SECONDS, FETCH_SECONDS, Pending, Standing
-from services.gateway.usecase.view import Views, shown_trial
+from services.gateway.usecase.shared.pending import EXPLAIN_SECONDS, FETCH_SECONDS, Pending, Standing
+from services.gateway.usecase.shared.view import Views, shown_trial
 
 
 class Queue:
-    def __init__(self, mirror: Watched, reader: Reader, leader: Leader, views: Views, pending: Pending) -> None:
+    def __init__(
+        self, caller: Caller, mirror: Watched, reader: Reader, leader: Leader, *, views: Views, pending: Pending
+    ) -> None:
+        self._caller = caller
         self._mirror = mirror
         self._reader = reader
         self._leader = leader
@@ -36,7 +38,6 @@ class Queue:
 
     async def list_tasks(
         self,
-        principal: Principal,
         experiment_id: int = 0,
         project_ids: Collection[int] | None = None,
         *,
@@ -48,7 +49,6 @@ class Queue:
         experiment_id: 0 for all of them. project_ids: only those in these projects; None for all. seconds: limit of the
         call to the leader for the reasons. Raises GanglineError `experiment.not_found`.
         """
-        check_user(principal)
         if experiment_id:
             await self._views.confirm(experiment_id=experiment_id)
             self._views.experiment(experiment_id)
@@ -70,22 +70,20 @@ class Queue:
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
         return experiment is not None and experiment.home_id in project_ids
 
-    async def explain(self, principal: Principal, job_id: str) -> Explanation:
+    async def explain(self, job_id: str) -> Explanation:
         """Explains why a job waits. job_id: of an experiment ("7") or of a trial ("7.1")."""
-        check_user(principal)
         experiment_id, trial_id = parse_job_id(job_id)
         # Before the tasks are read: a gateway that is behind would not find the task of a trial that it then finds.
         await self._views.confirm(experiment_id=experiment_id)
-        tasks = await self.list_tasks(principal, seconds=EXPLAIN_SECONDS)
+        tasks = await self.list_tasks(seconds=EXPLAIN_SECONDS)
         view = await self._views.view_experiment(experiment_id)
         trials = [trial.trial for trial in view.trials]
         agents = self._mirror.state.agents.all()
         return explain(view.experiment, view.reason, trials, tasks, agents, trial_id=trial_id)
 
-    async def snapshot(self, principal: Principal, pool: str = "") -> str:
+    async def snapshot(self, pool: str = "") -> str:
         """Returns the planner's present input, in the format of `gangline simulate`. pool: may be empty when there is
         only one."""
-        check_user(principal)
         answer = await self._leader.call(
             lambda scheduler: scheduler.GetSnapshot, scheduler_pb2.GetSnapshotRequest(pool=pool)
         )

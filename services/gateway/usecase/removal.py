@@ -5,20 +5,20 @@ from __future__ import annotations
 from gangline.domain.experiment import Experiment
 from gangline.v1 import scheduler_pb2
 from services.common import keys
-from services.common.server import Principal
 from services.gateway.leader.leader_client import Leader, read_experiment
-from services.gateway.mirror.auth import check_owner
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
-from services.gateway.usecase.view import Views
+from services.gateway.usecase.shared.view import Views
 
 
 class Removals:
-    def __init__(self, mirror: Watched, leader: Leader, views: Views) -> None:
+    def __init__(self, caller: Caller, mirror: Watched, leader: Leader, views: Views) -> None:
+        self._caller = caller
         self._mirror = mirror
         self._leader = leader
         self._views = views
 
-    async def delete(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment | None:
+    async def delete(self, experiment_id: int) -> Experiment | None:
         """Begins to delete an ended experiment with all of its files. Returns None when it has been deleted.
 
         Raises GanglineError `auth.not_owner`, and the errors of the leader.
@@ -27,22 +27,18 @@ class Removals:
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
         # The leader answers for an experiment that does not exist: it is deleted, or never existed.
         if experiment is not None:
-            check_owner(principal, experiment.owner, f"delete experiment {experiment_id}")
+            self._caller.check_owner(experiment.owner, f"delete experiment {experiment_id}")
         request = scheduler_pb2.SchedulerServiceDeleteExperimentRequest(experiment_id=experiment_id)
-        answer = await self._leader.change(principal, request_id, lambda scheduler: scheduler.DeleteExperiment, request)
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.DeleteExperiment, request)
         return read_experiment(answer.experiment) if answer.HasField("experiment") else None
 
-    async def archive(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
+    async def archive(self, experiment_id: int) -> Experiment:
         """Takes an ended experiment out of listings."""
         request = scheduler_pb2.SchedulerServiceArchiveExperimentRequest(experiment_id=experiment_id)
-        answer = await self._leader.change(
-            principal, request_id, lambda scheduler: scheduler.ArchiveExperiment, request
-        )
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.ArchiveExperiment, request)
         return read_experiment(answer.experiment)
 
-    async def unarchive(self, principal: Principal, request_id: str, experiment_id: int) -> Experiment:
+    async def unarchive(self, experiment_id: int) -> Experiment:
         request = scheduler_pb2.SchedulerServiceUnarchiveExperimentRequest(experiment_id=experiment_id)
-        answer = await self._leader.change(
-            principal, request_id, lambda scheduler: scheduler.UnarchiveExperiment, request
-        )
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.UnarchiveExperiment, request)
         return read_experiment(answer.experiment)

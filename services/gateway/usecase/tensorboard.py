@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from gangline.domain.id import parse_trial_id
 from gangline.errors import GanglineError, invalid
-from services.common.server import Principal
-from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
 from services.gateway.storage.storage import Storage
-from services.gateway.usecase.following import in_thread
-from services.gateway.usecase.view import Views
+from services.gateway.usecase.shared.following import in_thread
+from services.gateway.usecase.shared.view import Views
 
 FOLDER = "tensorboard"
 # In the names of files to which TensorBoard's writers only append. Any other file is sent whole when it has changed.
@@ -30,19 +29,19 @@ class Piece:
 
 
 class Tensorboard:
-    def __init__(self, mirror: Watched, storage: Storage, views: Views) -> None:
+    def __init__(self, caller: Caller, mirror: Watched, storage: Storage, views: Views) -> None:
+        self._caller = caller
         self._mirror = mirror
         self._storage = storage
         self._views = views
 
     async def download(
-        self, principal: Principal, experiment_id: int, trial_id: str, num_bytes_by_path: Mapping[str, int]
+        self, experiment_id: int, trial_id: str, num_bytes_by_path: Mapping[str, int]
     ) -> AsyncIterator[Piece]:
         """Yields what has been added, file by file. num_bytes_by_path: what the caller has.
 
         Raises GanglineError `experiment.not_found`, `trial.not_found` or `id.trial`.
         """
-        check_user(principal)
         if trial_id and parse_trial_id(trial_id)[0] != experiment_id:
             raise invalid("id.trial", f"trial {trial_id} is not one of experiment {experiment_id}")
         await self._views.confirm(experiment_id=experiment_id, trial_id=trial_id)

@@ -11,10 +11,9 @@ from gangline.domain.usage import AllocationUsage, UsageReport, add_up, entry_of
 from gangline.errors import invalid
 from gangline.when import check_period
 from services.common import keys
-from services.common.server import Principal
 from services.gateway.history.reader import Reader
 from services.gateway.history.usage_recorder import UsageRecorder
-from services.gateway.mirror.auth import check_user
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
 
 # Allocations that have ended within this time are compared with the live ones by their ids, because one may end while
@@ -25,17 +24,17 @@ DELETED = "(deleted experiments)"
 
 
 class Usage:
-    def __init__(self, mirror: Watched, reader: Reader, recorder: UsageRecorder) -> None:
+    def __init__(self, caller: Caller, mirror: Watched, reader: Reader, recorder: UsageRecorder) -> None:
+        self._caller = caller
         self._mirror = mirror
         self._reader = reader
         self._recorder = recorder
 
-    async def report(self, principal: Principal, since: float, until: float, by: UsageGroup | None) -> UsageReport:
+    async def report(self, since: float, until: float, by: UsageGroup | None) -> UsageReport:
         """Adds up the period. until: 0 for now. by: None for a group that this version does not know.
 
         Raises GanglineError `usage.by`, `usage.period`, `history.*`.
         """
-        check_user(principal)
         if by is None:
             raise invalid("usage.by", f"usage is added up by {', '.join(UsageGroup)}; name one of them")
         now = time.time()

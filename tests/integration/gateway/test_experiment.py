@@ -15,7 +15,7 @@ from gangline.protocol import rpc
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import types_pb2
 from services.gateway.leader import leader_client as leader_module
-from services.gateway.usecase import code as code_module
+from services.gateway.usecase.shared import stored_code as code_module
 from tests.support.gateway import CONFIG, Client, pack, sha256
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import within

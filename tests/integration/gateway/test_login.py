@@ -15,8 +15,8 @@ import pytest
 
 from services.common.etcd import EtcdClient, EtcdSettings
 from services.gateway.program import run_gateway
-from services.gateway.usecase import user as user_module
-from services.gateway.usecase.login_limit import FAILURES_OF_USER
+from services.gateway.usecase.open import login as login_module
+from services.gateway.usecase.open.login_limit import FAILURES_OF_USER
 from tests.support.gateway import NO_TLS, add_user, settings_in
 from tests.support.wait import until
 
@@ -45,7 +45,7 @@ async def test_only_a_trusted_proxy_names_the_address_of_a_caller(
     etcd: EtcdClient, etcd_settings: EtcdSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test connects from loopback, which a server of uvicorn trusts by default."""
-    monkeypatch.setattr(user_module, "is_password", lambda _stored, _password: False)
+    monkeypatch.setattr(login_module, "is_password", lambda _stored, _password: False)
     await add_user(etcd)
     async with gateway(etcd_settings, tmp_path) as http:
         codes = [await log_in(http, "alice", f"10.0.0.{number}") for number in range(TRIES)]
@@ -64,7 +64,7 @@ async def test_login_whose_client_has_gone_makes_room(
     goes_on = threading.Event()
     hashed: list[str] = []
     admitted: list[object] = []
-    queue = user_module._hashed
+    queue = login_module.hashed
 
     def wait(_stored: str, password: str) -> bool:
         hashed.append(password)
@@ -74,9 +74,9 @@ async def test_login_whose_client_has_gone_makes_room(
         admitted.append(work)
         return await queue(*work)
 
-    monkeypatch.setattr(user_module, "is_password", wait)
-    monkeypatch.setattr(user_module, "_hashed", admit)
-    monkeypatch.setattr(user_module, "_MAX_WAITING", 4)
+    monkeypatch.setattr(login_module, "is_password", wait)
+    monkeypatch.setattr(login_module, "hashed", admit)
+    monkeypatch.setattr(login_module, "_MAX_WAITING", 4)
     await add_user(etcd)
     async with gateway(etcd_settings, tmp_path) as http:
         waiting = [asyncio.create_task(log_in(http, f"gone{number}")) for number in range(4)]

@@ -24,7 +24,7 @@ from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings
-from services.gateway.usecase.login_limit import FAILURES_OF_USER
+from services.gateway.usecase.open.login_limit import FAILURES_OF_USER
 from tests.support.gateway import NO_TLS, GatewayProcess
 from tests.support.proxy import Proxy
 from tests.support.scheduler import ADMIN_TOKEN, CLUSTER_TOKEN, SchedulerProcess

@@ -12,7 +12,7 @@ from gangline.errors import ErrorKind, GanglineError
 from services.common import keys
 from services.common.access.security import access_token, allocation_token, hash_token, is_of_determined, session_token
 from services.common.server import Principal
-from services.gateway.mirror.auth import SESSION_SECONDS, Authenticator, check_trial, check_user
+from services.gateway.mirror.auth import SESSION_SECONDS, Authenticator
 from tests.support.stand_in_mirror import StandInMirror
 
 CLUSTER = "the-cluster-token-of-this-test"
@@ -73,22 +73,6 @@ def test_removed_user_is_refused_at_once() -> None:
     assert authenticator.identify("token-of-alice").name == "alice"
     mirror.state.apply(keys.user("alice"), None)
     assert refused(authenticator, "token-of-alice").code == "auth.wrong_token"
-
-
-def test_runners_deliver_for_their_own_allocation_only() -> None:
-    runner = Principal("allocation", "1.1.2")
-    check_trial(runner, "1.1", "1.1.2")
-    for trial_id, allocation_id in [("1.1", "1.1.1"), ("1.2", "1.1.2"), ("1", "1.1.2"), ("1.11", "1.1.2")]:
-        with pytest.raises(GanglineError) as failure:
-            check_trial(runner, trial_id, allocation_id)
-        assert failure.value.kind is ErrorKind.FORBIDDEN
-
-
-def test_users_do_not_deliver_and_runners_do_not_read() -> None:
-    with pytest.raises(GanglineError):
-        check_trial(Principal("user", "alice", is_admin=True), "1.1", "1.1.1")
-    with pytest.raises(GanglineError):
-        check_user(Principal("allocation", "1.1.1"))
 
 
 BOB = User("bob", "", id=5, password_hash="stored")
@@ -165,11 +149,6 @@ def test_a_session_of_one_kind_is_none_of_the_other() -> None:
     assert refused(authenticator, session.replace("session:", "login:")).code == "auth.session"
     assert session_token(CLUSTER, "bob", "", 2**40, is_determined=False) != session
     assert refused(authenticator, session_token(CLUSTER, "bob", "", 2**40)).code == "auth.session"
-
-
-def test_an_anonymous_caller_has_one_call_and_is_no_user() -> None:
-    with pytest.raises(GanglineError):
-        check_user(Principal("anonymous", ""))
 
 
 async def test_only_the_login_needs_no_token(authenticator: Authenticator) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gangline.errors import ErrorKind, GanglineError
 from services.common.connection.peer import peer_host
-from services.gateway.usecase.login_limit import (
+from services.gateway.usecase.open.login_limit import (
     FAILURES_OF_ADDRESS,
     FAILURES_OF_USER,
     MAX_ENTRIES,

@@ -11,13 +11,14 @@ from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange
 from gangline.errors import GanglineError
 from services.common import keys
 from services.common.server import Principal
+from services.gateway.mirror.caller import Caller
 from services.gateway.usecase.checkpoint import Checkpoints
 from services.gateway.usecase.experiment import Experiments
 from services.gateway.usecase.removal import Removals
-from services.gateway.usecase.view import Views
+from services.gateway.usecase.shared.view import Views
 from tests.support.stand_in_mirror import StandInMirror
 
-BOB = Principal("user", "bob")
+BOB = Caller(Principal("user", "bob"), "r")
 NOTHING = cast("Any", None)
 CHANGE = RetentionChange(log_retention_days=1)
 
@@ -46,11 +47,11 @@ class _Leader:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda mirror, leader, views: Experiments(mirror, leader, NOTHING, views, NOTHING, following=NOTHING).update(
-            BOB, "r", 7, [CHANGE]
-        ),
-        lambda mirror, leader, views: Removals(mirror, leader, views).delete(BOB, "r", 7),
-        lambda mirror, leader, views: Checkpoints(mirror, leader, NOTHING, views).delete(BOB, "r", ["c1"]),
+        lambda mirror, leader, views: Experiments(
+            BOB, mirror, leader, NOTHING, views=views, code=NOTHING, following=NOTHING
+        ).update(7, [CHANGE]),
+        lambda mirror, leader, views: Removals(BOB, mirror, leader, views).delete(7),
+        lambda mirror, leader, views: Checkpoints(BOB, mirror, leader, NOTHING, views).delete(["c1"]),
     ],
     ids=["what is kept", "the experiment", "a checkpoint"],
 )

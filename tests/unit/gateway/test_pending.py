@@ -12,8 +12,8 @@ from gangline.domain.state import ReasonCode
 from gangline.errors import unavailable
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
-from services.gateway.usecase import pending
-from services.gateway.usecase.pending import Pending
+from services.gateway.usecase.shared import pending
+from services.gateway.usecase.shared.pending import Pending
 
 
 class StandInLeader:

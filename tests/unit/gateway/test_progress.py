@@ -9,7 +9,7 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.search import Search
 from gangline.domain.state import Outcome, State
 from gangline.domain.view import ExperimentProgress
-from services.gateway.usecase.view import measure_progress
+from services.gateway.usecase.shared.view import measure_progress
 
 EXPERIMENT = Experiment(7, "digits", "ann", "{}", "", state=State.RUNNING)
 ENDED = Trial("7.1", 7, 1, state=State.TERMINAL, outcome=Outcome.FAILED, batches_completed=30, batches_total=100)

@@ -15,14 +15,19 @@ from gangline.errors import ErrorKind, GanglineError
 from services.common import keys
 from services.common.server import Principal
 from services.gateway.history.reader import Reader
-from services.gateway.usecase import tunnel as module
-from services.gateway.usecase.pending import Pending
-from services.gateway.usecase.tunnel import Tunnel, Tunnels
-from services.gateway.usecase.view import Views
+from services.gateway.mirror.caller import Caller, Runner
+from services.gateway.usecase.open.task import TaskProofs
+from services.gateway.usecase.runner.tunnel_offer import TunnelOffers
+from services.gateway.usecase.shared import tunnel_table as module
+from services.gateway.usecase.shared.pending import Pending
+from services.gateway.usecase.shared.task_secret import TaskSecrets
+from services.gateway.usecase.shared.tunnel_table import Lease, Tunnel, TunnelTable
+from services.gateway.usecase.shared.view import Views
+from services.gateway.usecase.tunnel import Tunnels
 from tests.support.stand_in_mirror import StandInMirror
 
 CLUSTER = "the-cluster-token-of-this-test"
-RUNNER = Principal("allocation", "1.1.1")
+RUNNER, OTHER_RUNNER = Principal("allocation", "1.1.1"), Principal("allocation", "9.1.1")
 ANN, BOB, ADMIN = Principal("user", "ann"), Principal("user", "bob"), Principal("user", "root", is_admin=True)
 SHELL = Experiment(1, "shell", "ann", "{}", "", task_kind=TaskKind.SHELL, state=State.RUNNING)
 
@@ -37,10 +42,29 @@ def mirror() -> StandInMirror:
     return mirror
 
 
+class Gateway:
+    """The parts of a gateway that carry tunnels."""
+
+    def __init__(self, mirror: StandInMirror) -> None:
+        self.mirror = mirror
+        self.views = Views(mirror, cast("Reader", None), cast("Pending", None))
+        self.table = TunnelTable()
+        self.secrets = TaskSecrets(mirror, CLUSTER)
+        self.proofs = TaskProofs(mirror, self.views, self.secrets)
+
+    def of(self, principal: Principal) -> Tunnels:
+        return Tunnels(Caller(principal), self.views, self.table, self.secrets)
+
+    def of_runner(self, principal: Principal = RUNNER) -> TunnelOffers:
+        return TunnelOffers(Runner(principal), self.mirror, self.views, self.table, self.secrets)
+
+    def opening(self) -> asyncio.Task[Lease]:
+        return asyncio.create_task(self.table.open(SHELL))
+
+
 @pytest.fixture
-def tunnels(mirror: StandInMirror) -> Tunnels:
-    views = Views(mirror, cast("Reader", None), cast("Pending", None))
-    return Tunnels(mirror, views, CLUSTER)
+def gateway(mirror: StandInMirror) -> Gateway:
+    return Gateway(mirror)
 
 
 async def _bytes(*chunks: bytes) -> AsyncIterator[bytes]:
@@ -53,13 +77,13 @@ async def _order(orders: AsyncIterator[tuple[str, str]]) -> str:
     return order
 
 
-async def test_a_runner_answers_an_order_and_bytes_flow_both_ways(tunnels: Tunnels) -> None:
-    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+async def test_a_runner_answers_an_order_and_bytes_flow_both_ways(gateway: Gateway) -> None:
+    orders = gateway.of_runner().offer("1.1.1", "trainer")
     key, order = await anext(orders)
     assert (key.partition(" ")[0], order) == ("ssh-ed25519", "")
-    assert tunnels.is_ready(1)
-    opening = asyncio.create_task(tunnels.open(tunnels.find(ANN, 1)))
-    taken = tunnels.take(RUNNER, await _order(orders))
+    assert gateway.table.is_ready(1)
+    opening = asyncio.create_task(gateway.of(ANN).open(1))
+    taken = gateway.of_runner().take(await _order(orders))
     taken.attach(_bytes(b"from the task"), "")
     with await opening as tunnel:
         await tunnel.write(b"to the task")
@@ -70,99 +94,99 @@ async def test_a_runner_answers_an_order_and_bytes_flow_both_ways(tunnels: Tunne
         await tunnel.write(b"too late")
 
 
-async def test_only_the_owner_and_administrators_reach_a_task(tunnels: Tunnels) -> None:
-    assert tunnels.find(ANN, 1) is tunnels.find(ADMIN, 1)
+async def test_only_the_owner_and_administrators_reach_a_task(gateway: Gateway) -> None:
+    assert gateway.of(ANN).find(1) is gateway.of(ADMIN).find(1)
     for principal, number, code in (
         (BOB, 1, "auth.not_owner"),
         (RUNNER, 1, "auth.forbidden"),
         (ANN, 2, "task.no_tunnel"),
     ):
         with pytest.raises(GanglineError) as caught:
-            tunnels.find(principal, number)
+            gateway.of(principal).find(number)
         assert caught.value.code == code
 
 
-async def test_a_runner_serves_its_own_allocation_alone(tunnels: Tunnels) -> None:
+async def test_a_runner_serves_its_own_allocation_alone(gateway: Gateway) -> None:
     with pytest.raises(GanglineError, match="may not deliver"):
-        await anext(tunnels.offer(Principal("allocation", "9.1.1"), "1.1.1", "trainer"))
-    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+        await anext(gateway.of_runner(OTHER_RUNNER).offer("1.1.1", "trainer"))
+    orders = gateway.of_runner().offer("1.1.1", "trainer")
     await anext(orders)
-    opening = asyncio.create_task(tunnels.open(SHELL))
+    opening = gateway.opening()
     order = await _order(orders)
     with pytest.raises(GanglineError, match="may not deliver"):
-        tunnels.take(Principal("allocation", "9.1.1"), order)
-    tunnels.take(RUNNER, order).attach(_bytes(), "")
+        gateway.of_runner(OTHER_RUNNER).take(order)
+    gateway.of_runner().take(order).attach(_bytes(), "")
     await opening
     with pytest.raises(GanglineError) as caught:
-        tunnels.take(RUNNER, order)
+        gateway.of_runner().take(order)
     assert caught.value.code == "tunnel.not_found"
 
 
-async def test_an_attempt_that_is_over_offers_nothing(tunnels: Tunnels, mirror: StandInMirror) -> None:
+async def test_an_attempt_that_is_over_offers_nothing(gateway: Gateway, mirror: StandInMirror) -> None:
     mirror.put(keys.trial("1.1"), Trial("1.1", 1, 1, attempts=2))
     with pytest.raises(GanglineError) as caught:
-        await anext(tunnels.offer(RUNNER, "1.1.1", "trainer"))
+        await anext(gateway.of_runner().offer("1.1.1", "trainer"))
     assert caught.value.code == "task.over"
 
 
-async def test_a_later_offer_replaces_an_earlier_one(tunnels: Tunnels) -> None:
-    earlier, later = (tunnels.offer(RUNNER, "1.1.1", "trainer") for _ in range(2))
+async def test_a_later_offer_replaces_an_earlier_one(gateway: Gateway) -> None:
+    earlier, later = (gateway.of_runner().offer("1.1.1", "trainer") for _ in range(2))
     await anext(earlier)
     await anext(later)
     assert [order async for order in earlier] == []
-    assert tunnels.is_ready(1)
+    assert gateway.table.is_ready(1)
     await cast("AsyncGenerator[object]", later).aclose()
-    assert not tunnels.is_ready(1)
+    assert not gateway.table.is_ready(1)
 
 
-async def test_a_task_that_is_not_there_is_refused_in_one_line(tunnels: Tunnels, mirror: StandInMirror) -> None:
+async def test_a_task_that_is_not_there_is_refused_in_one_line(gateway: Gateway, mirror: StandInMirror) -> None:
     with pytest.raises(GanglineError, match=r"^shell 1 is not ready \(RUNNING\); try again in a moment$"):
-        await tunnels.open(SHELL)
+        await gateway.table.open(SHELL)
     ended = Experiment(1, "s", "ann", "{}", "", State.TERMINAL, Outcome.FAILED, "why", task_kind=TaskKind.SHELL)
     with pytest.raises(GanglineError, match=r"^shell 1 has ended: why$") as caught:
-        await tunnels.open(ended)
+        await gateway.table.open(ended)
     assert caught.value.kind is ErrorKind.UNAVAILABLE
 
 
 async def test_a_runner_that_says_nothing_or_cannot_reach_the_socket(
-    tunnels: Tunnels, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+    orders = gateway.of_runner().offer("1.1.1", "trainer")
     await anext(orders)
-    opening = asyncio.create_task(tunnels.open(SHELL))
-    tunnels.take(RUNNER, await _order(orders)).attach(_bytes(), "its socket: Connection refused")
+    opening = gateway.opening()
+    gateway.of_runner().take(await _order(orders)).attach(_bytes(), "its socket: Connection refused")
     with pytest.raises(GanglineError, match=r"^shell 1 cannot be reached: its socket: Connection refused$"):
         await opening
     monkeypatch.setattr(module, "OPEN_SECONDS", 0.01)
     with pytest.raises(GanglineError, match="its trial runner did not answer within"):
-        await tunnels.open(SHELL)
+        await gateway.table.open(SHELL)
     with pytest.raises(GanglineError, match="not waited for any more"):
-        tunnels.take(RUNNER, await _order(orders))
+        gateway.of_runner().take(await _order(orders))
 
 
-async def test_a_runner_that_goes_keeps_no_caller_waiting(tunnels: Tunnels) -> None:
-    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+async def test_a_runner_that_goes_keeps_no_caller_waiting(gateway: Gateway) -> None:
+    orders = gateway.of_runner().offer("1.1.1", "trainer")
     await anext(orders)
-    opening = asyncio.create_task(tunnels.open(SHELL))
+    opening = gateway.opening()
     await _order(orders)
     await cast("AsyncGenerator[object]", orders).aclose()
     with pytest.raises(GanglineError, match=r"^shell 1 cannot be reached: its trial runner has gone$"):
         await opening
 
 
-async def test_connections_are_counted(tunnels: Tunnels, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_are_counted(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TUNNELS", 1)
-    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+    orders = gateway.of_runner().offer("1.1.1", "trainer")
     await anext(orders)
-    opening = asyncio.create_task(tunnels.open(SHELL))
-    tunnels.take(RUNNER, await _order(orders)).attach(_bytes(), "")
+    opening = gateway.opening()
+    gateway.of_runner().take(await _order(orders)).attach(_bytes(), "")
     with await opening, pytest.raises(GanglineError, match="has 1 open connections, the most"):
-        await tunnels.open(SHELL)
-    opening = asyncio.create_task(tunnels.open(SHELL))
+        await gateway.table.open(SHELL)
+    opening = gateway.opening()
     await asyncio.sleep(0)
     with pytest.raises(GanglineError, match="has 1 open connections, the most"):
-        await tunnels.open(SHELL)
-    tunnels.take(RUNNER, await _order(orders)).attach(_bytes(), "")
+        await gateway.table.open(SHELL)
+    gateway.of_runner().take(await _order(orders)).attach(_bytes(), "")
     assert await opening
 
 
@@ -178,46 +202,46 @@ async def test_a_writer_waits_for_a_slow_task_and_ends_with_it() -> None:
         await writing
 
 
-async def test_the_access_of_a_task(tunnels: Tunnels) -> None:
-    access = tunnels.access(ANN, 1)
+async def test_the_access_of_a_task(gateway: Gateway) -> None:
+    access = gateway.of(ANN).access(1)
     assert (access.is_ready, access.user) == (False, "")
     assert access.private_key.startswith("-----BEGIN OPENSSH PRIVATE KEY-----")
-    orders = tunnels.offer(RUNNER, "1.1.1", "trainer")
+    orders = gateway.of_runner().offer("1.1.1", "trainer")
     await anext(orders)
-    access = tunnels.access(ANN, 1)
+    access = gateway.of(ANN).access(1)
     assert (access.is_ready, access.user) == (True, "trainer")
     token = access.path.partition("?token=")[2]
-    principal, seconds = tunnels.identify(token, 1)
+    principal, seconds = gateway.proofs.identify(token, 1)
     assert (principal, seconds > 0) == (ANN, True)
     for wrong, number in ((token, 2), ("", 1), (token + "0", 1)):
         with pytest.raises(GanglineError) as caught:
-            tunnels.identify(wrong, number)
+            gateway.proofs.identify(wrong, number)
         assert caught.value.code == "auth.proxy"
 
 
-async def test_the_token_of_a_browser_ends_with_the_users_login(tunnels: Tunnels, mirror: StandInMirror) -> None:
-    token = tunnels.token("ann", 1)
+async def test_the_token_of_a_browser_ends_with_the_users_login(gateway: Gateway, mirror: StandInMirror) -> None:
+    token = gateway.secrets.token("ann", 1)
     for changed in (User("ann", "sha-of-ann", is_deactivated=True), User("ann", "sha-of-ann", password_hash="new")):
         mirror.put(keys.user("ann"), changed)
         with pytest.raises(GanglineError) as caught:
-            tunnels.identify(token, 1)
+            gateway.proofs.identify(token, 1)
         assert caught.value.code == "auth.proxy"
-    assert tunnels.token("nobody", 1) == ""
+    assert gateway.secrets.token("nobody", 1) == ""
 
 
-async def test_the_code_of_a_task_is_for_its_owner(tunnels: Tunnels) -> None:
-    assert tunnels.code_of(ANN, SHELL) == tunnels.code_of(ADMIN, SHELL) != ""
-    assert tunnels.code_of(BOB, SHELL) == ""
+async def test_the_code_of_a_task_is_for_its_owner(gateway: Gateway) -> None:
+    assert gateway.of(ANN).code_of(SHELL) == gateway.of(ADMIN).code_of(SHELL) != ""
+    assert gateway.of(BOB).code_of(SHELL) == ""
 
 
-async def test_the_code_opens_a_shell_alone_and_ends_with_its_owner(tunnels: Tunnels, mirror: StandInMirror) -> None:
-    code = tunnels.code_of(ANN, SHELL)
-    assert tunnels.find_by_code(1, code) == SHELL
-    assert tunnels.find_by_code(1, code[:-1] + "x") is None
-    assert tunnels.find_by_code(2, code) is None
-    assert tunnels.find_by_code(99, code) is None
+async def test_the_code_opens_a_shell_alone_and_ends_with_its_owner(gateway: Gateway, mirror: StandInMirror) -> None:
+    code = gateway.of(ANN).code_of(SHELL)
+    assert gateway.proofs.find_by_code(1, code) == SHELL
+    assert gateway.proofs.find_by_code(1, code[:-1] + "x") is None
+    assert gateway.proofs.find_by_code(2, code) is None
+    assert gateway.proofs.find_by_code(99, code) is None
     mirror.put(keys.user("ann"), User("ann", "sha-of-ann", is_deactivated=True))
-    assert tunnels.find_by_code(1, code) is None
+    assert gateway.proofs.find_by_code(1, code) is None
     notebook = Experiment(3, "notebook", "cluster", "{}", "", task_kind=TaskKind.NOTEBOOK)
     mirror.put(keys.experiment(3), notebook)
-    assert tunnels.find_by_code(3, tunnels.code_of(ADMIN, notebook)) is None
+    assert gateway.proofs.find_by_code(3, gateway.of(ADMIN).code_of(notebook)) is None

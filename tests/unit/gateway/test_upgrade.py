@@ -20,10 +20,12 @@ from services.common.server import Principal
 from services.gateway.history.reader import Reader
 from services.gateway.http.tunnel.upgrade import Upgrades
 from services.gateway.mirror.auth import Authenticator
-from services.gateway.usecase.bundle import UseCases
-from services.gateway.usecase.pending import Pending
-from services.gateway.usecase.tunnel import Tunnel, Tunnels
-from services.gateway.usecase.view import Views
+from services.gateway.usecase.bundle import OpenCases, Shared, UseCases
+from services.gateway.usecase.open.task import TaskProofs
+from services.gateway.usecase.shared.pending import Pending
+from services.gateway.usecase.shared.task_secret import TaskSecrets
+from services.gateway.usecase.shared.tunnel_table import Tunnel, TunnelTable
+from services.gateway.usecase.shared.view import Views
 from tests.support.stand_in_mirror import StandInMirror
 
 CLUSTER = "the-cluster-token-of-this-test"
@@ -36,7 +38,7 @@ SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnectio
 @dataclass
 class Bench:
     mirror: StandInMirror
-    tunnels: Tunnels
+    usecases: UseCases
     upgrades: Upgrades
     answers: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -64,11 +66,11 @@ class Bench:
             while True:
                 yield await self.answers.get()
 
-        orders = self.tunnels.offer(RUNNER, "1.1.1", "trainer")
+        orders = self.usecases.of_runner(RUNNER).tunnels.offer("1.1.1", "trainer")
         await anext(orders)
         self.offers.append(orders)
         _, order = await anext(orders)
-        tunnel = self.tunnels.take(RUNNER, order)
+        tunnel = self.usecases.of_runner(RUNNER).tunnels.take(order)
         tunnel.attach(incoming(), "")
         return tunnel
 
@@ -80,12 +82,14 @@ async def bench() -> AsyncIterator[Bench]:
     mirror.put(keys.trial("1.1"), Trial("1.1", 1, 1))
     mirror.put(keys.experiment(2), Experiment(2, "training", "ann", "{}", ""))
     mirror.put(keys.user("ann"), User("ann", hash_token(TOKEN)))
-    tunnels = Tunnels(mirror, Views(mirror, cast("Reader", None), cast("Pending", None)), CLUSTER)
-    usecases: Any = SimpleNamespace(tunnels=tunnels)
-    upgrades = Upgrades(cast("UseCases", usecases), Authenticator(mirror, CLUSTER))
-    bench = Bench(mirror, tunnels, upgrades)
+    views, secrets = Views(mirror, cast("Reader", None), cast("Pending", None)), TaskSecrets(mirror, CLUSTER)
+    nothing, table = cast("Any", None), TunnelTable()
+    shared: Any = SimpleNamespace(mirror=mirror, views=views, tunnels=table, task_secrets=secrets)
+    proofs = TaskProofs(mirror, views, secrets)
+    usecases = UseCases(OpenCases(nothing, nothing, proofs), table, cast("Shared", shared))
+    bench = Bench(mirror, usecases, Upgrades(usecases, Authenticator(mirror, CLUSTER)))
     yield bench
-    await upgrades.close()
+    await bench.upgrades.close()
     for writer in bench.writers:
         writer.close()
 
@@ -100,7 +104,7 @@ async def test_without_rights_nobody_learns_which_tasks_there_are(bench: Bench) 
 
 
 async def test_the_code_in_its_id_opens_no_notebook(bench: Bench) -> None:
-    code = bench.tunnels.code_of(ANN, NOTEBOOK)
+    code = bench.usecases.of(ANN).tunnels.code_of(NOTEBOOK)
     assert (await bench.refusal(f"/proxy/1.{code}/terminals/websocket/1")).startswith(b"HTTP/1.1 401 ")
 
 

@@ -10,7 +10,7 @@ from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Trial
 from gangline.domain.history import Newest, ProgressPoint
 from gangline.domain.state import State
-from services.gateway.usecase.view import progress_of
+from services.gateway.usecase.shared.view import progress_of
 
 # The first attempt has come to batch 584, with a checkpoint at 500.
 NEWEST = Newest(ProgressPoint(584, 1000, 20.0), progress_attempt=1)

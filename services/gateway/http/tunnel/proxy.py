@@ -25,7 +25,8 @@ from services.gateway.http.problem import problem_response
 from services.gateway.http.tunnel import proxy_rule
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
-from services.gateway.usecase.tunnel import PROXY_SECONDS, Tunnel
+from services.gateway.usecase.shared.task_secret import PROXY_SECONDS
+from services.gateway.usecase.shared.tunnel_table import Tunnel
 
 # The address that `det notebook start` opens in a browser: a page of Determined's web interface.
 _INTERACTIVE = "/det/interactive/"
@@ -75,7 +76,7 @@ class Proxy:
         token, query = proxy_rule.take_token(scope["query_string"].decode("latin-1"))
         if token and scope["method"] in ("GET", "HEAD"):
             # The token moves into a cookie, so that it stays in no history and reaches no page of the task.
-            self._usecases.tunnels.identify(token, target.experiment_id)
+            self._usecases.open.task_proofs.identify(token, target.experiment_id)
             address = f"{target.base}{target.rest.removeprefix('/')}" + (f"?{query}" if query else "")
             response = RedirectResponse(address, 303, {"referrer-policy": "no-referrer", "cache-control": "no-store"})
             cookie = proxy_rule.own_cookie(token, target, PROXY_SECONDS, is_secure=scope["scheme"] == "https")
@@ -83,17 +84,18 @@ class Proxy:
             await response(scope, receive, send)
             return
         principal, seconds_left = authenticate(self._usecases, self._authenticator, scope, target)
-        experiment = self._usecases.tunnels.find(principal, target.experiment_id)
+        tunnels = self._usecases.of(principal).tunnels
+        experiment = tunnels.find(target.experiment_id)
         # The server keeps connections of admitted callers.
         scope.setdefault("state", {})["principal"] = principal
 
         def admit() -> None:
             caller, _ = authenticate(self._usecases, self._authenticator, scope, target)
-            self._usecases.tunnels.find(caller, target.experiment_id)
+            self._usecases.of(caller).tunnels.find(target.experiment_id)
 
         cookie = b""
         if 0 < seconds_left < PROXY_SECONDS * proxy_rule.RENEWAL_SHARE:
-            fresh = self._usecases.tunnels.token(principal.name, target.experiment_id)
+            fresh = tunnels.browser_token(target.experiment_id)
             cookie = proxy_rule.own_cookie(fresh, target, PROXY_SECONDS, is_secure=scope["scheme"] == "https")
         with await self._usecases.tunnels.open(experiment) as opened:
             tunnel = AdmittedTunnel(opened, admit)
@@ -109,7 +111,7 @@ def authenticate(
     kind, _, bearer = Headers(scope=scope).get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return authenticator.identify(bearer.strip()), 0
-    found = usecases.tunnels.identify(proxy_rule.cookie_of(scope["headers"]), target.experiment_id)
+    found = usecases.open.task_proofs.identify(proxy_rule.cookie_of(scope["headers"]), target.experiment_id)
     is_safe = scope["method"] in ("GET", "HEAD", "OPTIONS") and scope.get("is_upgrade") is not True
     if not is_safe and proxy_rule.is_of_other_site(scope["headers"]):
         raise GanglineError("auth.other_site", "a page of another site may not use this task", ErrorKind.FORBIDDEN)

@@ -83,11 +83,11 @@ class Upgrades:
     def _admit(self, scope: dict[str, Any], target: proxy_rule.Target) -> Experiment:
         """Returns the task. Determined's client sends no token to a shell: the code in the shell's id, which only its
         owner and administrators see, takes its place, and the shell's own key follows. A notebook has no such key."""
-        tunnels = self._usecases.tunnels
-        if target.code and (shell := tunnels.find_by_code(target.experiment_id, target.code)) is not None:
+        proofs = self._usecases.open.task_proofs
+        if target.code and (shell := proofs.find_by_code(target.experiment_id, target.code)) is not None:
             return shell
         principal, _ = authenticate(self._usecases, self._authenticator, scope, target)
-        return tunnels.find(principal, target.experiment_id)
+        return self._usecases.of(principal).tunnels.find(target.experiment_id)
 
 
 async def _pass_on(

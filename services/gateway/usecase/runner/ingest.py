@@ -7,55 +7,42 @@ stored without it.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-import structlog
-
-from gangline.domain.id import describe_allocation, parse_trial_id
+from gangline.domain.id import describe_allocation, experiment_id_of
 from gangline.errors import ErrorKind, GanglineError, invalid
-from services.common.server import Principal
 from services.gateway.history.writer import Writer
 from services.gateway.mirror import metrics
 from services.gateway.mirror.attempt_fence import admitted, is_of_agent, may_deliver, why_over
-from services.gateway.mirror.auth import check_trial
+from services.gateway.mirror.caller import Runner
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, has_values, plausible_record
 from services.gateway.mirror.mirror import Watched
-from services.gateway.mirror.notification import NotificationBoard
-from services.gateway.usecase.parsing import off_loop
-
-# One warning for each spool; beyond this number the oldest entries are dropped.
-MAX_WARNED_SPOOLS = 1000
-
-log = structlog.get_logger(__name__)
+from services.gateway.usecase.shared.delivery import Deliveries
+from services.gateway.usecase.shared.parsing import off_loop
 
 
 class Ingest:
-    """Stores records. news: rings an experiment's id when its history grew, or when one of its runners has
-    disconnected."""
-
-    def __init__(self, writer: Writer, news: NotificationBoard, mirror: Watched) -> None:
-        self._writer = writer
+    def __init__(self, runner: Runner, mirror: Watched, writer: Writer, deliveries: Deliveries) -> None:
+        self._runner = runner
         self._mirror = mirror
-        self._news = news
-        self._warned_spool_ids: dict[str, None] = {}
-        self._streams_by_experiment_id: Counter[int] = Counter()
+        self._writer = writer
+        self._deliveries = deliveries
 
-    def has_stream(self, experiment_id: int) -> bool:
-        """Returns whether a runner of this experiment is connected to this gateway."""
-        return self._streams_by_experiment_id[experiment_id] > 0
+    def connected(self, experiment_id: int) -> AbstractContextManager[None]:
+        """Counts the stream while it lasts."""
+        return self._deliveries.connected(experiment_id)
 
-    async def store(self, principal: Principal, spool_id: str, trial_id: str, records: tuple[IngestRecord, ...]) -> int:
+    async def store(self, spool_id: str, trial_id: str, records: tuple[IngestRecord, ...]) -> int:
         """Returns the highest sequence number of the spool that is settled: stored, or left out because a later attempt
         of the trial had begun before the record was made. Without records it only asks for that number."""
         allocation_id = spool_id.partition("/")[0]
-        check_trial(principal, trial_id, allocation_id)
-        if principal.kind == "agent" and not is_of_agent(self._mirror.state, allocation_id, principal.name):
-            text = f"agent {principal.name} has no part in {describe_allocation(allocation_id)}"
+        self._runner.check_trial(trial_id, allocation_id)
+        agent_id = self._runner.agent_id
+        if agent_id and not is_of_agent(self._mirror.state, allocation_id, agent_id):
+            text = f"agent {agent_id} has no part in {describe_allocation(allocation_id)}"
             raise GanglineError("auth.forbidden", text, ErrorKind.FORBIDDEN)
         _check_sequences(spool_id, records)
-        if self.is_closed(principal, spool_id):
+        if self.is_closed(spool_id):
             # Nothing new is acknowledged, so the records wait in their spool for the drainer.
             records = ()
         if self._mirror.state.is_removed(experiment_id_of(trial_id)):
@@ -71,10 +58,10 @@ class Ingest:
             IngestBatch(spool_id, experiment_id_of(trial_id), trial_id, kept, last_sequence)
         )
 
-    def is_closed(self, principal: Principal, spool_id: str) -> bool:
+    def is_closed(self, spool_id: str) -> bool:
         """Returns whether the caller's token is that of an attempt which has ended, and delivers no more."""
         allocation_id = spool_id.partition("/")[0]
-        return principal.kind == "allocation" and not may_deliver(
+        return bool(self._runner.allocation_id) and not may_deliver(
             self._mirror.state, allocation_id, self._mirror.ended_for(allocation_id), time.time()
         )
 
@@ -90,35 +77,13 @@ class Ingest:
         num_replaced = sum(after is not before for after, before in zip(screened, records, strict=True))
         if num_replaced:
             metrics.INGEST_IMPLAUSIBLE_VALUES.inc(num_replaced)
-            if spool_id not in self._warned_spool_ids:
-                self._warned_spool_ids[spool_id] = None
-                log.warning("records have implausible contents, which are replaced", spool_id=spool_id)
-            while len(self._warned_spool_ids) > MAX_WARNED_SPOOLS:
-                del self._warned_spool_ids[next(iter(self._warned_spool_ids))]
+            self._deliveries.warn_implausible(spool_id)
         return screened
-
-    @contextmanager
-    def connected(self, experiment_id: int) -> Iterator[None]:
-        """Counts a runner's stream while it lasts."""
-        self._streams_by_experiment_id[experiment_id] += 1
-        try:
-            with metrics.INGEST_STREAMS.track_inprogress():
-                yield
-        finally:
-            self._streams_by_experiment_id[experiment_id] -= 1
-            if not self._streams_by_experiment_id[experiment_id]:
-                del self._streams_by_experiment_id[experiment_id]
-            self._news.ring((experiment_id,))
 
 
 def _plausible(records: tuple[IngestRecord, ...]) -> tuple[IngestRecord, ...]:
     now = time.time()
     return tuple(plausible_record(record, now) for record in records)
-
-
-def experiment_id_of(trial_id: str) -> int:
-    experiment_id, _ = parse_trial_id(trial_id)
-    return experiment_id
 
 
 def _check_sequences(spool_id: str, records: tuple[IngestRecord, ...]) -> None:

@@ -20,7 +20,7 @@ from gangline.errors import conflict
 from services.common import keys
 from services.gateway.history.reader import Reader
 from services.gateway.mirror.mirror import Watched
-from services.gateway.usecase.pending import Pending
+from services.gateway.usecase.shared.pending import Pending
 
 NOTHING = Newest()
 

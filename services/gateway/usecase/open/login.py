@@ -1,0 +1,85 @@
+"""Logins by password.
+
+A password arrives here as clients hash it. It is in no log and no error.
+"""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from gangline.domain.user import Session, User, view_user
+from gangline.errors import ErrorKind, GanglineError
+from services.common import keys
+from services.common.access.password import UNKNOWN, is_password
+from services.common.access.security import hash_token, is_same_token
+from services.gateway.mirror.auth import Authenticator
+from services.gateway.mirror.mirror import Watched
+from services.gateway.usecase.open.login_limit import LoginLimit
+from services.gateway.usecase.shared.hashing import hashed
+
+# Logins that wait for a thread that hashes. Further ones are refused, so that a flood of them takes no memory.
+_MAX_WAITING = 64
+
+log = structlog.get_logger(__name__)
+
+
+class Logins:
+    def __init__(self, mirror: Watched, authenticator: Authenticator) -> None:
+        self._mirror = mirror
+        self._authenticator = authenticator
+        self._limit = LoginLimit()
+        self._num_waiting = 0
+
+    def check_address(self, peer: str) -> None:
+        """Refuses a login before its message is read. Raises GanglineError `auth.too_many_logins`."""
+        self._limit.check_address(peer, time.monotonic())
+
+    def fail_address(self, peer: str) -> None:
+        """Counts a login whose message could not be read."""
+        self._limit.fail_address(peer, time.monotonic())
+
+    async def log_in(self, name: str, password: str, peer: str, *, is_determined: bool = False) -> Session:
+        """Opens a session. password: as clients hash it. peer: the address of the caller. Raises GanglineError
+        `auth.wrong_password`, `auth.inactive`, `auth.too_many_logins`."""
+        now = time.monotonic()
+        # JSON can hold half of a surrogate pair, which no hash and no log takes. No password and no name has one.
+        name, password = (text.encode(errors="replace").decode() for text in (name, password))
+        self._limit.check(peer, name, now)
+        self._limit.begin(peer, name, now)
+        user = self._mirror.state.users.find(keys.user(name))
+        if not await self._is_right(user, password) or user is None:
+            log.info("a login was refused", name=name[:64], peer=peer)
+            raise GanglineError(
+                "auth.wrong_password",
+                f"{name[:64]!r} is no user of this cluster, or the password is wrong; an administrator can also log in "
+                "as 'admin' with the content of the admin token file as the password",
+                ErrorKind.FORBIDDEN,
+            )
+        self._limit.succeed(peer, name, time.monotonic())
+        if user.is_deactivated:
+            # Determined's client takes 401 for a session that has ended, and hides the message.
+            raise GanglineError(
+                "auth.inactive", f"user {user.name} is deactivated; ask an administrator", ErrorKind.FORBIDDEN
+            )
+        token, ends_at = self._authenticator.open_session(user, is_determined=is_determined)
+        return Session(token, float(ends_at), view_user(user))
+
+    async def _is_right(self, user: User | None, password: str) -> bool:
+        """Compares a password. It takes as long for a name without a user."""
+        if user is not None and user.login_sha256 and is_same_token(user.login_sha256, hash_token(password)):
+            return True
+        if self._num_waiting >= _MAX_WAITING:
+            raise GanglineError(
+                "auth.too_many_logins",
+                "too many logins are being checked at this gateway; try again in a moment, or use a token",
+                ErrorKind.FORBIDDEN,
+            )
+        stored = user.password_hash if user is not None and user.password_hash else UNKNOWN
+        self._num_waiting += 1
+        try:
+            is_right = await hashed(is_password, stored, password)
+        finally:
+            self._num_waiting -= 1
+        return is_right and stored is not UNKNOWN
