@@ -130,7 +130,8 @@ class _Requests:
     None for no limit."""
 
     def __init__(self, requests: AsyncIterator[Any], seconds: float | None = None) -> None:
-        self._requests = aiter(requests)
+        # Of a call that is refused before its first message, grpc's iterator must not begin: it would warn of its end.
+        self._requests = requests
         self._seconds = seconds
 
     def __aiter__(self) -> _Requests:
@@ -138,10 +139,10 @@ class _Requests:
 
     async def __anext__(self) -> Any:
         if self._seconds is None:
-            return _check(await anext(self._requests))
+            return _check(await anext(aiter(self._requests)))
         try:
             async with asyncio.timeout(self._seconds):
-                return _check(await anext(self._requests))
+                return _check(await anext(aiter(self._requests)))
         except TimeoutError:
             raise too_slow(self._seconds) from None
 

@@ -61,8 +61,9 @@ class IngestService(IngestServiceServicer):
     async def Tunnel(
         self, request_iterator: AsyncIterator[pb.TunnelRequest], context: Context
     ) -> AsyncIterator[pb.TunnelResponse]:
+        tunnels = self._cases().tunnels
         first = await anext(aiter(request_iterator))
-        tunnel = self._cases().tunnels.take(first.tunnel_id)
+        tunnel = tunnels.take(first.tunnel_id)
         tunnel.attach((request.data async for request in request_iterator), first.problem)
         try:
             async for data in tunnel.outgoing():

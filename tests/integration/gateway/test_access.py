@@ -21,7 +21,7 @@ from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import ingest_pb2, project_pb2, types_pb2, user_pb2
 from services.common import keys
-from services.common.access.security import as_password
+from services.common.access.security import allocation_token, as_password
 from services.common.etcd import EtcdClient, Put
 from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client, add_user
 from tests.support.stand_in_leader import StandInLeader
@@ -184,16 +184,31 @@ async def test_a_login_needs_no_token_but_the_password(client: Client) -> None:
         assert "the password is wrong" in str(failure.value.details())
 
 
-async def test_users_may_not_deliver_or_fetch_as_runners_do(client: Client) -> None:
-    record = ingest_pb2.IngestRequest(spool_id="1.1.1/0", trial_id="1.1")
-    code = ingest_pb2.FetchCodeRequest(code_sha256="a" * 64)
-    for answers in (
-        client.ingest.Ingest(iter([record]), metadata=client.metadata),
-        client.ingest.FetchCode(code, metadata=client.metadata),
-    ):
+INGEST_CALLS = {"Ingest", "FetchCode", "OfferTunnels", "Tunnel"}
+
+
+@pytest.mark.parametrize("name", sorted(INGEST_CALLS))
+async def test_calls_of_runners_refuse_users_and_wrong_tokens(client: Client, name: str) -> None:
+    """Before the first message of a stream."""
+    for metadata, code, message in [
+        (rpc.token_metadata("not-a-token-of-anybody"), grpc.StatusCode.UNAUTHENTICATED, "belongs to no user"),
+        ((), grpc.StatusCode.UNAUTHENTICATED, "needs a token"),
+        (client.metadata, grpc.StatusCode.PERMISSION_DENIED, "user alice may not deliver"),
+    ]:
+        requests: dict[str, Any] = {
+            "FetchCode": ingest_pb2.FetchCodeRequest(code_sha256="a" * 64),
+            "OfferTunnels": ingest_pb2.OfferTunnelsRequest(allocation_id="1.1.1"),
+        }
+        request = requests.get(name) or upload()
         with pytest.raises(grpc.aio.AioRpcError) as failure:
-            [answer async for answer in answers]
-        assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            [answer async for answer in getattr(client.ingest, name)(request, metadata=metadata, timeout=30)]
+        assert failure.value.code() is code
+        assert message in str(failure.value.details())
+
+
+def test_every_call_of_runners_is_covered_here() -> None:
+    service = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"]
+    assert {method.name for method in service.methods} == INGEST_CALLS
 
 
 async def list_routes(client: Client) -> list[tuple[str, str]]:
@@ -215,6 +230,18 @@ async def test_every_route_needs_a_token(client: Client) -> None:
             assert answer.json()["code"] in ("auth.no_token", "auth.wrong_token")
             assert "Bearer" in answer.headers["www-authenticate"]
     await anonymous.close()
+
+
+async def test_every_route_of_the_api_refuses_a_runner(client: Client) -> None:
+    """Whatever else is wrong with the request."""
+    headers = {"Authorization": f"Bearer {allocation_token(CLUSTER_TOKEN, '1.1.1')}"}
+    refusals = {}
+    for method, path in await list_routes(client):
+        if path.startswith("/api/v1/") and path != "/api/v1/nothing":
+            answer = await client.http.request(method, path, headers=headers)
+            refusals[method, path] = answer.status_code, answer.json()["code"]
+    assert len(refusals) > 60
+    assert set(refusals.values()) == {(403, "auth.forbidden")}, refusals
 
 
 async def test_problem_document_names_code_status_and_what_to_do(client: Client) -> None:

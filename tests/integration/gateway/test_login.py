@@ -17,6 +17,7 @@ from services.common.etcd import EtcdClient, EtcdSettings
 from services.gateway.program import run_gateway
 from services.gateway.usecase.open import login as login_module
 from services.gateway.usecase.open.login_limit import FAILURES_OF_USER
+from services.gateway.usecase.shared import hashing
 from tests.support.gateway import NO_TLS, add_user, settings_in
 from tests.support.wait import until
 
@@ -64,7 +65,7 @@ async def test_login_whose_client_has_gone_makes_room(
     goes_on = threading.Event()
     hashed: list[str] = []
     admitted: list[object] = []
-    queue = login_module.hashed
+    queue = hashing.hashed
 
     def wait(_stored: str, password: str) -> bool:
         hashed.append(password)
