@@ -14,6 +14,7 @@ import pytest
 from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import gateway_pb2, project_pb2, user_pb2
 from services.common.server import Principal
+from services.gateway.app import build_app
 from services.gateway.leader.leader_client import request_id_of
 from services.gateway.mirror.caller import MAX_REQUEST_ID, Caller, Runner
 from services.gateway.usecase import bundle
@@ -138,6 +139,27 @@ def test_messages_of_changes_have_a_request_id_and_reads_have_none() -> None:
     }
     assert user_pb2.LogOutRequest.DESCRIPTOR.name in messages
     assert [name for name, fields in messages.items() if "request_id" not in fields] == []
+
+
+def test_the_changes_that_take_their_request_id_from_a_header() -> None:
+    """A route that loses it would make its change twice when a client repeats it."""
+    paths = build_app(None, None).openapi()["paths"]  # type: ignore[arg-type]  # it answers nothing here
+    keyed = {
+        (method, path)
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+        if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", ()))
+    }
+    topics = ("workspaces", "projects", "templates", "users", "tokens")
+    changes = {
+        (method, path)
+        for path, operations in paths.items()
+        for method in operations
+        if method != "get" and path.startswith(tuple(f"/api/v1/{topic}" for topic in topics))
+    }
+    experiment = "/api/v1/experiments"
+    others = {experiment, f"{experiment}/{{experiment_id}}/continue", f"{experiment}/{{experiment_id}}/move"}
+    assert keyed == changes | {("post", path) for path in others}
 
 
 def _made_by(cases: type) -> dict[str, Any]:
