@@ -233,6 +233,11 @@ class Workspace:
     # newest requests that changed the workspace, so that a repeated one changes nothing
     request_ids: tuple[str, ...] = ()
 
+    @property
+    def is_immutable(self) -> bool:
+        """Returns whether it belongs to the cluster, so that nothing changes it."""
+        return self.id == DEFAULT_WORKSPACE_ID
+
 
 @dataclass(frozen=True, slots=True)
 class Project:
@@ -247,6 +252,11 @@ class Project:
     archived: bool = False
     defaults: ProjectDefaults = field(default_factory=ProjectDefaults)
     request_ids: tuple[str, ...] = ()  # as in a workspace
+
+    @property
+    def is_immutable(self) -> bool:
+        """Returns whether it belongs to the cluster, so that nothing changes it."""
+        return self.id == DEFAULT_PROJECT_ID
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,11 @@ class ProjectView:
     num_active_experiments: int = 0  # number of experiments that have not ended
     workspace_archived: bool = False
 
+    @property
+    def is_archived(self) -> bool:
+        """Returns whether the project or its workspace is archived."""
+        return self.project.archived or self.workspace_archived
+
 
 @dataclass(frozen=True, slots=True)
 class AgentView:

@@ -244,7 +244,7 @@ def _describe(call: Call, experiment: Experiment, projects: dict[int, ProjectVie
         "projectOwnerId": call.authenticator.number_of_user(home.project.owner if home else ""),
         "workspaceId": home.project.workspace_id if home else 1,
         "workspaceName": home.workspace_name if home else "",
-        "parentArchived": bool(home and (home.project.archived or home.workspace_archived)),
+        "parentArchived": bool(home and home.is_archived),
         "resourcePool": config.get("resources", {}).get("resource_pool") or "default",
         "searcherType": config.get("searcher", {}).get("name", ""),
         "searcherMetric": config.get("searcher", {}).get("metric", ""),

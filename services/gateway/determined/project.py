@@ -6,7 +6,6 @@ import json
 from collections.abc import Awaitable, Callable
 
 from gangline.domain.experiment import (
-    DEFAULT_PROJECT_ID,
     DEFAULT_WORKSPACE_ID,
     Project,
     ProjectChange,
@@ -79,7 +78,7 @@ def _describe_workspace(call: Call, view: WorkspaceView) -> Json:
         "archived": workspace.archived,
         "username": workspace.owner,
         "userId": call.authenticator.number_of_user(workspace.owner),
-        "immutable": workspace.id == DEFAULT_WORKSPACE_ID,
+        "immutable": workspace.is_immutable,
         "numProjects": view.num_projects,
         "numExperiments": view.num_experiments,
         "pinned": False,
@@ -140,10 +139,10 @@ def _describe_project(call: Call, view: ProjectView) -> Json:
         "description": project.description,
         "workspaceId": project.workspace_id,
         "workspaceName": view.workspace_name,
-        "archived": project.archived or view.workspace_archived,
+        "archived": view.is_archived,
         "username": project.owner,
         "userId": call.authenticator.number_of_user(project.owner),
-        "immutable": project.id == DEFAULT_PROJECT_ID,
+        "immutable": project.is_immutable,
         "numExperiments": view.num_experiments,
         "numActiveExperiments": view.num_active_experiments,
         "numRuns": view.num_experiments,

@@ -21,6 +21,7 @@ from gangline.errors import invalid
 from gangline.protocol.rpc import CHUNK_BYTES
 from services.gateway.http import model, queue_model
 from services.gateway.http.admission import Cases, KeyedCases
+from services.gateway.http.answer import Answer
 from services.gateway.http.page import ExperimentPage, Limit, Offset, TrialPage, describe_page
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.bundle import UserCases
@@ -261,7 +262,7 @@ async def _chunks(archive: bytes) -> AsyncIterator[bytes]:
         yield archive[start : start + CHUNK_BYTES]
 
 
-class DeletionAnswer(model.Answer):
+class DeletionAnswer(Answer):
     experiment: model.Experiment | None
 
 

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from pydantic import Field
 
+from gangline.domain import fusion
 from gangline.errors import not_found
 from services.gateway.http.admission import Cases
-from services.gateway.http.model import Answer, Instant
+from services.gateway.http.answer import Answer
 from services.gateway.http.route import ERRORS, Route
 
 router = APIRouter(prefix="/api/v1", tags=["fusion"], route_class=Route, responses=ERRORS)
 
 
-class FusionRecord(Answer):
+class FusionRecord(
+    Answer,
+    record=fusion.FusionRecord,
+    shows="key summary bucket_bytes gain_ratio default_step_seconds tuned_step_seconds num_pairs steps alpha_seconds "
+    "bytes_per_second batch_size flags total_bytes trial_id time=created_at",
+):
     """Describes a tuning result. bucket_bytes: the caps of the buckets; empty when torch's default is best. gain_ratio:
     the default's step time over the tuned one's. bytes_per_second: 0 for a link whose bandwidth had no measurable
     effect."""
-
-    key: str
-    summary: str
-    bucket_bytes: list[int]
-    gain_ratio: float
-    default_step_seconds: float
-    tuned_step_seconds: float
-    num_pairs: int
-    steps: int
-    alpha_seconds: float
-    bytes_per_second: float
-    batch_size: int
-    flags: str
-    total_bytes: int
-    trial_id: str
-    time: Instant = Field(validation_alias="created_at")
 
 
 class FusionList(Answer):

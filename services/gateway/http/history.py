@@ -21,6 +21,7 @@ from gangline.errors import GanglineError
 from services.gateway.history import log_scan
 from services.gateway.http import log_model, model
 from services.gateway.http.admission import Cases
+from services.gateway.http.answer import Answer
 from services.gateway.http.log_model import LogPage, MetricSeries, MetricsPage, Selected, Selection, StoredLog
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.mirror.ingest_record import Scope
@@ -187,5 +188,5 @@ async def _until_end(events: AsyncIterator[ServerSentEvent]) -> AsyncIterator[Se
     yield ServerSentEvent("{}", event="end")
 
 
-def _json(answer: model.Answer) -> str:
+def _json(answer: Answer) -> str:
     return answer.model_dump_json(by_alias=True)

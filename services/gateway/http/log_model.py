@@ -11,29 +11,23 @@ from typing import Annotated
 
 import re2
 from fastapi import Depends, Query
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime
 
+from gangline.domain import history
 from gangline.domain.history import LogFilter, levels_from, parse_level
 from gangline.domain.state import LogLevel
 from gangline.errors import invalid
-from services.gateway.http.model import INT64_MAX, Answer, Instant, Report
+from services.gateway.http.answer import Answer
+from services.gateway.http.model import INT64_MAX, Report
 
 
-class LogLine(Answer):
+class LogLine(Answer, record=history.LogLine):
     """Holds one line. level: INFO for a line that an earlier version stored."""
 
-    rank: int | None
-    agent_id: str
-    stream: str
-    text: str
     level: LogLevel
 
 
-class StoredLog(Answer):
-    id: int
-    trial_id: str
-    time: Instant = Field(validation_alias="at")
-    line: LogLine
+class StoredLog(Answer, record=history.StoredLog, shows="id trial_id time=at line"): ...
 
 
 class LogPage(Answer):
@@ -101,30 +95,16 @@ def _pattern_of(text: str) -> str:
     return f"(?i){re2.escape(text)}" if text else ""
 
 
-class SeriesPoint(Answer):
-    batches_completed: int
-    time: Instant = Field(validation_alias="at")
-    value: float
+class SeriesPoint(Answer, record=history.SeriesPoint, shows="batches_completed time=at value"): ...
 
 
-class MetricSeries(Answer):
+class MetricSeries(Answer, record=history.MetricSeries):
     """One metric of a trial, in the order in which it was reported. num_values: reported values. num_nonfinite: values
     that are infinite or no number, which are never among the points."""
 
-    trial_id: str
-    group: str
-    metric: str
-    points: list[SeriesPoint]
-    num_values: int
-    num_nonfinite: int
 
-
-class StoredMetrics(Answer):
-    id: int
-    trial_id: str
-    time: Instant = Field(validation_alias="at")
+class StoredMetrics(Answer, record=history.StoredMetrics, shows="id trial_id time=at point attempt"):
     point: Report
-    attempt: int
 
 
 class MetricsPage(Answer):

@@ -9,7 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
 from services.gateway.http.admission import Open
-from services.gateway.http.model import Answer, EtcdHealth
+from services.gateway.http.answer import Answer
+from services.gateway.http.model import EtcdHealth
 
 router = APIRouter(include_in_schema=False)
 

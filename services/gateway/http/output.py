@@ -5,22 +5,22 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from services.gateway.http import model
 from services.gateway.http.admission import Cases
+from services.gateway.http.answer import Answer
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.shared.following import begin
 
 router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=Route, responses=ERRORS)
 
 
-class OutputFile(model.Answer):
+class OutputFile(Answer):
     """Describes a file. path: below the output folder."""
 
     path: str
     num_bytes: int
 
 
-class OutputList(model.Answer):
+class OutputList(Answer):
     files: list[OutputFile]
 
 

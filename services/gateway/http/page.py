@@ -10,13 +10,14 @@ from typing import Annotated
 from fastapi import Query
 
 from services.gateway.http import model
+from services.gateway.http.answer import Answer
 
 Offset = Annotated[int, Query(ge=0, le=model.INT64_MAX, description="How many entries to leave out at the beginning")]
 
 Limit = Annotated[int, Query(ge=0, le=model.INT64_MAX, description="Most entries of the answer; 0 for all")]
 
 
-class Pagination(model.Answer):
+class Pagination(Answer):
     """The part that an answer has: the entries from startIndex up to endIndex, without it, of `total`."""
 
     offset: int

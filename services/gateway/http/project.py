@@ -6,14 +6,15 @@ import json
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
 from gangline.config.layer.template_check import read_template
-from gangline.domain.experiment import DEFAULT_PROJECT_ID, DEFAULT_WORKSPACE_ID, ProjectChange
+from gangline.domain import experiment
+from gangline.domain.experiment import ProjectChange
 from gangline.domain.state import ProjectAction
 from gangline.domain.view import ProjectView, WorkspaceView
 from services.gateway.http.admission import Cases, KeyedCases
-from services.gateway.http.model import Answer, Body, Document, Experiment, ExperimentAnswer, Instant, Int64
+from services.gateway.http.answer import Answer
+from services.gateway.http.model import Body, Experiment, ExperimentAnswer, Int64
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.bundle import UserCases
 from services.gateway.usecase.shared.parsing import off_loop
@@ -21,47 +22,30 @@ from services.gateway.usecase.shared.parsing import off_loop
 router = APIRouter(prefix="/api/v1", tags=["projects"], route_class=Route, responses=ERRORS)
 
 
-class Workspace(Answer):
+class Workspace(
+    Answer,
+    record=WorkspaceView,
+    shows="id=workspace.id name=workspace.name username=workspace.owner archived=workspace.archived num_projects "
+    "num_experiments default_compute_pool=workspace.defaults.resource_pool "
+    "checkpoint_storage_config=workspace.defaults.checkpoint_storage_json "
+    "default_template=workspace.defaults.template created_at=workspace.created_at immutable=workspace.is_immutable",
+):
     """default_template is Gangline's own. immutable: it belongs to the cluster."""
 
-    id: int
-    name: str
-    username: str
-    archived: bool
-    num_projects: int
-    num_experiments: int
-    default_compute_pool: str
-    checkpoint_storage_config: Document
-    default_template: str
-    created_at: Instant
-    immutable: bool
 
-
-class Project(Answer):
+class Project(
+    Answer,
+    record=ProjectView,
+    shows="id=project.id name=project.name workspace_id=project.workspace_id workspace_name "
+    "description=project.description username=project.owner archived=is_archived num_experiments "
+    "num_active_experiments default_resource_pool=project.defaults.resource_pool "
+    "checkpoint_storage_config=project.defaults.checkpoint_storage_json default_template=project.defaults.template "
+    "created_at=project.created_at immutable=project.is_immutable",
+):
     """default_resource_pool, checkpoint_storage_config and default_template are Gangline's own."""
 
-    id: int
-    name: str
-    workspace_id: int
-    workspace_name: str
-    description: str
-    username: str
-    archived: bool
-    num_experiments: int
-    num_active_experiments: int
-    default_resource_pool: str
-    checkpoint_storage_config: Document
-    default_template: str
-    created_at: Instant
-    immutable: bool
 
-
-class Template(Answer):
-    name: str
-    username: str = Field(validation_alias="owner")
-    config: Document = Field(validation_alias="config_json")
-    created_at: Instant
-    updated_at: Instant
+class Template(Answer, record=experiment.Template, shows="name username config created_at updated_at"): ...
 
 
 class WorkspaceAnswer(Answer):
@@ -135,7 +119,7 @@ async def list_workspaces(cases: Cases, *, name: str = "", archived: bool | None
     views = cases.projects.list_workspaces()
     return WorkspaceList(
         workspaces=[
-            _workspace(view)
+            Workspace.model_validate(view)
             for view in views
             if name in ("", view.workspace.name) and archived in (None, view.workspace.archived)
         ]
@@ -144,7 +128,7 @@ async def list_workspaces(cases: Cases, *, name: str = "", archived: bool | None
 
 @router.get("/workspaces/{workspace_id}")
 async def get_workspace(workspace_id: Int64, cases: Cases) -> WorkspaceAnswer:
-    return WorkspaceAnswer(workspace=_workspace(await cases.projects.view_workspace(workspace_id)))
+    return WorkspaceAnswer(workspace=Workspace.model_validate(await cases.projects.view_workspace(workspace_id)))
 
 
 @router.post("/workspaces")
@@ -187,7 +171,7 @@ async def list_projects(workspace_id: Int64, cases: Cases, name: str = "") -> Pr
     """Lists the projects of a workspace by name. name: only the one of this name."""
     workspace = (await cases.projects.view_workspace(workspace_id)).workspace
     views = await cases.projects.list_projects(workspace.name)
-    return ProjectList(projects=[_project(view) for view in views if name in ("", view.project.name)])
+    return ProjectList(projects=[Project.model_validate(view) for view in views if name in ("", view.project.name)])
 
 
 @router.post("/workspaces/{workspace_id}/projects")
@@ -285,49 +269,8 @@ def _storage(section: dict[str, Any] | None) -> str | None:
 
 
 async def _workspace_answer(cases: UserCases, workspace_id: int) -> WorkspaceAnswer:
-    return WorkspaceAnswer(workspace=_workspace(await cases.projects.view_workspace(workspace_id)))
+    return WorkspaceAnswer(workspace=Workspace.model_validate(await cases.projects.view_workspace(workspace_id)))
 
 
 async def _project_answer(cases: UserCases, project_id: int) -> ProjectAnswer:
-    return ProjectAnswer(project=_project(await cases.projects.view_project(project_id)))
-
-
-def _workspace(view: WorkspaceView) -> Workspace:
-    workspace = view.workspace
-    return Workspace.model_validate(
-        {
-            "id": workspace.id,
-            "name": workspace.name,
-            "username": workspace.owner,
-            "archived": workspace.archived,
-            "num_projects": view.num_projects,
-            "num_experiments": view.num_experiments,
-            "default_compute_pool": workspace.defaults.resource_pool,
-            "checkpoint_storage_config": workspace.defaults.checkpoint_storage_json,
-            "default_template": workspace.defaults.template,
-            "created_at": workspace.created_at,
-            "immutable": workspace.id == DEFAULT_WORKSPACE_ID,
-        }
-    )
-
-
-def _project(view: ProjectView) -> Project:
-    project = view.project
-    return Project.model_validate(
-        {
-            "id": project.id,
-            "name": project.name,
-            "workspace_id": project.workspace_id,
-            "workspace_name": view.workspace_name,
-            "description": project.description,
-            "username": project.owner,
-            "archived": project.archived or view.workspace_archived,
-            "num_experiments": view.num_experiments,
-            "num_active_experiments": view.num_active_experiments,
-            "default_resource_pool": project.defaults.resource_pool,
-            "checkpoint_storage_config": project.defaults.checkpoint_storage_json,
-            "default_template": project.defaults.template,
-            "created_at": project.created_at,
-            "immutable": project.id == DEFAULT_PROJECT_ID,
-        }
-    )
+    return ProjectAnswer(project=Project.model_validate(await cases.projects.view_project(project_id)))

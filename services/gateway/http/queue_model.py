@@ -11,12 +11,13 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from gangline.domain import explanation
 from gangline.domain.experiment import QueueMove, ResourceChange, RetentionChange, TextChange
 from gangline.domain.state import State
 from gangline.domain.task import Task
 from gangline.errors import invalid
-from services.gateway.http.model import INT64_MAX, Agent, Answer, Body, Experiment, Instant, Reason, Slot
-from services.gateway.http.model import Task as TaskAnswer
+from services.gateway.http.answer import Answer, Instant
+from services.gateway.http.model import INT64_MAX, Agent, Body, Experiment, Reason, Slot
 
 JobId = Annotated[
     int, Field(ge=1, le=INT64_MAX, strict=False, description="The experiment's id; a number, or the same as text.")
@@ -159,26 +160,16 @@ class ExperimentsChanged(Answer):
     experiments: list[Experiment]
 
 
-class Blocker(Answer):
+class Blocker(Answer, record=explanation.Blocker):
     """Names a cause of a wait. kind: allocation, trial, agent, or gone for an object that no longer exists."""
 
-    id: str
-    kind: str
-    text: str
+
+class TaskExplanation(Answer, record=explanation.TaskExplanation): ...
 
 
-class TaskExplanation(Answer):
-    task: TaskAnswer
-    blockers: list[Blocker]
-
-
-class Explanation(Answer):
+class Explanation(Answer, record=explanation.Explanation):
     """Explains a wait. reason: why no further trial starts. tasks: all that have not ended, or the trial that was asked
     about."""
-
-    experiment: Experiment
-    reason: Reason | None
-    tasks: list[TaskExplanation]
 
 
 class AgentAnswer(Answer):

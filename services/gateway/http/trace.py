@@ -5,25 +5,21 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import Field
 
-from gangline.domain.trace import MOST_BATCHES
+from gangline.domain import trace
 from services.gateway.http.admission import Cases
-from services.gateway.http.model import Answer, Body
+from services.gateway.http.answer import Answer
+from services.gateway.http.model import Body
 from services.gateway.http.route import ERRORS, Route
 
 router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=Route, responses=ERRORS)
 
 
 class ProfileTrial(Body):
-    batches: int = Field(default=10, description=f"1 to {MOST_BATCHES}")
+    batches: int = Field(default=10, description=f"1 to {trace.MOST_BATCHES}")
 
 
-class TraceOrder(Answer):
+class TraceOrder(Answer, record=trace.TraceOrder):
     """Describes an ordered trace. tensorboard_url: the folder in which the trace is stored."""
-
-    trial_id: str
-    allocation_id: str
-    batches: int
-    tensorboard_url: str
 
 
 class TraceAnswer(Answer):

@@ -9,11 +9,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from gangline.domain import usage
 from gangline.domain.state import UsageGroup
 from gangline.errors import invalid
 from gangline.when import parse_when
-from services.gateway.http import model
 from services.gateway.http.admission import Cases
+from services.gateway.http.answer import Answer
 from services.gateway.http.route import ERRORS, Route
 
 router = APIRouter(prefix="/api/v1", tags=["cluster"], route_class=Route, responses=ERRORS)
@@ -24,21 +25,13 @@ MONTHLY = "RESOURCE_ALLOCATION_AGGREGATION_PERIOD_MONTHLY"
 MAX_PERIODS = 100
 
 
-class UsageEntry(model.Answer):
-    key: str
-    gpu_slot_seconds: float
-    cpu_slot_seconds: float
-    num_allocations: int
+class UsageEntry(Answer, record=usage.UsageEntry, shows="key gpu_slot_seconds cpu_slot_seconds num_allocations"): ...
 
 
-class UsageReport(model.Answer):
-    since: model.Instant
-    until: model.Instant
-    by: UsageGroup
-    entries: list[UsageEntry]
+class UsageReport(Answer, record=usage.UsageReport): ...
 
 
-class ResourceEntry(model.Answer):
+class ResourceEntry(Answer):
     """Describes one day or month. seconds: slot-seconds, of all kinds of slots together."""
 
     period_start: date
@@ -48,7 +41,7 @@ class ResourceEntry(model.Answer):
     by_resource_pool: Mapping[str, float]
 
 
-class ResourceEntries(model.Answer):
+class ResourceEntries(Answer):
     resource_entries: list[ResourceEntry]
 
 

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from pydantic import Field
 
-from gangline.domain.user import UserChange, check_new_password, hash_password
+from gangline.domain.user import AccessTokenView, UserChange, UserView, check_new_password, hash_password
 from gangline.errors import GanglineError, invalid
 from services.gateway.http.admission import Cases, KeyedCases
-from services.gateway.http.model import Answer, Body, Instant, Int64
+from services.gateway.http.answer import Answer
+from services.gateway.http.model import Body, Int64
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.lifespan import parse_lifespan
 
 router = APIRouter(prefix="/api/v1", tags=["users"], route_class=Route, responses=ERRORS)
 
 
-class User(Answer):
+class User(
+    Answer,
+    record=UserView,
+    shows="id username=name display_name admin=is_admin active=is_active has_password created_at",
+):
     """id: 0 for the cluster itself. has_password: without one, the user has tokens only."""
 
-    id: int
-    username: str = Field(validation_alias="name")
-    display_name: str
-    admin: bool = Field(validation_alias="is_admin")
-    active: bool = Field(validation_alias="is_active")
-    has_password: bool
-    created_at: Instant
 
-
-class Token(Answer):
+class Token(
+    Answer,
+    record=AccessTokenView,
+    shows="id user_id username=user_name description=name created_at expiry=expires_at revoked_at",
+):
     """Describes a token; its text is shown once, when it is made. expiry: null for a token without end."""
-
-    id: int
-    user_id: int
-    username: str = Field(validation_alias="user_name")
-    description: str = Field(validation_alias="name")
-    created_at: Instant
-    expiry: Instant = Field(validation_alias="expires_at")
-    revoked_at: Instant
 
 
 class UserAnswer(Answer):

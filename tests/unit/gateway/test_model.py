@@ -14,6 +14,7 @@ from gangline.domain.view import ClusterView, ExperimentView, TrialView
 from gangline.protocol import wire
 from gangline.v1 import ingest_pb2
 from services.gateway.http import model
+from services.gateway.http.answer import Answer
 from services.gateway.mirror.ingest_record import IngestRecord
 from services.gateway.rpc import mapping
 
@@ -30,7 +31,7 @@ PROGRESS, TRAINING = ProgressPoint(5, 10, 3.5), MetricsPoint("training", 5, {"lo
 EXPERIMENT = Experiment(7, "n", "alice", '{"name": "n"}', "ab", State.TERMINAL, Outcome.FAILED, "why", "r", 1.0, 9.0)
 
 
-def as_json(answer: model.Answer) -> dict[str, object]:
+def as_json(answer: Answer) -> dict[str, object]:
     document = json.loads(answer.model_dump_json(by_alias=True))
     assert isinstance(document, dict)
     return document
