@@ -1,5 +1,5 @@
 """PURE: experiments, trials and checkpoints, and the workspaces, projects and templates around them. types.proto and
-project.proto explain the fields."""
+project.proto explain more fields."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ STEPS_COMPLETED = "steps_completed"
 class Experiment:
     id: int
     name: str
-    owner: str
-    config_json: str
-    code_sha256: str
+    owner: str  # user who created it
+    config_json: str  # validated configuration, with its defaults
+    code_sha256: str  # sha256 of the code archive, in hexadecimal
     state: State = State.QUEUED
-    outcome: Outcome | None = None
-    reason: str = ""
+    outcome: Outcome | None = None  # None until the state is TERMINAL
+    reason: str = ""  # why it has this outcome; empty before
     request_id: str = ""
     created_at: float = 0.0
-    ended_at: float = 0.0
+    ended_at: float = 0.0  # 0 until it has ended
     stop_kind: ExitKind | None = None
     queue_position: float | None = None
     gives_back: bool = False
-    archived: bool = False
+    archived: bool = False  # whether listings leave it out unless they are asked for it
     deletion: DeletionStage | None = None
     project_id: int = 0
-    template: str = ""
-    labels: tuple[str, ...] = ()
+    template: str = ""  # template whose settings are merged into the configuration; empty for none
+    labels: tuple[str, ...] = ()  # sorted, each once
     notes: str = ""
-    forked_from: int = 0
+    forked_from: int = 0  # experiment whose configuration and code it began with; 0 for none
     continued_at: float = 0.0
     continue_request_id: str = ""
     earlier_code_sha256s: tuple[str, ...] = ()
@@ -146,42 +146,44 @@ class BestValidation:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    id: str
+    id: str  # "<experiment id>.<number>", such as "7.1"
     experiment_id: int
     number: int
-    hyperparameters_json: str = "{}"
-    seed: int = 0
+    hyperparameters_json: str = "{}"  # hyperparameters by name
+    seed: int = 0  # seed of its random numbers
     state: State = State.QUEUED
-    outcome: Outcome | None = None
-    reason: str = ""
-    restarts: int = 0
-    attempts: int = 0
-    latest_checkpoint_id: str = ""
-    batches_completed: int = 0
-    validation_json: str = ""
+    outcome: Outcome | None = None  # None until the state is TERMINAL
+    reason: str = ""  # why it has this outcome; empty before
+    restarts: int = 0  # restarts used up, of max_restarts
+    attempts: int = 0  # allocations so far
+    latest_checkpoint_id: str = ""  # empty without a checkpoint
+    batches_completed: int = 0  # batches trained so far
+    validation_json: str = ""  # newest validation metrics; empty without any
     created_at: float = 0.0
-    ended_at: float = 0.0
-    timeline: Timeline = field(default_factory=Timeline)
-    last_failure: ExitReport | None = None
+    ended_at: float = 0.0  # 0 until it has ended
+    timeline: Timeline = field(default_factory=Timeline)  # timeline of the newest attempt
+    last_failure: ExitReport | None = None  # end of the newest attempt that failed; None without one
     infrastructure_failures: int = 0
     closing: Outcome | None = None
-    best_validation: float | None = None
-    best_validation_batches: int = 0
+    best_validation: float | None = None  # best value of the searcher's metric; None before the first validation
+    best_validation_batches: int = 0  # batches at the best value
     batches_total: int = 0
     seconds_per_batch: float = 0.0
+    # reasons by the agent on which it does not start again
     excluded_agents: Mapping[str, str] = field(default_factory=dict)
     failures_in_a_row: int = 0
     furthest_batches: int = 0
-    exclusions: tuple[Exclusion, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()  # agents on which it does not start for a while
     attempt_slots: int = 0
     resized_at: float = 0.0
-    size_changes: tuple[SizeChange, ...] = ()
+    size_changes: tuple[SizeChange, ...] = ()  # newest changes of its size, the oldest first
     attempt_usages: tuple[AttemptUsage, ...] = ()
     validated_batches: int | None = None
-    metadata_json: str = ""
+    metadata_json: str = ""  # JSON object that its program has set; empty if it has set none
+    # choice of `parallelism: auto` in the newest attempt; empty if the configuration names a strategy
     strategy_choice_json: str = ""
-    length_batches: int | None = None
-    warning: str = ""
+    length_batches: int | None = None  # batches at its first validation at or past searcher.max_length; None before
+    warning: str = ""  # warning for its user while it runs; empty for none
     best_validations: tuple[BestValidation, ...] = ()
     failing_since_at: float = 0.0
 
@@ -191,14 +193,14 @@ class Checkpoint:
     id: str
     trial_id: str
     experiment_id: int
-    batches_completed: int
-    url: str
-    file_bytes: Mapping[str, int] = field(default_factory=dict)
-    metadata_json: str = "{}"
+    batches_completed: int  # batches after which it was saved
+    url: str  # folder that holds the files, as an fsspec URL
+    file_bytes: Mapping[str, int] = field(default_factory=dict)  # size of each file by its path in the folder
+    metadata_json: str = "{}"  # metadata that its program gave; empty without any
     created_at: float = 0.0
-    state: CheckpointState = CheckpointState.COMPLETED
+    state: CheckpointState = CheckpointState.COMPLETED  # DELETING while gateways delete its files
     delete_request_id: str = ""
-    # Of an imported one: the name that its user gave it. It has no trial and no experiment.
+    # name that its user gave to an imported one, which has no trial and no experiment; else empty
     imported_as: str = ""
     # Of an imported one: its user, who may delete it beside administrators. Others belong to their experiment's owner.
     owner: str = ""
@@ -215,9 +217,9 @@ UNCATEGORIZED = "Uncategorized"
 class ProjectDefaults:
     """Settings of experiments that leave them open; an empty one is not set."""
 
-    resource_pool: str = ""
-    checkpoint_storage_json: str = ""  # section of a configuration, as a user wrote it
-    template: str = ""
+    resource_pool: str = ""  # pool of experiments that name none
+    checkpoint_storage_json: str = ""  # section of a configuration, as a user wrote it; empty if not set
+    template: str = ""  # template of experiments that name none
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +228,9 @@ class Workspace:
 
     id: int
     name: str
-    owner: str = ""
+    owner: str = ""  # user who created it; empty for the cluster's own
     created_at: float = 0.0
-    archived: bool = False
+    archived: bool = False  # whether it takes no new experiments
     defaults: ProjectDefaults = field(default_factory=ProjectDefaults)
     # newest requests that changed the workspace, so that a repeated one changes nothing
     request_ids: tuple[str, ...] = ()
@@ -247,9 +249,9 @@ class Project:
     workspace_id: int
     name: str
     description: str = ""
-    owner: str = ""
+    owner: str = ""  # user who created it; empty for the cluster's own
     created_at: float = 0.0
-    archived: bool = False
+    archived: bool = False  # whether it takes no new experiments
     defaults: ProjectDefaults = field(default_factory=ProjectDefaults)
     request_ids: tuple[str, ...] = ()  # as in a workspace
 
@@ -264,10 +266,10 @@ class Template:
     """A template of settings."""
 
     name: str
-    owner: str = ""
+    owner: str = ""  # user who created it
     config_json: str = "{}"  # settings as a user wrote them, without defaults
     created_at: float = 0.0
-    updated_at: float = 0.0
+    updated_at: float = 0.0  # time of the newest change
     request_ids: tuple[str, ...] = ()  # as in a workspace
 
 

@@ -22,18 +22,18 @@ class FusionRecord:
     # "<family>-<variant>", both in hexadecimal. A family has the same model, world and backend; its variants differ in
     # flags, batch size and link. The scheduler keeps it with a third part, which stands for the owner of the trial.
     key: str
-    summary: str = ""
+    summary: str = ""  # one line about the result
     # caps of the buckets, in the order in which they are sent; empty if the default is best
     bucket_bytes: tuple[int, ...] = ()
-    default_step_seconds: float = 0.0
-    tuned_step_seconds: float = 0.0
+    default_step_seconds: float = 0.0  # step time with the default
+    tuned_step_seconds: float = 0.0  # step time with these buckets
     num_pairs: int = 0  # pairs of steps behind the two times; 0 if no race was needed
     steps: int = 0  # steps that the tuning took
-    alpha_seconds: float = 0.0
+    alpha_seconds: float = 0.0  # time of an empty exchange
     bytes_per_second: float = 0.0  # 0 for a link whose times did not grow with the size of the exchange
     batch_size: int = 0  # records of one batch of one rank; 0 if unknown
     flags: str = ""  # other settings that change the exchange, such as "aggregation_frequency=2"
-    total_bytes: int = 0
+    total_bytes: int = 0  # bytes of all gradients
     trial_id: str = ""  # trial that tuned; empty off the cluster
     created_at: float = 0.0
 

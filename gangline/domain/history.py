@@ -23,7 +23,7 @@ class LogLine:
     """Holds a line of a log."""
 
     rank: int | None  # None for lines of the trial runner itself
-    agent_id: str
+    agent_id: str  # agent on which it was written
     stream: str  # "stdout", "stderr" or "runner"
     text: str
     level: LogLevel | None = None  # None from runners of earlier versions, which graded no line
@@ -34,8 +34,8 @@ class MetricsPoint:
     """Holds metrics of one batch."""
 
     group: str  # "training", "validation", or any other name under which a trial reports
-    batches_completed: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    batches_completed: int  # batches after which they were reported
+    metrics: Mapping[str, float] = field(default_factory=dict)  # numbers by the name of the metric
     values_json: str = ""  # the metrics that are no numbers, as a JSON object by name; empty without any
 
     @property
@@ -53,8 +53,8 @@ class MetricsPoint:
 class ProgressPoint:
     """Holds a report of progress."""
 
-    batches_completed: int
-    batches_total: int  # 0 if unknown
+    batches_completed: int  # batches trained so far
+    batches_total: int  # batches to train in all; 0 if unknown
     samples_per_second: float
 
 
@@ -64,7 +64,7 @@ class StoredLog:
 
     id: int  # grows with the order in which rows became visible
     trial_id: str
-    at: float
+    at: float  # when it was written
     line: LogLine
 
 
@@ -72,9 +72,9 @@ class StoredLog:
 class StoredMetrics:
     """Holds stored metrics."""
 
-    id: int  # as in `StoredLog`
+    id: int  # grows with the order in which rows became visible
     trial_id: str
-    at: float
+    at: float  # when they were reported
     point: MetricsPoint
     attempt: int = 0  # attempt of the trial, from 1; 0 if an earlier version stored the row
 
@@ -98,8 +98,8 @@ MAX_SERIES_POINTS = 10_000
 class SeriesPoint:
     """Holds one finite value of a metric."""
 
-    batches_completed: int
-    at: float  # seconds since 1970
+    batches_completed: int  # batches after which it was reported
+    at: float  # when it was reported
     value: float
 
 
@@ -109,7 +109,7 @@ class MetricSeries:
     and the least and the greatest of equally long runs of reports."""
 
     trial_id: str
-    group: str
+    group: str  # name under which it was reported
     metric: str
     points: tuple[SeriesPoint, ...] = ()
     num_values: int = 0  # number of reported values

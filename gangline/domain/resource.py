@@ -1,4 +1,4 @@
-"""PURE: a cluster's resources: agents, their slots and interfaces, services, etcd. types.proto explains the fields."""
+"""PURE: a cluster's resources: agents, their slots and interfaces, services, etcd. types.proto explains more fields."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gangline.domain.state import AgentState, Availability, SlotKind
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    id: str
+    id: str  # "<agent id>/<index>" for artificial slots, else "<agent id>/<GPU or MIG UUID>"; the same after a restart
     kind: SlotKind = SlotKind.CPU
-    uuid: str = ""
-    model: str = ""
+    uuid: str = ""  # name of the device in CUDA_VISIBLE_DEVICES; empty for CPU slots
+    model: str = ""  # name of the device's model
     memory_bytes: int = 0
     is_healthy: bool = True
-    problem: str = ""
-    availability: Availability = Availability.ENABLED
+    problem: str = ""  # why it is not healthy; empty if it is
+    availability: Availability = Availability.ENABLED  # whether new work may start on it, as operators set it
 
     @property
     def is_open(self) -> bool:
@@ -34,7 +34,7 @@ class NetworkInterface:
     name: str
     address: str
     prefix_length: int
-    speed_mbit: int = 0
+    speed_mbit: int = 0  # 0 if the kernel does not know it
 
     @property
     def is_virtual(self) -> bool:
@@ -69,20 +69,21 @@ class Agent:
     slots: tuple[Slot, ...] = ()
     interfaces: tuple[NetworkInterface, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    version: str = ""
+    version: str = ""  # version of Gangline
     hostname: str = ""
     host_id: str = ""
     metrics_address: str = ""
     registered_at: float = 0.0
-    lost_at: float = 0.0
-    availability: Availability = Availability.ENABLED
+    lost_at: float = 0.0  # when the scheduler noticed that it was away; 0 while it is alive
+    availability: Availability = Availability.ENABLED  # whether new work may start on it, as operators set it
+    # slots that it no longer has, but that an operator disabled or drained when it had them
     absent_slots: tuple[Slot, ...] = ()
-    problem: str = ""
+    problem: str = ""  # why the agent itself cannot start work now; empty if it can
     failed_starts: tuple[FailedStart, ...] = ()
-    quarantined_until_at: float = 0.0
-    quarantine_reason: str = ""
+    quarantined_until_at: float = 0.0  # end of its quarantine, in which nothing starts on it; 0 without one
+    quarantine_reason: str = ""  # why it is in quarantine
     trusted_at: float = 0.0
-    exposure: str = ""
+    exposure: str = ""  # access of a trial on it to the cluster, and why; empty if ranks have accounts without rights
     undelivered: tuple[UndeliveredRecords, ...] = ()
     down_interfaces: tuple[NetworkInterface, ...] = ()
     drains: bool = False
@@ -98,17 +99,17 @@ class ServiceInstance:
     """A scheduler or a gateway that registers itself under its own lease."""
 
     id: str
-    kind: str
-    grpc_address: str
-    http_address: str = ""
-    metrics_address: str = ""
+    kind: str  # "scheduler" or "gateway"
+    grpc_address: str  # "host:port" of its gRPC server
+    http_address: str = ""  # "host:port" of its HTTP server; empty without one
+    metrics_address: str = ""  # "host:port" of its metrics
     started_at: float = 0.0
     storage_marker: str = ""  # see gangline.domain.storage.storage_fault
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    schema_version: int
+    schema_version: int  # version of the records in etcd
     id: str
     created_at: float
 
@@ -119,7 +120,7 @@ class EtcdHealth:
 
     is_available: bool = True  # whether a linearizable read was answered
     num_members: int = 0  # number of configured endpoints
-    num_answering: int = 0
+    num_answering: int = 0  # number of endpoints that answered
     problem: str = ""  # one sentence while etcd is not available
     since: float = 0.0  # wall-clock time at which this state began; 0 for the start
 

@@ -17,11 +17,11 @@ from gangline.domain.state import Outcome, SearchEventKind, SearchOperationKind
 @dataclass(frozen=True, slots=True)
 class Search:
     experiment_id: int
-    seed: int
+    seed: int  # the same seed and the same events give the same trials
     num_events: int = 0
-    num_wanted: int = 0
-    num_planned: int = 0
-    is_shut_down: bool = False
+    num_wanted: int = 0  # trials that the searcher has asked for so far
+    num_planned: int = 0  # trials that it will ask for in all, as far as is known
+    is_shut_down: bool = False  # whether it asks for no more trials
     source_checkpoint_id: str = ""
     num_posts: int = 0
 
@@ -67,9 +67,9 @@ class SearchRung:
     """
 
     length: int  # length after which it decides, in the searcher's unit
-    min_trials: int
-    expected_trials: int
-    max_trials: int
+    min_trials: int  # trials that reach it if each one is worse than all before it
+    expected_trials: int  # trials that reach it if they come in random order
+    max_trials: int  # trials that reach it if each one is better than all before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class SearchBracket:
     """One bracket of a search by successive halving."""
 
     num_trials: int
-    max_concurrent_trials: int
+    max_concurrent_trials: int  # trials of the bracket that run at a time
     rungs: tuple[SearchRung, ...] = ()  # ascending; the last one is the whole length
 
 
@@ -88,13 +88,13 @@ class SearchPreview:
     searcher: str
     seed: int
     num_trials: int
-    max_concurrent_trials: int
+    max_concurrent_trials: int  # 0 for no limit
     hyperparameters_json: tuple[str, ...] = ()  # hyperparameters of the first trials, in their order
     unit: str = ""  # unit of all lengths; empty if the configuration names none
     brackets: tuple[SearchBracket, ...] = ()  # brackets of a search by successive halving
-    min_total: int = 0
-    expected_total: int = 0
-    max_total: int = 0
+    min_total: int = 0  # least length of all trials together; 0 if unknown
+    expected_total: int = 0  # expected length of all trials together; 0 if unknown
+    max_total: int = 0  # greatest length of all trials together; 0 if unknown
     slots_per_trial: int = 0
     pace_trial_id: str = ""  # the newest comparable trial; empty for none
     seconds_per_unit: float = 0.0  # pace of that trial

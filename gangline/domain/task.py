@@ -23,7 +23,7 @@ class Task:
     queue_place: int = 0
     # Priority of its experiment, else of its pool. None if it holds slots and no scheduler has reported the pool's yet.
     priority: int | None = None
-    weight: float = 1.0
+    weight: float = 1.0  # share of a pool of type fair_share, relative to other experiments
     owner: str = ""  # user who made the experiment
     # its newest report; None before the first one, and while the gateway cannot read its database
     progress: ProgressPoint | None = None

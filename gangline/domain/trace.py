@@ -20,8 +20,8 @@ class TraceOrder:
 
     trial_id: str
     allocation_id: str  # attempt that is traced
-    batches: int
-    tensorboard_url: str  # URL of the folder of the trial's TensorBoard files
+    batches: int  # number of batches to trace
+    tensorboard_url: str  # folder of the trial's TensorBoard files, to which the trace is written
 
 
 def check_batches(batches: int) -> None:

@@ -40,11 +40,11 @@ class AllocationUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageEntry:
-    """What one owner, pool, experiment, project or workspace has held."""
+    """The slots that one owner, pool, experiment, project or workspace has held."""
 
     key: str  # its name, or its id as text
-    cpu_slot_seconds: float = 0.0
-    gpu_slot_seconds: float = 0.0
+    cpu_slot_seconds: float = 0.0  # seconds of all CPU slots together
+    gpu_slot_seconds: float = 0.0  # seconds of all GPU slots together
     num_allocations: int = 0
 
     @property
@@ -56,9 +56,9 @@ class UsageEntry:
 class UsageReport:
     """Slot-hours of a period."""
 
-    since: float  # start of the period, as Unix seconds
-    until: float  # end of the period, as Unix seconds
-    by: UsageGroup
+    since: float  # start of the period
+    until: float  # end of the period
+    by: UsageGroup  # kind of the keys
     entries: tuple[UsageEntry, ...] = ()  # the largest first
 
 

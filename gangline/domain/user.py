@@ -1,4 +1,4 @@
-"""PURE: users, their passwords as clients hash them, and their tokens. user.proto and types.proto explain the fields.
+"""PURE: users, their passwords as clients hash them, and their tokens. user.proto and types.proto explain more fields.
 
 The records with hashes are for the cluster's own services. Users see the views.
 """
@@ -79,9 +79,9 @@ class UserView:
     name: str
     display_name: str = ""
     is_admin: bool = False
-    is_active: bool = True
+    is_active: bool = True  # whether the user may log in and call
     created_at: float = 0.0
-    has_password: bool = False
+    has_password: bool = False  # whether the user has a password; else the user has tokens alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ class AccessTokenView:
     id: int
     user_id: int
     user_name: str = ""
-    name: str = ""
+    name: str = ""  # description that the user gave
     created_at: float = 0.0
-    expires_at: float = 0.0
-    revoked_at: float = 0.0
+    expires_at: float = 0.0  # 0 for a token without end
+    revoked_at: float = 0.0  # 0 until it is revoked
 
     def state(self, now: float) -> str:
         """Returns "active", "revoked" or "expired"."""

@@ -128,11 +128,11 @@ class ClusterView:
     cluster: Cluster  # its id is empty until a scheduler has led for the first time
     version: str
     leader: ServiceInstance | None  # None while no scheduler leads
-    services: tuple[ServiceInstance, ...]
+    services: tuple[ServiceInstance, ...]  # schedulers and gateways that are registered
     num_agents: int
     num_slots: int
-    num_slots_used: int
-    num_pending: int
+    num_slots_used: int  # slots that allocations hold
+    num_pending: int  # requests that wait, without those of paused experiments
     etcd: EtcdHealth | None = None  # None from gateways of older versions
 
 

@@ -2,7 +2,8 @@
 
 `class Trial(Answer, record=experiment.Trial, shows="id hparams start_time batches=batches_completed")` shows four
 fields of the record, in this order. Without `shows` an answer has all of them. A field that the class declares itself
-replaces the rule's. `Trial.model_validate(trial)` reads the attributes of the record. A record has one answer.
+replaces the rule's. `Trial.model_validate(trial)` reads the attributes of the record. A record has one answer,
+which has the record's docstring if it has none itself.
 
 The source of a field is the attribute of its name. If the record has none, the source is the attribute with `_json` or
 `_at` appended, the one with `_at` in place of `_time`, or the one in `_SOURCES`. `name=source` names any other, also a
@@ -21,10 +22,11 @@ from operator import or_
 from types import GenericAlias, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import AliasGenerator, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasGenerator, AliasPath, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from gangline.domain.document import read_document
+from services.gateway.http.described import Described
 
 # By the name of a field, as Determined's REST API has it.
 _SOURCES = {
@@ -53,7 +55,7 @@ Instant = Annotated[datetime | None, BeforeValidator(_instant)]
 Document = Annotated[Any, BeforeValidator(_document)]
 
 
-class Answer(BaseModel):
+class Answer(Described):
     # JSON has no NaN and no infinities; they become null.
     model_config = ConfigDict(
         from_attributes=True,
@@ -79,6 +81,10 @@ class Answer(BaseModel):
             if source != name:
                 setattr(cls, name, Field(validation_alias=AliasPath(*source.split("."))))
         cls.__annotations__ = annotations | declared
+        cls.shown_record = record
+        # A dataclass without a docstring gets its signature as one.
+        if cls.__doc__ is None and not str(record.__doc__).startswith(f"{record.__name__}("):
+            cls.__doc__ = record.__doc__
         assert record not in _answers
         _answers[record] = cls
 

@@ -263,7 +263,7 @@ async def _chunks(archive: bytes) -> AsyncIterator[bytes]:
 
 
 class DeletionAnswer(Answer):
-    experiment: model.Experiment | None
+    experiment: model.Experiment | None  # null once it has been deleted
 
 
 @router.delete("/experiments/{experiment_id}", tags=["experiments"])
@@ -275,13 +275,12 @@ async def delete_experiment(experiment_id: model.Int64, cases: Cases) -> Deletio
 
 
 class ContinueBody(model.Body):
-    """overrides: new values of the configuration by dotted keys, such as {"searcher.max_length.batches": 200}. Code, if
-    it continues with other code: code_archive (a gzipped tar in base64) or code_sha256 of one that was uploaded
-    before."""
+    """Continues an experiment, with other code if one of codeArchive and codeSha256 is given."""
 
+    # new values of the configuration by dotted keys, such as {"searcher.max_length.batches": 200}
     overrides: dict[str, Any] = Field(default_factory=dict)
-    code_archive: str | None = Field(default=None, alias="codeArchive")
-    code_sha256: str | None = Field(default=None, alias="codeSha256")
+    code_archive: str | None = None  # gzipped tar, in base64
+    code_sha256: str | None = None  # code that was uploaded before
 
 
 @router.post("/experiments/{experiment_id}/continue", tags=["experiments"])

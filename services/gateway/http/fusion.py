@@ -18,10 +18,7 @@ class FusionRecord(
     record=fusion.FusionRecord,
     shows="key summary bucket_bytes gain_ratio default_step_seconds tuned_step_seconds num_pairs steps alpha_seconds "
     "bytes_per_second batch_size flags total_bytes trial_id time=created_at",
-):
-    """Describes a tuning result. bucket_bytes: the caps of the buckets; empty when torch's default is best. gain_ratio:
-    the default's step time over the tuned one's. bytes_per_second: 0 for a link whose bandwidth had no measurable
-    effect."""
+): ...
 
 
 class FusionList(Answer):

@@ -22,20 +22,17 @@ from services.gateway.http.model import INT64_MAX, Report
 
 
 class LogLine(Answer, record=history.LogLine):
-    """Holds one line. level: INFO for a line that an earlier version stored."""
-
-    level: LogLevel
+    level: LogLevel  # INFO for a line that an earlier version stored
 
 
 class StoredLog(Answer, record=history.StoredLog, shows="id trial_id time=at line"): ...
 
 
 class LogPage(Answer):
-    """Holds one page. next_after_id: the value of afterId for the next page; null when this is the last one by now.
-    With filters a page may be shorter than its limit, or empty, before the last one."""
+    """Holds one page. With filters a page may be shorter than its limit, or empty, before the last one."""
 
     logs: list[StoredLog]
-    next_after_id: int | None
+    next_after_id: int | None  # value of afterId for the next page; null if this is the last one by now
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +95,7 @@ def _pattern_of(text: str) -> str:
 class SeriesPoint(Answer, record=history.SeriesPoint, shows="batches_completed time=at value"): ...
 
 
-class MetricSeries(Answer, record=history.MetricSeries):
-    """One metric of a trial, in the order in which it was reported. num_values: reported values. num_nonfinite: values
-    that are infinite or no number, which are never among the points."""
+class MetricSeries(Answer, record=history.MetricSeries): ...
 
 
 class StoredMetrics(Answer, record=history.StoredMetrics, shows="id trial_id time=at point attempt"):
@@ -108,7 +103,5 @@ class StoredMetrics(Answer, record=history.StoredMetrics, shows="id trial_id tim
 
 
 class MetricsPage(Answer):
-    """Holds one page. next_after_id: the value of afterId for the next page; null when this is the last one by now."""
-
     metrics: list[StoredMetrics]
-    next_after_id: int | None
+    next_after_id: int | None  # value of afterId for the next page; null if this is the last one by now

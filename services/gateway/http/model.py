@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, computed_field
+from pydantic import BeforeValidator, ConfigDict, Field, computed_field
 from pydantic.alias_generators import to_camel
 
 from gangline.domain import allocation, experiment, history, resource, search, state, task, view
 from gangline.errors import Effect
 from services.gateway.http.answer import Answer, Document
+from services.gateway.http.described import Described
 
 INT64_MAX = 2**63 - 1
 # The range that gRPC and the databases accept for an id.
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 
 
-class Body(BaseModel):
+class Body(Described):
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
@@ -41,18 +42,18 @@ class ExitReport(
     shows="agent_id kind message rank exit_code signal failed_at ended_at last_lines batches_completed error_code "
     "log_hits",
 ):
-    """Describes how a member of an attempt ended. error_code: of the GanglineError that ended the rank, or empty."""
+    """Describes how a member of an attempt ended."""
 
 
-class Timeline(Answer, record=allocation.Timeline): ...
+class Timeline(Answer, record=allocation.Timeline):
+    """Times at which the phases of a start ended for the whole gang."""
 
 
 class Exclusion(Answer, record=allocation.Exclusion, shows="agent_id reason until"):
     """Names an agent that the trial avoids for a while."""
 
 
-class SizeChange(Answer, record=allocation.SizeChange, shows="time=at slots full_slots reason"):
-    """Records that an attempt started on another number of slots than the one before it."""
+class SizeChange(Answer, record=allocation.SizeChange, shows="time=at slots full_slots reason"): ...
 
 
 class Trial(
@@ -74,8 +75,7 @@ class Allocation(
     shows="id trial_id attempt pool members state exits start_time stop_reason is_on_call full_slots shrink_reason "
     "grow_time timeline",
 ):
-    """Describes an attempt. full_slots: slots_per_trial, where it runs on fewer; else 0. grow_time: earliest time of
-    its growth."""
+    """Describes an attempt."""
 
 
 class Reason(Answer, record=allocation.Reason): ...
@@ -89,30 +89,26 @@ class Metrics(Answer, record=history.MetricsPoint, shows="group batches_complete
 
 
 class Report(Metrics):
-    """Holds a whole report. values: its metrics that are no numbers, by name; null without any."""
+    """Holds a whole report."""
 
     values: Document = Field(validation_alias="values_json")
 
 
-class Newest(Answer, record=history.Newest, shows="progress training validation"): ...
+class Newest(Answer, record=history.Newest, shows="progress training validation"):
+    """Holds the newest history of a trial; null for each part that it has not reported."""
 
 
 class TrialView(
     Answer, record=view.TrialView, shows="trial allocation reason newest warning checkpoint_batches batches_at_risk"
 ):
-    """Joins a trial with its newest progress and metrics. reason: why it waits. checkpoint_batches: those trained at
-    its latest checkpoint. batches_at_risk: those since then. warning: of missing logs and metrics; else
-    empty."""
-
     warning: str = ""
 
 
 class Search(Answer, record=search.Search, shows="seed num_wanted num_planned is_shut_down"):
-    """Describes a search. num_wanted: trials that the searcher has asked for so far, of num_planned."""
+    """Describes a search."""
 
 
-class ExperimentView(Answer, record=view.ExperimentView):
-    """Joins an experiment with its trials. reason: why no further trial starts. search: null for older versions."""
+class ExperimentView(Answer, record=view.ExperimentView): ...
 
 
 class ExperimentList(Answer):
@@ -121,15 +117,14 @@ class ExperimentList(Answer):
 
 class ExperimentAnswer(Answer):
     experiment: Experiment
-    warnings: list[str] = Field(default=[])
+    warnings: list[str] = Field(default=[])  # about the configuration
 
 
 class TrialAnswer(Answer):
     trial: Trial
 
 
-class SearchRung(Answer, record=search.SearchRung):
-    """A rung of a bracket. length: in the preview's unit. The others: how many trials reach the rung."""
+class SearchRung(Answer, record=search.SearchRung): ...
 
 
 class SearchBracket(Answer, record=search.SearchBracket): ...
@@ -140,9 +135,7 @@ class SearchPreview(
     record=search.SearchPreview,
     shows="searcher seed num_trials max_concurrent_trials hparams unit brackets min_total expected_total max_total "
     "slots_per_trial pace_trial_id seconds_per_unit",
-):
-    """Previews a search. hparams: of the first trials. max_concurrent_trials: 0 for no limit. brackets: of a search by
-    successive halving. The totals: the lengths of all trials together in `unit`, 0 where they are unknown."""
+): ...
 
 
 class TrialList(Answer):
@@ -156,13 +149,7 @@ class Task(
     Answer,
     record=task.Task,
     shows="trial experiment_name allocation request reason shrunk_reason queue_place priority weight owner progress",
-):
-    """Describes a task. allocation: the slots that it holds. request and reason: what it waits for, and why.
-    shrunk_reason: why it runs on fewer slots than it asked for.
-
-    queue_place: from 1 within its pool; 0 when it does not wait or is paused. priority: of its experiment, else of its
-    pool; null when it holds slots and no scheduler has reported the pool's yet. progress: its newest report.
-    """
+): ...
 
 
 class TaskList(Answer):
@@ -194,13 +181,10 @@ class Agent(
     record=resource.Agent,
     shows="id pool state slots absent_slots interfaces labels version hostname registered_time lost_time problem "
     "quarantine_reason quarantined_until exposure",
-):
-    """absent_slots: slots that it no longer has, but that an operator disabled or drained when it had them. problem:
-    why the agent itself cannot start work now. exposure: what a trial there can read of the cluster, and why."""
+): ...
 
 
-class AgentView(Answer, record=view.AgentView):
-    """Joins an agent with its allocations. allocation_id_by_slot_id: free slots are absent."""
+class AgentView(Answer, record=view.AgentView): ...
 
 
 class AgentList(Answer):
@@ -233,16 +217,15 @@ class ServiceInstance(
 class Cluster(Answer, record=resource.Cluster, shows="id schema_version"): ...
 
 
-class EtcdHealth(Answer, record=resource.EtcdHealth):
-    """Describes etcd. problem: one sentence while etcd is away. since: when that began, or when it last ended."""
+class EtcdHealth(Answer, record=resource.EtcdHealth): ...
 
 
 class ClusterView(Answer, record=view.ClusterView):
-    """Describes the cluster. leader: null when no scheduler leads."""
+    """Describes the cluster."""
 
-    # Null as long as no scheduler has made an id for it.
+    # null until a scheduler has led for the first time
     cluster: Annotated[Cluster | None, BeforeValidator(lambda cluster: cluster if cluster and cluster.id else None)]
-    etcd: EtcdHealth
+    etcd: EtcdHealth  # health as this gateway sees it
 
 
 class DeleteCheckpoints(Body):
@@ -250,41 +233,38 @@ class DeleteCheckpoints(Body):
 
 
 class CreateExperiment(Body):
-    """Creates an experiment. config: the YAML as text, or the same as a JSON object. The code is either code_archive (a
-    gzipped tar in base64) or code_sha256 of one that was uploaded before. request_id: the same on a retry; generated
-    when absent. The header Idempotency-Key has the same meaning. template: whose settings the configuration overrides.
-    project_id: in place of the names in the configuration. activate: false creates it PAUSED."""
+    """Creates an experiment. The code is given as one of codeArchive and codeSha256."""
 
-    config: str | dict[str, Any]
-    code_archive: str | None = None
-    code_sha256: str | None = Field(default=None, alias="codeSha256")
+    config: str | dict[str, Any]  # YAML as text, or the same as a JSON object
+    code_archive: str | None = None  # gzipped tar, in base64
+    code_sha256: str | None = None  # code that was uploaded before
+    # the same on a retry; generated if absent. The header Idempotency-Key has the same meaning.
     request_id: str | None = None
-    template: str | None = None
-    project_id: Int64 | None = None
-    activate: bool = True
+    template: str | None = None  # template whose settings the configuration overrides
+    project_id: Int64 | None = None  # project in place of the names in the configuration
+    activate: bool = True  # false creates it PAUSED
 
 
 class PreviewSearch(Body):
-    """Asks for a preview. config: the YAML as text, or the same as a JSON object. limit: most trials whose hparams are
-    shown."""
+    """Asks for a preview."""
 
-    config: str | dict[str, Any]
-    limit: int = Field(default=20, ge=0, le=INT64_MAX)
+    config: str | dict[str, Any]  # YAML as text, or the same as a JSON object
+    limit: int = Field(default=20, ge=0, le=INT64_MAX)  # most trials whose hyperparameters are shown
 
 
 class CodeAnswer(Answer):
     code_sha256: str
 
 
-class Problem(BaseModel):
-    """Describes an error as RFC 9457 does, with our stable code. effect: of a call that was to change something: none,
-    or unknown when it may have been done or may still be done. requestId: in the latter case the id to send again, so
-    that nothing is done twice."""
+class Problem(Described):
+    """Describes an error as RFC 9457 does, with our stable code."""
 
     type: str
     title: str
     status: int
     detail: str
-    code: str
+    code: str  # stable code of the error
+    # effect of a call that was to change something: none, or unknown if it may have been done or may still be done
     effect: Effect | None = None
+    # id to send again if the effect is unknown, so that nothing is done twice
     requestId: str | None = None  # noqa: N815  the API's names are in camel case

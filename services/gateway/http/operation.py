@@ -23,13 +23,13 @@ class ScrapeTargets(BaseModel):
 
 
 class Health(Answer):
-    """Describes the gateway's health. problem: why nothing can be changed now, empty when it can."""
+    """Describes the gateway's health."""
 
     status: str
     has_leader: bool
     revision: int
     etcd: EtcdHealth
-    problem: str
+    problem: str  # why nothing can be changed now; empty if changes work
 
 
 @router.get("/healthz")

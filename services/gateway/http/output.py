@@ -14,9 +14,9 @@ router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=Route, respons
 
 
 class OutputFile(Answer):
-    """Describes a file. path: below the output folder."""
+    """Describes a file."""
 
-    path: str
+    path: str  # path below the output folder
     num_bytes: int
 
 

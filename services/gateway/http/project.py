@@ -30,7 +30,7 @@ class Workspace(
     "checkpoint_storage_config=workspace.defaults.checkpoint_storage_json "
     "default_template=workspace.defaults.template created_at=workspace.created_at immutable=workspace.is_immutable",
 ):
-    """default_template is Gangline's own. immutable: it belongs to the cluster."""
+    """default_template is Gangline's own."""
 
 
 class Project(
@@ -102,9 +102,7 @@ class ProjectBody(Body):
 
 
 class TemplateBody(Body):
-    """config: the YAML as text, or the same as a JSON object."""
-
-    config: str | dict[str, Any]
+    config: str | dict[str, Any]  # YAML as text, or the same as a JSON object
     name: str | None = None
 
 

@@ -25,34 +25,32 @@ JobId = Annotated[
 
 
 class ResourcePatch(Body):
-    """Changes resources; absent fields stay as they are. priority: 1 (most urgent) to 99. max_slots: 0 lifts the cap;
-    where it is below what the experiment holds, its newest trials checkpoint and wait again. when_free: with max_slots;
-    no trial is stopped."""
+    """Changes resources; absent fields stay as they are."""
 
+    # 0 lifts the cap. If it is below what the experiment holds, its newest trials checkpoint and wait again.
     max_slots: int | None = None
-    when_free: bool = False
-    weight: float | None = None
-    priority: int | None = None
+    when_free: bool = False  # with maxSlots: no trial is stopped
+    weight: float | None = None  # share of a pool of type fair_share
+    priority: int | None = None  # 1 (most urgent) to 99
 
 
 class CheckpointStoragePatch(Body):
     """Changes how many checkpoints are kept. Those that the new policy does not keep are deleted."""
 
-    save_experiment_best: int | None = None
-    save_trial_best: int | None = None
-    save_trial_latest: int | None = None
+    save_experiment_best: int | None = None  # number of best checkpoints of the experiment
+    save_trial_best: int | None = None  # number of best checkpoints of each trial
+    save_trial_latest: int | None = None  # number of latest checkpoints of each trial
 
 
 class RetentionPolicyPatch(Body):
-    """Changes for how many days after the end of a trial its logs and metrics are kept; -1 for ever."""
+    """Changes for how long logs and metrics are kept after the end of a trial."""
 
-    log_retention_days: int | None = None
-    metric_retention_days: int | None = None
+    log_retention_days: int | None = None  # -1 keeps logs for ever
+    metric_retention_days: int | None = None  # -1 keeps metrics for ever
 
 
 class PatchExperiment(Body):
-    """Changes resources, what the experiment keeps, or texts and labels. labels: all that the experiment has then.
-    Absent fields stay."""
+    """Changes resources, what the experiment keeps, or texts and labels. Absent fields stay."""
 
     resources: ResourcePatch | None = None
     checkpoint_storage: CheckpointStoragePatch | None = None
@@ -60,7 +58,7 @@ class PatchExperiment(Body):
     name: str | None = None
     description: str | None = None
     notes: str | None = None
-    labels: list[str] | None = None
+    labels: list[str] | None = None  # all labels that the experiment has then
 
     def change(self, present: Iterable[str]) -> ResourceChange | TextChange | RetentionChange:
         """Returns the only change. present: the labels by now. Raises GanglineError `request.one_change`."""
@@ -87,13 +85,13 @@ class PatchExperiment(Body):
 
 
 class QueueUpdate(Body):
-    """Requests exactly one change. ahead_of and behind_of: another experiment of the same pool."""
+    """Requests exactly one change."""
 
     job_id: JobId
-    priority: int | None = None
-    weight: float | None = None
-    ahead_of: JobId | None = None
-    behind_of: JobId | None = None
+    priority: int | None = None  # 1 (most urgent) to 99
+    weight: float | None = None  # share of a pool of type fair_share
+    ahead_of: JobId | None = None  # another experiment of the same pool
+    behind_of: JobId | None = None  # another experiment of the same pool
 
     @model_validator(mode="after")
     def _is_one_change(self) -> Self:
@@ -117,39 +115,35 @@ class UpdateJobQueue(Body):
 
 
 class Disable(Body):
-    """Disables an agent or a slot. drain: lets work that runs there continue to its end."""
+    """Disables an agent or a slot."""
 
-    drain: bool = False
+    drain: bool = False  # lets work that runs there continue to its end
 
 
 class JobSummary(Answer):
-    """Summarises a job. jobs_ahead: how many requests of its pool are considered before it; 0 for one that holds
-    slots."""
+    """Summarises a job."""
 
     state: State
-    jobs_ahead: int
+    jobs_ahead: int  # requests of its pool that are considered before it; 0 for a job that holds slots
 
 
 class Job(Answer):
-    """job_id: its experiment. priority: of its experiment, else of its pool; null when it holds slots and no scheduler
-    has reported the pool's yet.
-
-    queue_place: from 1 within its pool; 0 for one that holds slots or is paused, and while no scheduler leads.
-    """
+    """Describes a trial that holds slots or waits for them."""
 
     summary: JobSummary
-    job_id: str
+    job_id: str  # id of its experiment
     trial_id: str
     name: str
     resource_pool: str
+    # priority of its experiment, else of its pool; null if it holds slots and no scheduler has reported the pool's yet
     priority: int | None
-    weight: float
+    weight: float  # share of a pool of type fair_share
     requested_slots: int
-    allocated_slots: int
-    submission_time: Instant
-    queue_place: int
-    reason: Reason | None
-    eta_time: Instant
+    allocated_slots: int  # 0 while it waits
+    submission_time: Instant  # time of the request, else of the trial's creation
+    queue_place: int  # from 1 within its pool; 0 if it holds slots or is paused, and while no scheduler leads
+    reason: Reason | None  # why it waits; null if it does not, and while no scheduler leads
+    eta_time: Instant  # estimated time of its start; null if not known
 
 
 class JobList(Answer):
@@ -160,16 +154,14 @@ class ExperimentsChanged(Answer):
     experiments: list[Experiment]
 
 
-class Blocker(Answer, record=explanation.Blocker):
-    """Names a cause of a wait. kind: allocation, trial, agent, or gone for an object that no longer exists."""
+class Blocker(Answer, record=explanation.Blocker): ...
 
 
 class TaskExplanation(Answer, record=explanation.TaskExplanation): ...
 
 
 class Explanation(Answer, record=explanation.Explanation):
-    """Explains a wait. reason: why no further trial starts. tasks: all that have not ended, or the trial that was asked
-    about."""
+    """Explains a wait."""
 
 
 class AgentAnswer(Answer):

@@ -25,9 +25,7 @@ class PolicyQuery:
 
 
 class RetainLogs(model.Body):
-    """numDays: after the end of each trial; -1 keeps the logs for ever."""
-
-    num_days: int
+    num_days: int  # days after the end of each trial; -1 keeps the logs for ever
 
 
 @router.get("/experiments/{experiment_id}/preview-gc", tags=["checkpoints"])

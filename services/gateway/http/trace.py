@@ -18,8 +18,7 @@ class ProfileTrial(Body):
     batches: int = Field(default=10, description=f"1 to {trace.MOST_BATCHES}")
 
 
-class TraceOrder(Answer, record=trace.TraceOrder):
-    """Describes an ordered trace. tensorboard_url: the folder in which the trace is stored."""
+class TraceOrder(Answer, record=trace.TraceOrder): ...
 
 
 class TraceAnswer(Answer):

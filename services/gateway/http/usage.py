@@ -32,11 +32,11 @@ class UsageReport(Answer, record=usage.UsageReport): ...
 
 
 class ResourceEntry(Answer):
-    """Describes one day or month. seconds: slot-seconds, of all kinds of slots together."""
+    """Describes one day or month."""
 
     period_start: date
     period: str
-    seconds: float
+    seconds: float  # seconds of all slots together, of all kinds
     by_username: Mapping[str, float]
     by_resource_pool: Mapping[str, float]
 

@@ -19,8 +19,7 @@ class User(
     Answer,
     record=UserView,
     shows="id username=name display_name admin=is_admin active=is_active has_password created_at",
-):
-    """id: 0 for the cluster itself. has_password: without one, the user has tokens only."""
+): ...
 
 
 class Token(
@@ -28,7 +27,7 @@ class Token(
     record=AccessTokenView,
     shows="id user_id username=user_name description=name created_at expiry=expires_at revoked_at",
 ):
-    """Describes a token; its text is shown once, when it is made. expiry: null for a token without end."""
+    """Describes a token; its text is shown once, when it is made."""
 
 
 class UserAnswer(Answer):
@@ -48,9 +47,7 @@ class TokenList(Answer):
 
 
 class NewTokenAnswer(Answer):
-    """token: the token itself, which no other call returns."""
-
-    token: str
+    token: str  # the token itself, which no other call returns
     token_id: int
 
 
@@ -62,35 +59,30 @@ class NewUser(Body):
 
 
 class NewUserBody(Body):
-    """is_hashed: whether the password is hashed as Determined's client hashes it. No password: the user has tokens
-    only."""
-
     user: NewUser
-    password: str = ""
-    is_hashed: bool = False
+    password: str = ""  # empty for a user who has tokens alone
+    is_hashed: bool = False  # whether the password is hashed as Determined's client hashes it
 
 
 class UserBody(Body):
-    """Absent fields stay as they are. is_hashed: as above."""
+    """Absent fields stay as they are."""
 
     username: str | None = None
     display_name: str | None = None
     admin: bool | None = None
     active: bool | None = None
     password: str | None = None
-    is_hashed: bool = False
+    is_hashed: bool = False  # whether the password is hashed as Determined's client hashes it
 
 
 class NewTokenBody(Body):
-    """user_id: absent for the caller. lifespan: as "720h", the default, or "-1" for a token without end."""
-
-    user_id: Int64 | None = None
+    user_id: Int64 | None = None  # absent for the caller
     description: str = ""
-    lifespan: str = ""
+    lifespan: str = ""  # such as "720h", the default, or "-1" for a token without end
 
 
 class TokenBody(Body):
-    set_revoked: bool
+    set_revoked: bool  # true; a token stays revoked
 
 
 @router.get("/me")
