@@ -149,3 +149,10 @@ def test_a_record_without_an_answer_is_refused() -> None:
     with pytest.raises(LookupError, match="Unanswered"):
 
         class Wrong(Answer, record=Outside): ...
+
+
+def test_a_record_has_one_answer() -> None:
+    """Another record that contains it could not know which one to show."""
+    with pytest.raises(AssertionError):
+
+        class Second(Answer, record=Part): ...

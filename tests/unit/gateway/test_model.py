@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 
 from gangline.domain.allocation import Allocation, ExitReport, Member, Reason, Request, Timeline
-from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Trial, Workspace
 from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
 from gangline.domain.resource import Cluster, EtcdHealth, ServiceInstance
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, State
 from gangline.domain.task import Task
-from gangline.domain.view import ClusterView, ExperimentView, TrialView
+from gangline.domain.view import ClusterView, ExperimentView, ProjectView, TrialView, WorkspaceView
 from gangline.protocol import wire
 from gangline.v1 import ingest_pb2
-from services.gateway.http import model
+from services.gateway.http import fusion, log_model, model, project, queue_model, trace, usage, user
 from services.gateway.http.answer import Answer
 from services.gateway.mirror.ingest_record import IngestRecord
 from services.gateway.rpc import mapping
 
+MODULES = (model, log_model, queue_model, fusion, project, trace, usage, user)
 EXIT = ExitReport(
     "a1", ExitKind.CONFIGURATION_ERROR, "use less", 1, 1, None, 5.0, 6.0, ("line",), error_code="parallelism.model"
 )
@@ -93,3 +94,30 @@ def test_rank_zero_differs_from_no_rank() -> None:
         IngestRecord(1, 0.0, LogLine(0, "", "stdout", "a")),
         IngestRecord(2, 0.0, LogLine(None, "", "runner", "b")),
     )
+
+
+def test_workspaces_and_projects_show_what_their_records_and_views_have() -> None:
+    defaults = ProjectDefaults("gpus", '{"type": "shared_fs"}', "base")
+    workspace = WorkspaceView(Workspace(1, "lab", "ann", 1.0, defaults=defaults), 2, 3)
+    assert as_json(project.Workspace.model_validate(workspace)) == {
+        "id": 1, "name": "lab", "username": "ann", "archived": False, "numProjects": 2, "numExperiments": 3,
+        "defaultComputePool": "gpus", "checkpointStorageConfig": {"type": "shared_fs"}, "defaultTemplate": "base",
+        "createdAt": "1970-01-01T00:00:01Z", "immutable": True,
+    }  # fmt: skip
+    inside = ProjectView(Project(4, 5, "vision", "cats", "bea"), "lab", 6, 7, workspace_archived=True)
+    assert as_json(project.Project.model_validate(inside)) == {
+        "id": 4, "name": "vision", "workspaceId": 5, "workspaceName": "lab", "description": "cats", "username": "bea",
+        "archived": True, "numExperiments": 6, "numActiveExperiments": 7, "defaultResourcePool": "",
+        "checkpointStorageConfig": None, "defaultTemplate": "", "createdAt": None, "immutable": False,
+    }  # fmt: skip
+
+
+def test_no_two_fields_of_an_answer_show_the_same_attribute() -> None:
+    answers = [answer for part in MODULES for answer in vars(part).values()]
+    shown = [each for each in answers if isinstance(each, type) and issubclass(each, Answer) and each.shown_record]
+    sources = {
+        answer.__name__: [str(field.validation_alias or name) for name, field in answer.model_fields.items()]
+        for answer in shown
+    }
+    assert len(sources) > 40
+    assert {name for name, used in sources.items() if len(used) > len(set(used))} == set()
