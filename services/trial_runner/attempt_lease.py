@@ -134,9 +134,8 @@ class AttemptLease:
         with self._lock:
             self._record = LeaseRecord(self._ends_at)
             reader = self._record.open_reader()
-        nursery.on_lease_over = self._on_unrenewed
         try:
-            nursery.hold_lease(reader)
+            nursery.hold_lease(reader, self._on_unrenewed)
         finally:
             os.close(reader)
 

@@ -12,7 +12,7 @@ import structlog
 
 from gangline.domain.allocation import ExitReport
 from gangline.domain.state import State
-from gangline.protocol.wire import enum_number, to_proto
+from gangline.protocol.wire import enum_number, prepare, to_proto
 from gangline.v1 import agent_pb2, runner_pb2
 from services.common.concurrency import in_own_thread
 from services.common.state_folder import SharedFolder
@@ -21,6 +21,7 @@ from services.common.state_folder import SharedFolder
 OUTCOME_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
+prepare(ExitReport)
 
 
 def write_exit(folder: SharedFolder, report: ExitReport, undelivered: Sequence[runner_pb2.TrialReport]) -> None:

@@ -1,14 +1,15 @@
 """Prepares everything that ranks need to start: the code, the nursery with its store, the linked gang.
 
-Runs the three at the same time; the failure of one ends the others. The runner calls it once.
+Runs the three at the same time; the failure of one ends the others. The runner calls `run` and `close` once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from gangline.launch.chief_port import find_ports
@@ -17,10 +18,12 @@ from services.common.code_cache import CodeCache
 from services.common.concurrency import cancel
 from services.common.state_folder import SharedFolder
 from services.trial_runner.code_folder import CodeSource, prepare_code
+from services.trial_runner.container_setup import AttemptFiles, make_container
 from services.trial_runner.delivery.channel_route import route_to_gateways, route_to_leader
 from services.trial_runner.gang.gang_links import GangLinks
 from services.trial_runner.gang.gang_plan import Network, Place
 from services.trial_runner.gang.rendezvous import Rendezvous
+from services.trial_runner.ranks.confinement import Confinement
 from services.trial_runner.ranks.container import Container
 from services.trial_runner.ranks.nursery_client import Nursery, NurseryProcess, start_nursery
 
@@ -35,20 +38,25 @@ class Preparation:
     spec: runner_pb2.RunnerSpec
     place: Place
     folder: SharedFolder
+    beat_paths: Mapping[int, Path]  # by rank
+    confinement: Confinement
     rank_forkserver: str
     gang: GangLinks
     note: Callable[[str], None]
     forked: NurseryProcess | None = None  # a nursery that lives already, for ranks that need no warm process
     # container in which the nursery starts, once the code is there and the gang is linked; None for none
     container: Container | None = None
-    # called before the container starts, which may take as long as the fetch of its image
-    on_container: Callable[[], None] = lambda: None
     nursery: Nursery | None = None  # set as soon as it lives, so that it can be closed even if another step fails
     rendezvous_at: float = 0.0  # time at which the gang was linked; 0 before
 
-    async def run(self) -> Network:
+    async def run(self, on_container: Callable[[str], None]) -> Network:
         """Returns the network that connects the ranks. Raises the first error: GanglineError, OSError or
-        RendezvousFailed."""
+        RendezvousFailed.
+
+        on_container: called with the image before a container starts, which may take as long as the fetch of its image.
+        """
+        files = AttemptFiles(self.spec, self.place, self.folder, self.beat_paths, self.confinement)
+        self.container = make_container(files, self.note)
         chosen: asyncio.Future[Network] = asyncio.get_running_loop().create_future()
 
         async def network() -> None:
@@ -68,6 +76,7 @@ class Preparation:
                 # The code's folder is mounted. The other members wait for their links no longer than a minute.
                 await has_code.wait()
                 await chosen
+                on_container(self.container.image)
             nursery = await self._start_nursery()
             # The store listens on the gang's network alone, so it starts when that is known.
             port = await self._host_store(nursery, (await chosen).store_address)
@@ -79,6 +88,13 @@ class Preparation:
         else:
             port = await self.gang.wait_store()
         return replace(connecting, store_port=port)
+
+    async def close(self) -> None:
+        """Ends the nursery and the container, if they live."""
+        if self.nursery is not None and not self.nursery.is_gone:
+            await self.nursery.close()
+        if self.container is not None:
+            await self.container.close()
 
     async def _prepare_code(self) -> None:
         if not self.spec.code_sha256:
@@ -94,7 +110,6 @@ class Preparation:
 
     async def _start_nursery(self) -> Nursery:
         if self.container is not None:
-            self.on_container()
             self.nursery = await self.container.start()
         elif self.forked is not None:
             self.nursery = Nursery(self.forked)

@@ -24,13 +24,13 @@ MARGIN_SECONDS = 3.0
 class StopRequest:
     """The current order. came: set once any order was given. on_order: called at each order."""
 
-    def __init__(self, folder: SharedFolder, default_grace_seconds: float) -> None:
+    def __init__(self, folder: SharedFolder, default_grace_seconds: float, on_order: Callable[[], None]) -> None:
         self._folder = folder
         self._default_grace_seconds = default_grace_seconds
         self.came = asyncio.Event()
         self.stop: Stop | None = None
         self.deadline_at = 0.0
-        self.on_order: Callable[[], None] = lambda: None
+        self._on_order = on_order
 
     def listen(self) -> None:
         """Takes signals for this allocation from now on, until `rest`."""
@@ -64,7 +64,7 @@ class StopRequest:
             own = now + (self._default_grace_seconds if grace_seconds is None else grace_seconds)
             self.deadline_at = max(now, min(own, agents - MARGIN_SECONDS)) if agents else own
         self.came.set()
-        self.on_order()
+        self._on_order()
 
 
 class _Signals:

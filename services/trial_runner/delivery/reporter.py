@@ -23,13 +23,15 @@ CALL_SECONDS = 5.0
 # With these codes no scheduler will ever take this report.
 _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED}
 
+# Returns why a checkpoint is not to be reported; empty if it is, and None if that cannot be found out.
+FindFault = Callable[[types_pb2.Checkpoint], Awaitable[str | None]]
+
 log = structlog.get_logger(__name__)
 
 
 class Reporter:
     """Queues reports and delivers them; `run` is its long-lived task. on_answer: called with the scheduler's answer to
-    each report that it has taken. on_refusal: called with the reason why a report will never be taken. find_fault:
-    returns why a checkpoint is not to be reported; empty where it is, and None where that cannot be told.
+    each report that it has taken. on_refusal: called with the reason why a report will never be taken.
 
     Nothing is sent before `open`. If a runner ends at once, its reports go with its exit, which is cheaper for all than
     a connection of its own.
@@ -41,9 +43,11 @@ class Reporter:
         allocation_id: str,
         node_rank: int,
         on_answer: Callable[[runner_pb2.ReportTrialResponse], None],
-        on_refusal: Callable[[str], None] = lambda reason: None,
+        *,
+        on_refusal: Callable[[str], None],
+        find_fault: FindFault,
     ) -> None:
-        self.find_fault: Callable[[types_pb2.Checkpoint], Awaitable[str | None]] | None = None
+        self._find_fault = find_fault
         self._route = route
         self._on_answer = on_answer
         self._on_refusal = on_refusal
@@ -122,9 +126,9 @@ class Reporter:
             self._is_sending = False
 
     async def _fault_of(self, report: runner_pb2.TrialReport) -> str | None:
-        if not report.HasField("checkpoint") or self.find_fault is None:
+        if not report.HasField("checkpoint"):
             return ""
-        if fault := await self.find_fault(report.checkpoint):
+        if fault := await self._find_fault(report.checkpoint):
             self._on_refusal(fault)
         return fault
 

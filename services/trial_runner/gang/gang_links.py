@@ -37,10 +37,19 @@ class GangLinks:
     on_hang: called with the failure that node rank 0 reports for a hang.
     """
 
-    def __init__(self, token: str, node_rank: int, agent_ids: tuple[str, ...]) -> None:
-        self.on_failure: Callable[[FailureRecord], None] = lambda _: None
-        self.on_beats: OnBeats = lambda _node_rank, _beats, _details: None
-        self.on_hang: Callable[[FailureRecord], None] = lambda _: None
+    def __init__(
+        self,
+        token: str,
+        node_rank: int,
+        agent_ids: tuple[str, ...],
+        *,
+        on_failure: Callable[[FailureRecord], None],
+        on_beats: OnBeats,
+        on_hang: Callable[[FailureRecord], None],
+    ) -> None:
+        self._on_failure = on_failure
+        self._on_beats = on_beats
+        self._on_hang = on_hang
         self._token = token
         self._node_rank = node_rank
         self._agent_ids = agent_ids
@@ -88,7 +97,7 @@ class GangLinks:
         self._broadcast(_to_message(failure))
 
     def tell_beats(self, beats: list[list[int]], details: list[list[int]]) -> None:
-        """Sends the progress and the places of this member's ranks to node rank 0. See watchdog.py for the rows."""
+        """Sends the progress and the places of this member's ranks to node rank 0. watchdog/beats.py has the rows."""
         self._broadcast({"beats": beats, "beat_details": details})
 
     def tell_hang(self, failure: FailureRecord) -> None:
@@ -157,16 +166,16 @@ class GangLinks:
             self._done.add(peer)
             self._changed.set()
         if "beats" in message:
-            self.on_beats(peer, message["beats"], message.get("beat_details", ()))
+            self._on_beats(peer, message["beats"], message.get("beat_details", ()))
         if "hang" in message:
             self._expect_ends()
-            self.on_hang(_to_failure(message["hang"]))
+            self._on_hang(_to_failure(message["hang"]))
         if "failure" in message:
             # The member has reported its cause, so the loss of its link is no failure.
             self._done.add(peer)
             self._changed.set()
             self._broadcast(message, but=peer)
-            self.on_failure(_to_failure(message["failure"]))
+            self._on_failure(_to_failure(message["failure"]))
 
     def _expect_ends(self) -> None:
         """Marks all members as done, so no member that leaves from now on counts as lost."""
@@ -179,7 +188,7 @@ class GangLinks:
         if not self._store_port.done():
             self._store_port.set_exception(RendezvousFailed(ExitKind.PEER_FAILED, failure.message))
             self._store_port.exception()
-        self.on_failure(failure)
+        self._on_failure(failure)
 
     def _broadcast(self, message: dict[str, Any], but: int = -1) -> None:
         for peer, wire in self._wires.items():

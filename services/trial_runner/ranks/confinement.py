@@ -42,9 +42,9 @@ _SESSION = ("DBUS_SESSION_BUS_ADDRESS", "MAIL", "SUDO_", "XDG_")
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Confinement:
-    """The confinement of one attempt's ranks; without arguments there is none."""
+    """The confinement of one attempt's ranks; without arguments, and before `load`, there is none."""
 
     rules: RankRules = field(default_factory=RankRules)
     user: RankUser | None = None  # None for the agent's own user
@@ -60,6 +60,22 @@ class Confinement:
     @property
     def limits(self) -> Limits:
         return Limits(self.agent_id, self.rules.memory_mb, self.rules.processes)
+
+    def load(self, folder: SharedFolder, owner: str, owner_id: int) -> None:
+        """Takes the agent's rules for the owner. Raises GanglineError `environment.*`."""
+        rules = load_rules(folder.state.path)
+        name = rules.user_of(owner)
+        try:
+            user = find_user(name) if name else None
+            if user is None and rules.first_uid:
+                user = owner_account.settle_home(owners_user(rules, owner_id), folder.state.homes)
+                check_free(user)
+        except GanglineError as error:
+            account = repr(name) if name else "an account of its own"
+            text = f"{self.agent_id} is set to run the ranks of {owner or 'everyone'} as {account}: {error.message}"
+            raise error.reworded(text) from error
+        self.rules = rules
+        self.user = None if user is not None and user.uid == os.geteuid() else user
 
     def orders(self, rank: int, *, is_contained: bool = False) -> dict[str, Any]:
         """Returns the nursery's orders for one rank; empty if nothing is confined.
@@ -182,24 +198,6 @@ class Confinement:
 
     def _cgroup(self, rank: int) -> Path:
         return rank_cgroup.path_of(Path(self.rules.cgroup), self.allocation_id, rank)
-
-
-def load(folder: SharedFolder, owner: str, owner_id: int, agent_id: str) -> Confinement:
-    """Returns the confinement of an attempt by the agent's rules. Raises GanglineError `environment.*`."""
-    rules = load_rules(folder.state.path)
-    name = rules.user_of(owner)
-    try:
-        user = find_user(name) if name else None
-        if user is None and rules.first_uid:
-            user = owner_account.settle_home(owners_user(rules, owner_id), folder.state.homes)
-            check_free(user)
-    except GanglineError as error:
-        account = repr(name) if name else "an account of its own"
-        text = f"{agent_id} is set to run the ranks of {owner or 'everyone'} as {account}: {error.message}"
-        raise error.reworded(text) from error
-    if user is not None and user.uid == os.geteuid():
-        user = None
-    return Confinement(rules, user, folder.allocation_id, agent_id, str(folder.accounts_path.absolute()))
 
 
 def plan_limits(rules: RankRules) -> dict[str, int]:

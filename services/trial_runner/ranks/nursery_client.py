@@ -48,14 +48,13 @@ class Nursery:
     """Sends requests to one nursery and receives its events.
 
     events: the nursery's events in order; None once it has gone. confinement: of every process that it starts.
-    on_lease_over: called when the nursery has ended its ranks, because the lease was not renewed.
     """
 
     def __init__(self, process: NurseryProcess) -> None:
         self.pid = process.pid
         self._process = process
         self.confinement = Confinement()
-        self.on_lease_over: Callable[[], None] = lambda: None
+        self._on_lease_over: Callable[[], None] | None = None
         self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._control = process.control
         self._store: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -135,9 +134,10 @@ class Nursery:
             text = f"the process that forks the ranks (pid {self.pid}) takes no requests any more: {why}"
             raise unavailable("runner.no_nursery", text) from error
 
-    def hold_lease(self, record_fd: int) -> None:
+    def hold_lease(self, record_fd: int, on_over: Callable[[], None]) -> None:
         """Has the nursery end its ranks with the lease. record_fd: reads the lease's record; the caller closes its
-        copy. Raises GanglineError `runner.no_nursery`."""
+        copy. on_over: called when the nursery has ended them. Raises GanglineError `runner.no_nursery`."""
+        self._on_lease_over = on_over
         self._send({"do": "hold_lease"}, [record_fd])
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
@@ -226,7 +226,8 @@ class Nursery:
                 if not self._hello.done():
                     self._hello.set_result(event)
             case "lease_over":
-                self.on_lease_over()
+                if self._on_lease_over is not None:
+                    self._on_lease_over()
             case "started":
                 # A rank that has gone already is as good as the nursery: the pid is only for ending what is left.
                 self.events.put_nowait({**event, "pid": self.pid_of(event["pid"]) or self.pid})

@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -18,9 +19,11 @@ from google.protobuf.message import DecodeError
 from gangline import frame, report_socket, unix_socket
 from gangline.v1 import rank_pb2
 from services.common.tree import remove_tree
+from services.trial_runner.delivery.relay import CHIEF
 from services.trial_runner.ranks.report_reader import ReportReader
 
 _SOCKET = "rank.sock"
+OnMessage = Callable[[int, rank_pb2.RankMessage], None]
 
 log = structlog.get_logger(__name__)
 
@@ -30,13 +33,11 @@ class RankLinkServer:
 
     A rank has one connection for each process that reports for it: its own, and workers that it has started.
     folder: made by `start` and removed by `close`. The agent removes it after a runner that was killed.
-    on_message: called with the rank and each message after its hello.
     """
 
-    def __init__(self, folder: Path, on_message: Callable[[int, rank_pb2.RankMessage], None]) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._on_message = on_message
-        self._reports = ReportReader(self.path, on_message)
+        self._reports: ReportReader | None = None
         self._server: asyncio.Server | None = None
         self._writers: dict[asyncio.StreamWriter, int] = {}
         self._preempt: rank_pb2.PreemptRank | None = None
@@ -50,14 +51,17 @@ class RankLinkServer:
         """Ranks with a connection, which therefore receive the runner's messages."""
         return frozenset(self._writers.values())
 
-    async def start(self) -> None:
+    async def start(self, on_message: OnMessage) -> None:
+        """on_message: called with the rank and each message after its hello."""
         # This runner holds the lock of the allocation's folder, so no other process uses these files any more.
         _remove(self._folder)
         self._folder.mkdir(mode=0o700)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         unix_socket.bind(listener, self.path)
         # The backlog holds the ranks of one machine, which connect at the same time.
-        self._server = await asyncio.start_server(self._serve, sock=listener, backlog=256)
+        self._reports = ReportReader(self.path, on_message)
+        serve = partial(self._serve, self._reports, on_message)
+        self._server = await asyncio.start_server(serve, sock=listener, backlog=256)
         self._reports.start()
 
     def send(self, rank: int, message: rank_pb2.RunnerMessage) -> None:
@@ -71,9 +75,14 @@ class RankLinkServer:
         for writer in self._writers:
             self._send_preempt(writer)
 
+    def trace(self, batches: int) -> None:
+        """Asks the chief to trace so many batches; does nothing if it is not here."""
+        self.send(CHIEF, rank_pb2.RunnerMessage(trace=rank_pb2.TraceRank(batches=batches)))
+
     async def close(self) -> None:
         """Closes the socket. Called only when the ranks have gone, because a rank that loses its runner ends."""
-        self._reports.close()
+        if self._reports is not None:
+            self._reports.close()
         if self._server is not None:
             self._server.close()
         for writer in self._writers:
@@ -88,7 +97,13 @@ class RankLinkServer:
     def _send_preempt(self, writer: asyncio.StreamWriter) -> None:
         _write(writer, rank_pb2.RunnerMessage(preempt=self._preempt))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self,
+        reports: ReportReader,
+        on_message: OnMessage,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         rank = -1
         try:
             hello = await _read(reader)
@@ -99,12 +114,12 @@ class RankLinkServer:
             while True:
                 message = await _read(reader)
                 # The rank has sent its reports before this message.
-                self._reports.read(rank)
+                reports.read(rank)
                 if message.HasField("hello"):
                     # A worker of a script learns its rank after it has connected.
                     rank = self._writers[writer] = message.hello.rank
                 else:
-                    self._on_message(rank, message)
+                    on_message(rank, message)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         except (DecodeError, ValueError) as error:

@@ -10,8 +10,8 @@ import pytest
 
 from gangline.v1 import ingest_pb2, runner_pb2, types_pb2
 from services.trial_runner.delivery import drainer
-from services.trial_runner.delivery.delivery import Delivery
 from services.trial_runner.delivery.spool import Spool
+from tests.support.delivery import make_delivery
 from tests.support.runner_peers import GatewayPeer, SchedulerPeer
 from tests.support.runner_process import TOKEN, make_spec
 from tests.support.wait import until
@@ -29,7 +29,7 @@ async def test_a_full_disk_ends_neither_reports_nor_records(tmp_path: Path, monk
     await gateway.start()
     await scheduler.start()
     spec = make_spec([("a1", 1)], 0, "true", code_sha256="", scheduler=[scheduler.address], gateway=["127.0.0.1:1"])
-    delivery = Delivery(spec, "a1", tmp_path / "spool")
+    delivery, recorder = make_delivery(spec, tmp_path)
 
     def refuse(*_: object, **__: object) -> None:
         raise FULL
@@ -46,7 +46,7 @@ async def test_a_full_disk_ends_neither_reports_nor_records(tmp_path: Path, monk
     scheduler.gateways = [gateway.address]
     for number in (1, 2):
         delivery.reporter.add(_report(number))
-    delivery.recorder.note("still there")
+    recorder.note("still there")
     delivery.reporter.open()
     await until(lambda: len(scheduler.reports_of("checkpoint")) == 2, "both reports")
     await until(lambda: "still there" in gateway.lines(), "the record", 20)
@@ -59,13 +59,13 @@ async def test_records_that_follow_one_another_go_together(tmp_path: Path) -> No
     gateway = GatewayPeer(TOKEN)
     await gateway.start()
     spec = make_spec([("a1", 1)], 0, "true", code_sha256="", scheduler=["127.0.0.1:1"], gateway=[gateway.address])
-    delivery = Delivery(spec, "a1", tmp_path / "spool")
-    delivery.recorder.note("first")
+    delivery, recorder = make_delivery(spec, tmp_path)
+    recorder.note("first")
     await until(lambda: "first" in gateway.lines(), "the first line, which does not wait", 20)
     # Ranks of other users may pass through the state directory, and the drainer's log is in this folder.
     assert (tmp_path / "spool").stat().st_mode & 0o777 == 0o700
     for number in range(50):
-        delivery.recorder.note(f"line {number}")
+        recorder.note(f"line {number}")
         # As steps follow one another: slower than one request takes, far quicker than records are gathered.
         await asyncio.sleep(0.01)
     assert await delivery.close(5.0) == []

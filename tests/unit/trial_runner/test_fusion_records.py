@@ -9,6 +9,7 @@ from services.trial_runner import fusion_records
 from services.trial_runner.delivery.channel_route import ChannelRoute
 from services.trial_runner.delivery.reporter import Reporter
 from services.trial_runner.fusion_records import FusionRecords
+from tests.support.delivery import find_no_fault
 from tests.support.wait import until
 
 _QUERY = rank_pb2.RankMessage(fusion_query=rank_pb2.RankFusionQuery(family="ab"))
@@ -19,7 +20,8 @@ def _desk() -> tuple[FusionRecords, Reporter, list[tuple[int, rank_pb2.RunnerMes
     spec = runner_pb2.RunnerSpec(
         allocation=types_pb2.Allocation(id="7.1.1"), token="t", scheduler_addresses=["127.0.0.1:1"]
     )
-    reporter = Reporter(ChannelRoute("scheduler", spec.scheduler_addresses), "7.1.1", 0, lambda answer: None)
+    route = ChannelRoute("scheduler", spec.scheduler_addresses)
+    reporter = Reporter(route, "7.1.1", 0, lambda answer: None, on_refusal=lambda _: None, find_fault=find_no_fault)
     return FusionRecords(spec, reporter, lambda rank, message: said.append((rank, message))), reporter, said
 
 

@@ -19,7 +19,20 @@ from tests.support.wait import until
 
 AGENTS = ("a1", "a2", "a3")
 LOOPBACK = "127.0.0.1"
-MakeGang = Callable[[], Awaitable[list[GangLinks]]]
+# node rank and failure, of each that a member hears of
+Heard = list[tuple[int, FailureRecord]]
+MakeGang = Callable[[], Awaitable[tuple[list[GangLinks], Heard]]]
+
+
+def _member(node_rank: int, heard: Heard) -> GangLinks:
+    return GangLinks(
+        "token",
+        node_rank,
+        AGENTS,
+        on_failure=lambda failure: heard.append((node_rank, failure)),
+        on_beats=lambda *_: None,
+        on_hang=lambda _: None,
+    )
 
 
 async def _ignore(_peer: int, _wire: Wire) -> None:
@@ -37,11 +50,12 @@ def candidate(port: int) -> runner_pb2.NetworkCandidate:
 async def make_gang() -> AsyncIterator[MakeGang]:
     made: list[GangLinks] = []
 
-    async def make() -> list[GangLinks]:
-        made.extend(GangLinks("token", rank, AGENTS) for rank in range(3))
+    async def make() -> tuple[list[GangLinks], Heard]:
+        heard: Heard = []
+        made.extend(_member(rank, heard) for rank in range(3))
         chosen = candidate(await made[0].listen())
         await asyncio.gather(*(member.link(chosen) for member in made))
-        return made
+        return made, heard
 
     yield make
     for member in made:
@@ -60,23 +74,22 @@ async def test_who_cannot_prove_it_is_no_member(token: str, peer: int) -> None:
 
 
 async def test_the_stores_port_reaches_every_member(make_gang: MakeGang) -> None:
-    head, *others = await make_gang()
+    (head, *others), _ = await make_gang()
     head.share_store(4000)
     assert [await asyncio.wait_for(member.wait_store(), 5) for member in others] == [4000, 4000]
 
 
 @pytest.mark.parametrize("node_rank", [-1, 0, 3])
 async def test_a_member_with_a_node_rank_that_the_gang_does_not_have_is_not_linked(node_rank: int) -> None:
-    head = GangLinks("token", 0, AGENTS)
+    heard: Heard = []
+    head = _member(0, heard)
     chosen = candidate(await head.listen())
     linking = asyncio.create_task(head.link(chosen))
-    heard: list[FailureRecord] = []
-    head.on_failure = heard.append
     address = (LOOPBACK, chosen.endpoints[0].port)
     stray = await member_link.connect("token", "link", node_rank, 0, address=address, own_address=LOOPBACK)
     assert await asyncio.wait_for(stray.receive(), 10) is None
     stray.close()
-    members = [GangLinks("token", rank, AGENTS) for rank in (1, 2)]
+    members = [_member(rank, heard) for rank in (1, 2)]
     await asyncio.gather(linking, *(member.link(chosen) for member in members))
     assert heard == []
     for member in (head, *members):
@@ -84,10 +97,7 @@ async def test_a_member_with_a_node_rank_that_the_gang_does_not_have_is_not_link
 
 
 async def test_a_failure_reaches_everybody_but_its_origin(make_gang: MakeGang) -> None:
-    members = await make_gang()
-    heard: list[tuple[int, FailureRecord]] = []
-    for rank, member in enumerate(members):
-        member.on_failure = lambda failure, rank=rank: heard.append((rank, failure))  # type: ignore[misc]
+    members, heard = await make_gang()
     told = FailureRecord(ExitKind.USER_ERROR, "ValueError: x", 1, "a2", 9.0)
     members[1].tell_failure(told)
     await until(lambda: len(heard) == 2, "the failure at both others")
@@ -95,23 +105,21 @@ async def test_a_failure_reaches_everybody_but_its_origin(make_gang: MakeGang) -
 
 
 async def test_a_lost_member_is_a_failure_and_one_that_is_done_is_not(make_gang: MakeGang) -> None:
-    members = await make_gang()
-    heard: list[str] = []
-    members[0].on_failure = lambda failure: heard.append(failure.message)
+    members, heard = await make_gang()
     members[1].tell_done()
     await members[1].close()
     await members[2].close()
     await asyncio.wait_for(members[0].wait_done(), 5)
-    assert heard == ["the trial runner of agent a3 is gone"]
+    assert [failure.message for rank, failure in heard if rank == 0] == ["the trial runner of agent a3 is gone"]
 
 
 async def test_a_member_that_does_not_link_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gang_module, "LINK_SECONDS", 0.2)
-    head = GangLinks("token", 0, AGENTS)
+    head = _member(0, [])
     port = await head.listen()
     with pytest.raises(RendezvousFailed, match=f"a2, a3 did not link to a1 over lo port {port}"):
         await head.link(candidate(port))
     await head.close()
     with pytest.raises(RendezvousFailed) as caught:
-        await GangLinks("token", 1, AGENTS).link(candidate(port))
+        await _member(1, []).link(candidate(port))
     assert caught.value.message == f"a2 cannot link to a1 at 127.0.0.1 port {port} over lo: Connection refused"

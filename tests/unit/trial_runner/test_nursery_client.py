@@ -35,7 +35,11 @@ def _start(nursery: Nursery, _reader: int) -> None:
     nursery.start(0, {}, directory="/", num_threads=1, fds=[])
 
 
-@pytest.mark.parametrize("ask", [_start, Nursery.hold_lease])
+def _hold_lease(nursery: Nursery, reader: int) -> None:
+    nursery.hold_lease(reader, lambda: None)
+
+
+@pytest.mark.parametrize("ask", [_start, _hold_lease])
 async def test_a_nursery_that_takes_no_request_has_started_nothing(ask: Callable[[Nursery, int], None]) -> None:
     ours, theirs = socket.socketpair()
     theirs.close()

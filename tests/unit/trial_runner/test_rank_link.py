@@ -36,8 +36,8 @@ class _Process:
 
 
 async def test_all_that_speak_for_a_rank_are_asked_to_stop(tmp_path: Path) -> None:
-    server = RankLinkServer(tmp_path / "ranks", lambda _rank, _message: None)
-    await server.start()
+    server = RankLinkServer(tmp_path / "ranks")
+    await server.start(lambda _rank, _message: None)
     try:
         launcher, helper, worker = [await _Process.connect(server, 0) for _ in range(3)]
         other = await _Process.connect(server, 1)
@@ -45,7 +45,7 @@ async def test_all_that_speak_for_a_rank_are_asked_to_stop(tmp_path: Path) -> No
         await helper.close()
         await until(lambda: len(server._writers) == 3, "one less", 10)
         assert server.connected == {0, 1}
-        server.send(0, rank_pb2.RunnerMessage(trace=rank_pb2.TraceRank(batches=3)))
+        server.trace(3)
         assert [(await process.read()).trace.batches for process in (launcher, worker)] == [3, 3]
         server.preempt("a pause", 5.0)
         late = await _Process.connect(server, 1)
@@ -57,8 +57,8 @@ async def test_all_that_speak_for_a_rank_are_asked_to_stop(tmp_path: Path) -> No
 
 async def test_a_worker_may_name_its_rank_after_it_has_connected(tmp_path: Path) -> None:
     heard: list[tuple[int, float]] = []
-    server = RankLinkServer(tmp_path / "ranks", lambda rank, message: heard.append((rank, message.first_step.at)))
-    await server.start()
+    server = RankLinkServer(tmp_path / "ranks")
+    await server.start(lambda rank, message: heard.append((rank, message.first_step.at)))
     try:
         worker = await _Process.connect(server, 2)
         for message in (

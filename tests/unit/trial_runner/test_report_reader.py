@@ -37,7 +37,7 @@ class Heard:
     def __init__(self, folder: Path) -> None:
         self.messages: list[tuple[int, str, int]] = []
         self.raises = False
-        self.server = RankLinkServer(folder / "ranks", self._on_message)
+        self.server = RankLinkServer(folder / "ranks")
         self.links: list[Link] = []
 
     def link(self, rank: int = 0) -> Link:
@@ -47,7 +47,7 @@ class Heard:
     def forget_reports(self) -> None:
         Path(report_socket.path_beside(self.server.path)).unlink()
 
-    def _on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
+    def on_message(self, rank: int, message: rank_pb2.RankMessage) -> None:
         kind = message.WhichOneof("message")
         if self.raises:
             self.raises = False
@@ -59,7 +59,7 @@ class Heard:
 @asynccontextmanager
 async def hearing(folder: Path) -> AsyncIterator[Heard]:
     heard = Heard(folder)
-    await heard.server.start()
+    await heard.server.start(heard.on_message)
     try:
         yield heard
     finally:
@@ -110,7 +110,9 @@ async def test_reports_are_read_when_the_pause_is_over_and_at_once_after_a_silen
         report(link, 2)
         link.send_progress(3, 10, 1.0, 0.1)
         await until(lambda: len(heard.messages) == 3, "those within the pause", 10)
-        await until(lambda: heard.server._reports._timer is None, "a silence", 10)
+        reader = heard.server._reports
+        assert reader is not None
+        await until(lambda: reader._timer is None, "a silence", 10)
         monkeypatch.setattr(report_reader, "PAUSE_SECONDS", 3600.0)
         report(link, 4)
         await until(lambda: len(heard.messages) == 4, "the first report after it", 10)
@@ -216,6 +218,7 @@ async def test_reports_go_over_the_link_where_the_runner_has_closed_their_socket
         report(link, 1)
         await until(lambda: len(heard.messages) == 1, "the first report", 10)
         reader = heard.server._reports
+        assert reader is not None
         reader._drop(reader._connections[0])
         report(link, 2, 3)
         link.send_first_step()

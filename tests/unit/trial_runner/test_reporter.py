@@ -19,8 +19,14 @@ async def test_what_is_left_for_the_agent_is_looked_at_too(fault: str | None, le
         asked.append(checkpoint.id)
         return fault if checkpoint.id == "false" else ""
 
-    reporter = Reporter(ChannelRoute("scheduler", ["127.0.0.1:1"]), "7.1.1", 0, lambda answer: None, told.append)
-    reporter.find_fault = find_fault
+    reporter = Reporter(
+        ChannelRoute("scheduler", ["127.0.0.1:1"]),
+        "7.1.1",
+        0,
+        lambda answer: None,
+        on_refusal=told.append,
+        find_fault=find_fault,
+    )
     for name in ("own", "false", "false"):
         reporter.add(runner_pb2.TrialReport(checkpoint=types_pb2.Checkpoint(id=name)))
     reporter.add(runner_pb2.TrialReport(waiting=runner_pb2.WaitingReport(text="w")))

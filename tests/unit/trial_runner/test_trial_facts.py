@@ -12,8 +12,8 @@ import pytest
 from gangline.config.strategy_choice import CandidateRow, StrategyChoice
 from gangline.v1 import rank_pb2, runner_pb2
 from services.trial_runner import trial_facts
-from services.trial_runner.delivery.delivery import Delivery
 from services.trial_runner.trial_facts import MAX_QUESTIONS, TrialFacts
+from tests.support.delivery import make_delivery
 from tests.support.runner_peers import SchedulerPeer
 from tests.support.runner_process import TOKEN, make_spec
 from tests.support.wait import until
@@ -34,12 +34,12 @@ class World:
         spec = make_spec([("a1", 1)], 0, "true", code_sha256="", scheduler=addresses, gateway=[])
         if not is_scheduler_up:
             await self.scheduler.stop()
-        self.delivery = Delivery(spec, "a1", self._folder / "spool")
+        self.delivery, recorder = make_delivery(spec, self._folder)
         self.delivery.reporter.open()
         self.facts = TrialFacts(
             spec,
             self.delivery.reporter,
-            self.delivery.recorder,
+            recorder,
             lambda rank, message: self.said.append((rank, message.trial_answer)),
         )
 
