@@ -123,10 +123,10 @@ class Agent:
 
     def _on_start(self, spec: runner_pb2.RunnerSpec) -> None:
         # A command is idempotent by its allocation's id: the leader sends it again after a lost stream.
-        record = self.roster.find(spec.allocation.id)
-        if record is not None:
+        lifecycle = self.roster.find(spec.allocation.id)
+        if lifecycle is not None:
             self._count("start", "obeyed")
-            self.roster.on_status(record.status())
+            lifecycle.tell_now()
             return
         try:
             allocation = wire.from_proto(Allocation, spec.allocation)

@@ -14,6 +14,7 @@ import structlog
 
 from gangline.domain.resource import NetworkInterface
 from services.agent.agent import Agent
+from services.agent.connection.leader_answers import LeaderAnswers
 from services.agent.connection.leader_stream import LeaderStream
 from services.agent.machine import host, metrics
 from services.agent.machine.link_events import LinkEvents
@@ -29,7 +30,6 @@ MOST_KNOWN = 64
 
 async def watch_machine(agent: Agent, link: LeaderStream, period_seconds: float) -> None:
     """Watches until it is cancelled."""
-    observe(agent, link)
     events = LinkEvents()
     had: dict[str, NetworkInterface] = {}
     note(had, agent.interfaces)
@@ -74,13 +74,13 @@ def _names(interfaces: Sequence[NetworkInterface]) -> list[str]:
     return [own.name for own in interfaces]
 
 
-def observe(agent: Agent, link: LeaderStream) -> None:
+def observe(agent: Agent, answers: LeaderAnswers) -> None:
     """Makes the gauges read the agent's state at each scrape."""
     for state in ("free", "used", "unhealthy"):
         metrics.slots.labels(state=state).set_function(_counter(agent, state))
     metrics.journaled.set_function(lambda: len(agent.roster.records))
-    metrics.leader_silence.set_function(lambda: link.witnessed_silence_seconds)
-    metrics.heartbeat_age.set_function(lambda: time.monotonic() - (link.heartbeat_at or time.monotonic()))
+    metrics.leader_silence.set_function(lambda: answers.witnessed_silence_seconds)
+    metrics.heartbeat_age.set_function(lambda: time.monotonic() - (answers.heartbeat_at or time.monotonic()))
 
 
 def _counter(agent: Agent, state: str) -> Callable[[], float]:

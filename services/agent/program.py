@@ -25,7 +25,8 @@ from services.agent.allocations.journal import Journal, open_journal
 from services.agent.allocations.launcher import Launcher, RunnerProgram
 from services.agent.allocations.roster import Roster
 from services.agent.allocations.warm import Template, spare_options
-from services.agent.connection.leader_stream import LeaderStream, Outbox
+from services.agent.connection.leader_answers import LeaderAnswers, Outbox
+from services.agent.connection.leader_stream import LeaderStream
 from services.agent.devices.gpu_health import Policy
 from services.agent.devices.monitor import SlotMonitor
 from services.agent.devices.slot import Slots, load_slots
@@ -33,7 +34,7 @@ from services.agent.machine.code_upkeep import CodeUpkeep
 from services.agent.machine.disk_monitor import DiskMonitor
 from services.agent.machine.rank_rules import settle_rules
 from services.agent.machine.spool_watch import SpoolWatch
-from services.agent.machine_report import watch_machine
+from services.agent.machine_report import observe, watch_machine
 from services.agent.settings import AgentSettings
 from services.common.access.security import drain_token, load_token
 from services.common.code_cache import CodeCache, CodeLimits
@@ -77,13 +78,14 @@ class _Running:
         runner, rank = self._templates or (None, None)
         launcher = Launcher(program, runner, rank.socket_path if rank else "")
         self._outbox: Outbox = asyncio.Queue()
+        self._answers = LeaderAnswers(self._outbox)
         roster = Roster(
             settings.id,
             journal,
             launcher,
             self._on_status,
-            wait_until_heard=self._wait_until_heard,
-            ask_leader=self._ask_leader,
+            wait_until_heard=self._answers.wait_until_heard,
+            ask_leader=self._answers.ask_leader,
         )
         metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else ""
         self._metrics_address = settings.advertised(metrics_address) if metrics_address else ""
@@ -103,11 +105,12 @@ class _Running:
         )
         state = StateFolder(settings.state_dir)
         self._spools = SpoolWatch(state, drain_token(token, settings.id), roster.is_live, self._on_undelivered)
-        self._link = LeaderStream(settings.scheduler_addresses, token, self._agent, self._outbox)
+        self._link = LeaderStream(settings.scheduler_addresses, token, self._agent, self._outbox, self._answers)
 
     async def run(self) -> None:
         signals = _catch_signals()
         background = [asyncio.create_task(template.run()) for template in self._templates]
+        observe(self._agent, self._answers)
         background.append(asyncio.create_task(watch_machine(self._agent, self._link, self._settings.health_seconds)))
         background.append(asyncio.create_task(self._monitor.run()))
         # The first hello must already say whether anything can start here.
@@ -129,12 +132,6 @@ class _Running:
             await self._agent.roster.close()
             for task in background:
                 await cancel(task)
-
-    async def _wait_until_heard(self) -> None:
-        await self._link.wait_until_heard()
-
-    async def _ask_leader(self) -> None:
-        await self._link.ask_leader()
 
     def _on_status(self, status: agent_pb2.AllocationStatus) -> None:
         self._outbox.put_nowait(agent_pb2.ConnectRequest(status=status))

@@ -147,13 +147,17 @@ class AllocationLifecycle:
         """Reports the current status. A live lone command is reported only once, after hold_seconds: most commands end
         before, and their end reports everything."""
         if not (self._is_lone_command and self.record.is_live):
-            self._context.on_status(self.status())
+            self.tell_now()
         elif self._holding is None:
             self._holding = asyncio.get_running_loop().call_later(self._hold_seconds, self._tell_living)
 
     def _tell_living(self) -> None:
         if self.record.is_live:
-            self._context.on_status(self.status())
+            self.tell_now()
+
+    def tell_now(self) -> None:
+        """Reports the current status, as the leader expects after a command."""
+        self._context.on_status(self.status())
 
     def stop(self, order: StopOrder) -> None:
         """Adds an order to stop. May be called at any time and any number of times; orders only get stricter."""

@@ -67,7 +67,7 @@ class Roster:
         """wait_until_heard, ask_leader: see LifecycleContext."""
         self._agent_id = agent_id
         self._journal = journal
-        self.on_status = on_status
+        self._on_status = on_status
         self._lifecycles: dict[str, AllocationLifecycle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unwanted: set[str] = set()
@@ -137,13 +137,13 @@ class Roster:
             lifecycle.stop(order)
             self._notify()
         elif lifecycle is not None:
-            self.on_status(lifecycle.status())
+            lifecycle.tell_now()
         else:
             # The allocation never arrived here, or its exit is recorded already. Nothing of it is alive, as the order
             # demands.
             record = Record(allocation_id, epoch, (), accepted_at=0.0)
             record = self._ended(record, order.kind, f"it was not here to stop: {order.reason}")
-            self.on_status(json_format.ParseDict(dict(record.status or {}), agent_pb2.AllocationStatus()))
+            self._on_status(json_format.ParseDict(dict(record.status or {}), agent_pb2.AllocationStatus()))
 
     def forget(self, allocation_id: str) -> None:
         """Drops an ended allocation. A live one is killed first, because its slots may be promised to another one by

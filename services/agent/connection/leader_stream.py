@@ -8,10 +8,8 @@ nothing: the next hello carries the whole journal, and final statuses are sent a
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -25,6 +23,7 @@ from gangline.protocol import rpc
 from gangline.protocol.peer_status import PeerStatus
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 from services.agent.connection.heartbeat import HeartbeatThread
+from services.agent.connection.leader_answers import LeaderAnswers, Outbox
 from services.agent.connection.leader_choice import (
     LeaderChoice,
     after_failure,
@@ -44,7 +43,6 @@ WELCOME_SECONDS = 10.0
 RESEND_SECONDS = 10.0
 
 Call = grpc.aio.StreamStreamCall[agent_pb2.ConnectRequest, agent_pb2.ConnectResponse]
-Outbox = asyncio.Queue[agent_pb2.ConnectRequest]
 log = structlog.get_logger(__name__)
 
 
@@ -76,74 +74,23 @@ class LeaderStream:
 
     outbox: statuses and slots to send. Without a leader they accumulate; the next hello contains all of them, and the
     outbox is emptied.
-    heartbeat_at: when the last heartbeat was handed to the stream, on the monotonic clock; None before the first.
+    answers: is told of each heartbeat and each answer.
     """
 
-    def __init__(self, addresses: Sequence[str], token: str, peer: Peer, outbox: Outbox) -> None:
+    def __init__(
+        self, addresses: Sequence[str], token: str, peer: Peer, outbox: Outbox, answers: LeaderAnswers
+    ) -> None:
         self._route = LeaderChoice(tuple(addresses))
         self._metadata = rpc.token_metadata(token)
         self._peer = peer
         self._outbox = outbox
+        self._answers = answers
         self._stale = asyncio.Event()
         self._leader_watch = LeaderWatch(token, lambda: self._route.others, self._on_leader, self._on_schedulers)
         self._attempted = ""
         self._agent_id = ""
         self._has_new_leader = asyncio.Event()
         self._last_errors: dict[str, str] = {}
-        self.heartbeat_at: float | None = None
-        self._lease_seconds = 0.0
-        self._is_connected = False
-        self._has_answers = False
-        self._unanswered: deque[float] = deque()
-        self._answered_at = -math.inf
-        self._answered = asyncio.Event()
-        # When the newest heartbeat was sent that was answered. A welcome is no such answer: it comes before the orders
-        # that follow from the hello.
-        self._beat_answered_at = -math.inf
-        self._promises_answers = False
-        self._is_asking = False
-
-    @property
-    def silence_seconds(self) -> float:
-        """The time since this agent sent the newest message that the leader has answered.
-
-        Infinite before the first welcome. 0 while connected to a scheduler of an older version, which answers no
-        heartbeats.
-        """
-        if self._is_connected and not self._has_answers:
-            return 0.0
-        return time.monotonic() - self._answered_at
-
-    @property
-    def witnessed_silence_seconds(self) -> float:
-        """The silence that this agent reports to runners that ask whether it hears the leader; NaN without an opinion.
-
-        The agent's event loop reads the answers. If the loop is late itself, for example beside a busy disk, it cannot
-        judge whether the leader is silent.
-        """
-        is_late = self._is_connected and time.monotonic() - (self.heartbeat_at or 0.0) > self._lease_seconds / 4
-        return math.nan if is_late else self.silence_seconds
-
-    async def wait_until_heard(self) -> None:
-        """Returns once the leader has answered a message that is at most half a lease old. A runner that starts then
-        has at least half a lease left of what the leader grants."""
-        while self.silence_seconds > self._lease_seconds / 2:
-            self._answered.clear()
-            await self._answered.wait()
-
-    async def ask_leader(self) -> None:
-        """Returns once the leader has answered a heartbeat that is sent from now on.
-
-        Orders to end arrive before such an answer. So a command for which the leader was asked has not been given up.
-        """
-        asked_at = time.monotonic()
-        if not self._is_asking:
-            self._is_asking = True
-            self._outbox.put_nowait(agent_pb2.ConnectRequest(heartbeat=agent_pb2.AgentHeartbeat()))
-        while self._beat_answered_at < asked_at and (self._promises_answers or not self._is_connected):
-            self._answered.clear()
-            await self._answered.wait()
-        await self.wait_until_heard()
 
     def reconnect(self) -> None:
         """Greets the leader again, to report what only a hello contains."""
@@ -190,7 +137,7 @@ class LeaderStream:
         """Changes to a new leader. An attempt to greet the scheduler at its address continues, because this scheduler
         has begun to lead. A stream to it is of an earlier term of its own, so it is greeted again."""
         if address and address == self._attempted:
-            if self._is_connected:
+            if self._answers.is_connected:
                 log.info("the scheduler leads anew", address=address, epoch=epoch)
                 self._stale.set()
         elif address:
@@ -211,7 +158,7 @@ class LeaderStream:
             except grpc.aio.AioRpcError as failure:
                 raise _to_error(peer_status.of(failure), address) from failure
             finally:
-                self._is_connected = False
+                self._answers.on_lost()
                 metrics.stream_connected.set(0)
 
     async def _hold(self, call: Call, address: str) -> None:
@@ -228,7 +175,7 @@ class LeaderStream:
         self._on_welcome(address, welcome, greeted_at)
         beat = agent_pb2.HeartbeatRequest(agent_id=self._agent_id, epoch=welcome.epoch)
         heartbeat_thread = HeartbeatThread(
-            address, self._metadata, beat, welcome.heartbeat_seconds, lambda: self.heartbeat_at or 0.0
+            address, self._metadata, beat, welcome.heartbeat_seconds, lambda: self._answers.heartbeat_at or 0.0
         )
         heartbeat_thread.start()
         try:
@@ -261,9 +208,9 @@ class LeaderStream:
             now = time.monotonic()
             if now >= beat_at:
                 beat_at = now + heartbeat_seconds
-                self._unanswered.append(now)
+                self._answers.on_heartbeat(now)
                 await _write(call, agent_pb2.ConnectRequest(heartbeat=agent_pb2.AgentHeartbeat()))
-                self.heartbeat_at = now
+                self._answers.heartbeat_at = now
             if now >= resend_at:
                 resend_at = now + RESEND_SECONDS
                 for status in self._peer.unforgotten():
@@ -272,8 +219,7 @@ class LeaderStream:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + beat_at - time.monotonic()):
                     news = await self._outbox.get()
                 if news.HasField("heartbeat"):
-                    self._is_asking = False
-                    self._unanswered.append(time.monotonic())
+                    self._answers.on_question(time.monotonic())
                 await _write(call, news)
 
     async def _receive(self, call: Call) -> None:
@@ -282,24 +228,12 @@ class LeaderStream:
             if not isinstance(command, agent_pb2.ConnectResponse):
                 raise NotLeadingError("it ended the stream")
             if command.HasField("heartbeat"):
-                self._on_answer()
+                self._answers.on_answer()
             else:
                 await self._peer.on_command(command)
 
-    def _on_answer(self) -> None:
-        """Notes the answer to the oldest unanswered heartbeat: answers arrive in the order of the heartbeats."""
-        if self._unanswered:
-            self._answered_at = self._beat_answered_at = self._unanswered.popleft()
-        self._has_answers = True
-        self._answered.set()
-
     def _on_welcome(self, address: str, welcome: agent_pb2.AgentWelcome, greeted_at: float) -> None:
-        self._lease_seconds = welcome.lease_seconds
-        self._unanswered.clear()
-        self._is_connected, self._has_answers, self._is_asking = True, False, False
-        self._promises_answers = welcome.answers_heartbeats
-        self._answered_at = greeted_at
-        self._answered.set()
+        self._answers.on_welcome(welcome, greeted_at)
         self._route = after_welcome(self._route)
         self._leader_watch.welcomed(welcome.epoch)
         self._last_errors.clear()

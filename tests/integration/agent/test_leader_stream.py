@@ -14,7 +14,8 @@ from gangline.v1 import agent_pb2, types_pb2
 from services.agent.allocations.command_check import refuse_epoch
 from services.agent.connection import leader_stream as link_module
 from services.agent.connection.heartbeat import STALLED_SECONDS, HeartbeatThread
-from services.agent.connection.leader_stream import LeaderStream, Outbox
+from services.agent.connection.leader_answers import LeaderAnswers, Outbox
+from services.agent.connection.leader_stream import LeaderStream
 from tests.support.agent_process import wait_until
 from tests.support.stand_in_scheduler import TOKEN, StandInScheduler
 
@@ -50,6 +51,7 @@ class Linked:
     def __init__(self) -> None:
         self.peer = RecordingPeer()
         self.outbox: Outbox = asyncio.Queue()
+        self.answers = LeaderAnswers(self.outbox)
         self.link: LeaderStream | None = None
         self._schedulers: list[StandInScheduler] = []
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +63,7 @@ class Linked:
         return scheduler
 
     def start(self, *addresses: str, token: str = TOKEN) -> LeaderStream:
-        self.link = LeaderStream(addresses, token, self.peer, self.outbox)
+        self.link = LeaderStream(addresses, token, self.peer, self.outbox, self.answers)
         self._task = asyncio.create_task(self.link.run())
         return self.link
 
@@ -93,10 +95,10 @@ def _ended(allocation_id: str) -> agent_pb2.AllocationStatus:
 
 async def test_hello_and_heartbeats(linked: Linked) -> None:
     scheduler = await linked.serve()
-    link = linked.start(scheduler.address)
+    linked.start(scheduler.address)
     await scheduler.wait_for(lambda: scheduler.num_heartbeats >= 3)
     assert [hello.agent.id for hello in scheduler.hellos] == ["a1"]
-    assert link.heartbeat_at is not None
+    assert linked.answers.heartbeat_at is not None
 
 
 async def test_commands_arrive_in_order(linked: Linked) -> None:
@@ -349,11 +351,11 @@ async def test_an_event_loop_that_has_stopped_for_good_is_not_spoken_for(linked:
 async def test_a_question_is_answered_after_the_orders_before_it(linked: Linked) -> None:
     scheduler = await linked.serve()
     scheduler.answers, scheduler.promises_answers, scheduler.lease_seconds = True, True, 60.0
-    link = linked.start(scheduler.address)
+    linked.start(scheduler.address)
     # The one heartbeat that follows a welcome at once; the next is due after 12 s.
     await scheduler.wait_for(lambda: scheduler.num_heartbeats == 1)
     scheduler.answers = False
-    asking = [asyncio.create_task(link.ask_leader()) for _ in range(3)]
+    asking = [asyncio.create_task(linked.answers.ask_leader()) for _ in range(3)]
     await scheduler.wait_for(lambda: scheduler.num_heartbeats == 2)
     scheduler.forget("1.1.1")
     await wait_until(lambda: len(linked.peer.commands) == 1)
@@ -366,10 +368,10 @@ async def test_a_question_is_answered_after_the_orders_before_it(linked: Linked)
 async def test_a_question_of_a_lost_stream_is_answered_over_the_next(linked: Linked) -> None:
     scheduler = await linked.serve()
     scheduler.answers, scheduler.promises_answers, scheduler.lease_seconds = True, True, 60.0
-    link = linked.start(scheduler.address)
+    linked.start(scheduler.address)
     await scheduler.wait_for(lambda: scheduler.num_heartbeats == 1)
     scheduler.answers = False
-    asking = asyncio.create_task(link.ask_leader())
+    asking = asyncio.create_task(linked.answers.ask_leader())
     await scheduler.wait_for(lambda: scheduler.num_heartbeats == 2)
     scheduler.drop_streams()
     await scheduler.wait_for(lambda: scheduler.num_heartbeats == 3)
