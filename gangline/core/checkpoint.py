@@ -1,7 +1,8 @@
 """Saves and restores a trial's files: the checkpoint part of the Core API.
 
-Owns the division of work when ranks save together, and the check that they do not overwrite one another. Owns also the
-report to the trial runner once a checkpoint is committed. The caller owns the content of the files.
+Owns the order of the work when ranks save or restore together, and the report to the trial runner once a checkpoint is
+committed. `checkpoint_shares.py` divides the files over the ranks, `checkpoint_location.py` finds what a user names.
+The caller owns the content of the files.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ import json
 import os
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from gangline.cluster_info import CheckpointInfo, ClusterInfo
+from gangline.cluster_info import ClusterInfo
 from gangline.core.beat import Beat, NoBeat
+from gangline.core.checkpoint_location import location_of
 from gangline.core.checkpoint_reader import CheckpointReader
+from gangline.core.checkpoint_shares import merge_files, merge_metadata, share_of
 from gangline.core.distributed import DistributedContext
 from gangline.core.draft import CheckpointDraft
 from gangline.core.encoding import let_travel
 from gangline.core.link import Link
-from gangline.core.storage_access.storage import CheckpointStore, checkpoint_url, describe_files, list_files
+from gangline.core.storage_access.storage import CheckpointStore, describe_files, list_files
 from gangline.core.storage_access.storage_wait import Agreement, StorageWait
 from gangline.core.temporary import temporary_folder
 from gangline.core.together import RankError, failure_of, raise_failure, together
@@ -33,7 +35,6 @@ from gangline.domain.experiment import METADATA_FILE, STEPS_COMPLETED, VALIDATIO
 from gangline.domain.id import check_checkpoint_id
 from gangline.domain.storage.manifest import StoredFile
 from gangline.domain.storage.storage_fault import describe
-from gangline.domain.storage.storage_url import check_storage_url
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.v1 import types_pb2
 
@@ -332,9 +333,9 @@ class CheckpointContext:
         self._beat.touch()
         everyone = self._distributed.allgather(own) if shard else [own]
         by_rank = [entry[0] for entry in everyone]
-        files, merged = _merge(by_rank), _merge_metadata([entry[1] for entry in everyone])
+        files, merged = merge_files(by_rank), merge_metadata([entry[1] for entry in everyone])
         self._check_steps(merged)
-        own_paths = _share_of(by_rank, self._distributed.rank)
+        own_paths = share_of(by_rank, self._distributed.rank)
         ranks: Agreement = self._distributed if shard else AloneTransport()
 
         def upload() -> None:
@@ -417,68 +418,3 @@ def _is_count(value: Any) -> bool:
         return int(value) >= 0
     except (TypeError, ValueError):
         return False
-
-
-def _merge(by_rank: list[dict[str, StoredFile]]) -> dict[str, StoredFile]:
-    merged: dict[str, StoredFile] = {}
-    for rank, files in enumerate(by_rank):
-        for path, file in files.items():
-            if merged.setdefault(path, file) != file:
-                raise conflict(
-                    "checkpoint.conflict",
-                    f"rank {rank} saves another {path} than an earlier rank; give each rank files of its own",
-                )
-    return merged
-
-
-def _share_of(by_rank: list[dict[str, StoredFile]], rank: int) -> list[str]:
-    """Returns the paths that a rank uploads. A file that several ranks have alike is uploaded by the first of them."""
-    if len(by_rank) == 1:
-        return list(by_rank[0])
-    earlier = Counter(path for files in by_rank[:rank] for path in files)
-    return [path for path in by_rank[rank] if not earlier[path]]
-
-
-def _merge_metadata(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for rank, metadata in enumerate(by_rank):
-        for key, value in metadata.items():
-            if merged.setdefault(key, value) != value:
-                raise conflict("checkpoint.conflict", f"rank {rank} gives the metadata key {key!r} another value")
-    return merged
-
-
-def location_of(checkpoint: Any, storage_url: str) -> tuple[str, str]:
-    """Returns the storage URL and the id for a checkpoint that a user names by its id, by the path or URL of its
-    folder, or by an object that has its id: get_cluster_info().latest_checkpoint, or a checkpoint of the SDK.
-
-    Raises GanglineError `checkpoint.location`, `storage.url`, `storage.chain` or `storage.protocol`, before anything is
-    opened.
-    """
-    checkpoint = _name_of(checkpoint)
-    if "/" not in checkpoint:
-        return storage_url, checkpoint
-    check_storage_url(checkpoint, storage_url)
-    head, _, storage_id = checkpoint.rstrip("/").rpartition("/")
-    root, separator, name = head.rpartition("/")
-    if name != "checkpoints" or not separator:
-        raise invalid(
-            "checkpoint.location",
-            f"{checkpoint!r} is no checkpoint: give its id, or its folder as in {checkpoint_url(storage_url, 'ID')}",
-        )
-    return root, storage_id
-
-
-def _name_of(checkpoint: Any) -> str:
-    """Returns the id or URL of a checkpoint that a user has named."""
-    if isinstance(checkpoint, CheckpointInfo):
-        return checkpoint.url
-    names = [checkpoint, getattr(checkpoint, "uuid", None), getattr(checkpoint, "id", None)]
-    found = next((name for name in names if isinstance(name, str)), None)
-    if not found:
-        raise invalid(
-            "checkpoint.location",
-            "a checkpoint is named by its id, as in restore_path(info.latest_checkpoint) after a look whether there is "
-            f"one; this is a {type(checkpoint).__name__}: {checkpoint!r:.100}",
-        )
-    return found

@@ -11,7 +11,7 @@ from torch.utils import data
 
 from gangline.cluster_info import CheckpointInfo
 from gangline.core.beat import BUILD
-from gangline.core.checkpoint import location_of
+from gangline.core.checkpoint_location import location_of
 from gangline.core.closing import ending
 from gangline.domain.experiment import STEPS_COMPLETED
 from gangline.errors import invalid

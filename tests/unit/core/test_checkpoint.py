@@ -18,7 +18,7 @@ import pytest
 
 from gangline.cluster_info import CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.core import CheckpointContext, DistributedContext, DownloadMode
-from gangline.core.checkpoint import location_of
+from gangline.core.checkpoint_location import location_of
 from gangline.core.link import Link
 from gangline.core.storage_access.storage import CheckpointStore, describe_files
 from gangline.domain.storage.manifest import write_document

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from gangline import core
-from gangline.core.checkpoint import location_of
+from gangline.core.checkpoint_location import location_of
 from gangline.errors import GanglineError
 
 _FOREIGN = [
