@@ -23,7 +23,6 @@ from gangline.config.batch import BatchSplit, split_batch
 from gangline.config.strategy_choice import StrategyChoice
 from gangline.core import Context, DistributedContext
 from gangline.core.beat import BACKWARD, OPTIMIZER, TRAIN_BATCH
-from gangline.core.closing import close_side_output
 from gangline.errors import invalid
 from gangline.lacking import Lacking
 from gangline.pytorch.data import batch_data as batches
@@ -37,7 +36,7 @@ from gangline.pytorch.trial.autocast import autocast_forward
 from gangline.pytorch.trial.backward import OwnBackward
 from gangline.pytorch.trial.lr_scheduler import LRScheduler
 from gangline.pytorch.trial.setting import TrialSetting
-from gangline.pytorch.trial.tensorboard_writer import GatheredScalars, make_writer
+from gangline.pytorch.trial.tensorboard_writer import TrialWriter
 from gangline.pytorch.trial.unit import Position
 from gangline.pytorch.trial.update import ParameterUpdate, Precision, check_one_scaler
 
@@ -70,7 +69,6 @@ class PyTorchExperimentalContext(Lacking):
         self._context.reset_reducers()
 
 
-_TENSORBOARD = "TensorBoard files"
 _log = logging.getLogger("gangline")
 
 
@@ -112,9 +110,7 @@ class PyTorchTrialContext(Lacking):
         self.is_positioned = False
         self.writes_tensorboard = writes_tensorboard
         self.initial_batch = 0
-        self._writer: Any = None
-        self._has_opened_writer = False
-        self._scalars = GatheredScalars(self._open_writer)
+        self._writer = TrialWriter(self.get_tensorboard_path)
         self._stop_requested = False
         self._has_warned_of_batch_size = False
         # Not bound to the present update, because use_amp replaces it.
@@ -400,9 +396,7 @@ class PyTorchTrialContext(Lacking):
     def get_tensorboard_writer(self) -> Any:
         """Returns a SummaryWriter on that folder, the same at each call. The chief's own metrics are written with it
         too."""
-        if self._writer is None:
-            self._writer = make_writer(self.get_tensorboard_path())
-        return self._writer
+        return self._writer.writer()
 
     def get_enable_tensorboard_logging(self) -> bool:
         return self.writes_tensorboard
@@ -414,34 +408,15 @@ class PyTorchTrialContext(Lacking):
     def log_to_tensorboard(self, group: str, steps_completed: int, metrics: dict[str, float]) -> None:
         """Writes metrics to TensorBoard. Chief only; the trainer calls it with each report."""
         if self.writes_tensorboard:
-            self._scalars.add({f"{group}/{name}": value for name, value in metrics.items()}, steps_completed)
+            self._writer.add({f"{group}/{name}": value for name, value in metrics.items()}, steps_completed)
 
     def flush_writer(self) -> None:
-        """Writes pending scalars and flushes the writer. The trainer calls it at the end of training. It raises
-        nothing, because a training is complete without its TensorBoard files."""
-        close_side_output(_TENSORBOARD, self._flush)
+        """Writes what is pending. The trainer calls it at the end of training."""
+        self._writer.flush()
 
     def close_writer(self) -> None:
         """Does the same and closes the writer. gangline.pytorch.init calls it at the end of its block."""
-        close_side_output(_TENSORBOARD, self._close)
-
-    def _flush(self) -> None:
-        self._scalars.write()
-        if self._writer is not None:
-            self._writer.flush()
-
-    def _close(self) -> None:
-        self._scalars.write()
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
-
-    def _open_writer(self) -> Any:
-        """Opens the writer anew where the one before has failed, or returns the one that the trial uses too."""
-        if self._has_opened_writer:
-            self._writer = None
-        self._has_opened_writer = True
-        return self.get_tensorboard_writer()
+        self._writer.close()
 
     def _average_gradients(self, is_on: bool) -> None:
         # Changes the setting as well, because use_amp makes a new update from it.

@@ -1,4 +1,4 @@
-"""Makes writers of TensorBoard files.
+"""Makes writers of TensorBoard files, and owns the one of a trial.
 
 Uses torch's own SummaryWriter where the package tensorboard is installed, else tensorboardX's, which has the same
 methods and needs nothing but protobuf. Both are loaded when the first writer is made.
@@ -14,12 +14,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gangline.core.closing import close_side_output
 from gangline.core.tensorboard import current_folder
 
 # TensorBoard reloads files every 30 s, so a delay of 5 s does not show.
 _GATHER_SECONDS = 5.0
 # Scalars that wait for a storage that takes nothing; older ones are dropped.
 MOST_WAITING = 100_000
+# Of the files, in a sentence that names what is not written.
+_NAME = "TensorBoard files"
 _log = logging.getLogger("gangline")
 
 
@@ -92,6 +95,53 @@ class GatheredScalars:
             if not self._has_warned:
                 self._has_warned = True
                 _log.warning("metrics do not reach TensorBoard: %s: %s", type(error).__name__, error)
+
+
+class TrialWriter:
+    """Writes a trial's TensorBoard files: the trial's own, and the metrics that the trainer reports. open_folder:
+    returns the folder of this rank."""
+
+    def __init__(self, open_folder: Callable[[], Path]) -> None:
+        self._open_folder = open_folder
+        self._writer: Any = None
+        self._has_opened = False
+        self._scalars = GatheredScalars(self._open)
+
+    def writer(self) -> Any:
+        """Returns the SummaryWriter, the same at each call until `close`."""
+        if self._writer is None:
+            self._writer = make_writer(self._open_folder())
+        return self._writer
+
+    def add(self, scalars: Mapping[str, float], step: int) -> None:
+        self._scalars.add(scalars, step)
+
+    def flush(self) -> None:
+        """Writes pending scalars and flushes the writer. It raises nothing, because a training is complete without its
+        TensorBoard files."""
+        close_side_output(_NAME, self._flush)
+
+    def close(self) -> None:
+        """Does the same and closes the writer."""
+        close_side_output(_NAME, self._close)
+
+    def _flush(self) -> None:
+        self._scalars.write()
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _close(self) -> None:
+        self._scalars.write()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _open(self) -> Any:
+        """Opens the writer anew where the one before has failed, or returns the one that the trial uses too."""
+        if self._has_opened:
+            self._writer = None
+        self._has_opened = True
+        return self.writer()
 
 
 class TorchWriter:
