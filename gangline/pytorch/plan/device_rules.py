@@ -56,7 +56,7 @@ class DeviceRules:
 
     def __init__(self, is_gpu: bool, on_copy: Callable[[torch.Tensor], None] = lambda copy: None) -> None:
         self._is_gpu = is_gpu
-        self.on_copy = on_copy
+        self._on_copy = on_copy
         self._copies: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._stack = ExitStack()
 
@@ -118,7 +118,7 @@ class DeviceRules:
         if copy is None or copy.dtype is not to_type or reference is None or reference() is not value:
             copy = value.to(to_type)
             if isinstance(value, nn.Parameter):
-                self.on_copy(copy)
+                self._on_copy(copy)
             # In a backward pass a region ends with each part that is computed again.
             if torch._C._current_graph_task_id() == -1:
                 self._copies[id(value)] = weakref.ref(value), copy

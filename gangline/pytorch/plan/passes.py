@@ -69,13 +69,12 @@ def measure_passes(
     batch = move(_first_batch(trial.build_training_data_loader(), context.get_trial_seed()), context.device)
     for each in context.models:
         each.train()
-    rules = DeviceRules(is_gpu)
-    meter = _Meter(context, units, carry, batch, rules)
+    meter = _Meter(context, units, carry, batch, is_gpu=is_gpu)
     context.on_backward = meter.on_backward
     with (
         meter.counting(),
-        rules if context.device.type == "meta" else nullcontext(),
-        nullcontext() if is_gpu else LstmOfCpu(rules.to_half),
+        meter.rules if context.device.type == "meta" else nullcontext(),
+        nullcontext() if is_gpu else LstmOfCpu(meter.rules.to_half),
         context.autocast(),
     ):
         _train(trial, batch, context)
@@ -99,10 +98,11 @@ def _train(trial: Any, batch: Any, context: PlanningContext) -> None:
 
 
 class _Meter:
-    """Counts the passes of one batch until the first backward pass has ended. found: what was counted so far."""
+    """Counts the passes of one batch until the first backward pass has ended. found: what was counted so far. rules:
+    those of the slots, whose copies it counts."""
 
     def __init__(
-        self, context: PlanningContext, units: Sequence[Unit], carry: Sequence[str], batch: Any, rules: DeviceRules
+        self, context: PlanningContext, units: Sequence[Unit], carry: Sequence[str], batch: Any, *, is_gpu: bool
     ) -> None:
         self._context = context
         self._units = units
@@ -111,8 +111,7 @@ class _Meter:
         self._peak = StepPeak(context.models, batch, context.device)
         self._live_bytes = self._peak.counting()
         self._operations = OperationCounter()
-        self._rules = rules
-        rules.on_copy = self._on_copy
+        self.rules = DeviceRules(is_gpu, self._on_copy)
         self._connections = ConnectionWatch(model, units, carry)
         given = {storage._cdata: storage for storage in storages_of(tensors_of(batch))}
         self.found.batch_bytes = float(sum(storage.nbytes() for storage in given.values()))
@@ -167,7 +166,7 @@ class _Meter:
         self._kept.clear()
         # Recomputed parts keep nothing beyond their own backward pass.
         self._is_done = True
-        self._rules.end_forward()
+        self.rules.end_forward()
         try:
             if not loss.requires_grad:
                 return

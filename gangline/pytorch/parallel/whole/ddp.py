@@ -226,9 +226,9 @@ class DdpStrategy(Strategy):
             model,
             lambda inner: self._wrap(routed, inner),
             before_pass=partial(self._before_pass, routed),
+            before_local_pass=partial(self._before_local_pass, routed),
+            after_forward=partial(self._after_forward, routed),
         )
-        routed.inner.before_local_pass = partial(self._before_local_pass, routed)
-        routed.inner.after_forward = partial(self._after_forward, routed)
         self._routed.append(routed)
 
     def _before_pass(self, routed: _Routed) -> None:

@@ -20,6 +20,10 @@ from torch import nn
 W = TypeVar("W", bound=nn.Module)
 
 
+def _do_nothing() -> None:
+    return
+
+
 class OriginalForward(nn.Module):
     """Keeps a model and calls the forward that it had before it was routed. Hooks of the model run once, outside.
 
@@ -32,14 +36,17 @@ class OriginalForward(nn.Module):
         self,
         model: nn.Module,
         forward: Callable[..., Any],
-        before_pass: Callable[[], None] = lambda: None,
+        *,
+        before_pass: Callable[[], None] = _do_nothing,
+        before_local_pass: Callable[[], None] = _do_nothing,
+        after_forward: Callable[[], None] = _do_nothing,
     ) -> None:
         super().__init__()
         self.module = model
         self.original_forward = forward
         self.before_pass = before_pass
-        self.before_local_pass: Callable[[], None] = lambda: None
-        self.after_forward: Callable[[], None] = lambda: None
+        self.before_local_pass = before_local_pass
+        self.after_forward = after_forward
         self._walk: list[tuple[str, nn.Module]] | None = None
 
     @contextmanager
@@ -82,13 +89,16 @@ class _Route:
 def route(
     model: nn.Module,
     wrap: Callable[[OriginalForward], W],
-    before_pass: Callable[[], None] = lambda: None,
+    *,
+    before_pass: Callable[[], None] = _do_nothing,
+    before_local_pass: Callable[[], None] = _do_nothing,
+    after_forward: Callable[[], None] = _do_nothing,
 ) -> W:
     """Sends the model's forward through wrap(inner), where inner(...) is the model's original forward. Returns the
     wrapper. The caller must keep it: without it the model runs unwrapped again.
 
     A forward pass without gradients (validation) stays local, because ranks need not make equally many of those. May be
-    called again with another wrapper. before_pass: called before each pass through the wrapper.
+    called again with another wrapper. before_pass, before_local_pass, after_forward: see OriginalForward.
     """
     _hide_from_compiler()
     original = _original_class(model)
@@ -97,7 +107,13 @@ def route(
     own_route = _find_route(model)
     if own_route is not None:
         own_route.inner = lambda: None
-    inner = OriginalForward(model, forward, before_pass)
+    inner = OriginalForward(
+        model,
+        forward,
+        before_pass=before_pass,
+        before_local_pass=before_local_pass,
+        after_forward=after_forward,
+    )
     wrapper = wrap(inner)
     if own_route is None:
         own_route = _Route(model)
