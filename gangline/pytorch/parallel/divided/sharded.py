@@ -39,6 +39,15 @@ from gangline.pytorch.parallel.divided.number_type import single_type_parts
 from gangline.pytorch.parallel.divided.origin import GradientOrigins
 from gangline.pytorch.parallel.divided.original import Originals
 from gangline.pytorch.parallel.divided.shard_meter import ShardMeter, can_be_measured, parameter_groups
+from gangline.pytorch.parallel.divided.sharded_module import (
+    begin_with_root,
+    forget_passes,
+    forms_of,
+    groups_of,
+    reduce_left_over,
+    sharded_modules,
+    take_over_flags,
+)
 from gangline.pytorch.parallel.divided.whole_parameter import WholeParameters, needs_whole
 from gangline.pytorch.parallel.divided.whole_step import WholeStep
 from gangline.pytorch.parallel.divided.whole_use import WholeUse, check_transforms
@@ -189,7 +198,7 @@ class ShardedStrategy(Strategy):
 
     @torch.no_grad()
     def replicated(self) -> Sequence[Copies]:
-        part_by_id = {id(whole): part for group in self._groups for whole, part in _forms_of(group)}
+        part_by_id = {id(whole): part for group in self._groups for whole, part in forms_of(group)}
         parts: dict[str, torch.Tensor] = {}
         whole = dict(self._wholes.by_name(self._models.named_parameters))
         for name, parameter in self._models.named_parameters().items():
@@ -214,7 +223,7 @@ class ShardedStrategy(Strategy):
 
     def after_backward(self) -> None:
         for group in self._all_groups():
-            _reduce_left_over(group)
+            reduce_left_over(group)
         self._passes.end()
         if self._announcements is not None:
             self._announcements.end_pass()
@@ -245,15 +254,15 @@ class ShardedStrategy(Strategy):
             ) from error
         if self._device.type != "cuda":
             # gloo has no averaging reduction. Some releases of torch summed where they meant to average.
-            for module in _sharded_modules(root):
+            for module in sharded_modules(root):
                 module.set_force_sum_reduction_for_comms(True)
         return root
 
     def _watch_use(self, model: nn.Module, root: FSDPModule) -> None:
         """Lets a trial load weights, call blocks by themselves and differentiate gradients."""
         self._loads.watch(model)
-        _begin_with_root(root)
-        for group in _groups_of(root):
+        begin_with_root(root)
+        for group in groups_of(root):
             self._passes.watch(group)
             if self._half_gathering is not None and root in self._roots:
                 # It keeps what it watches, so copies are left out. They are gathered in their own types.
@@ -261,7 +270,7 @@ class ShardedStrategy(Strategy):
             self._whole_use.watch(group)
 
     def _place_whole(self, model: nn.Module, root: FSDPModule) -> None:
-        for module, open_own in self._wholes.place(model, self.mesh, _sharded_modules(root)):  # type: ignore[arg-type]  # each is a module
+        for module, open_own in self._wholes.place(model, self.mesh, sharded_modules(root)):  # type: ignore[arg-type]  # each is a module
             module.register_forward_pre_hook(OwnHook(lambda *_, open_own=open_own: open_own()), prepend=True)
 
     def _divide_copy(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
@@ -273,7 +282,7 @@ class ShardedStrategy(Strategy):
     def _take_over(self, model: nn.Module, root: FSDPModule) -> nn.Module:
         """Registers a divided model that the trial wraps. Returns the model."""
         self._roots.append(root)
-        self._groups += _groups_of(root)
+        self._groups += groups_of(root)
         self._models.add(model)
         self._shards.add(model)
         self._wholes.take_over(model)
@@ -282,8 +291,8 @@ class ShardedStrategy(Strategy):
 
     def _prepare(self, model: nn.Module, root: FSDPModule) -> None:
         """Adds hooks to a divided model or copy. May be called again."""
-        allow_copies(_sharded_modules(root), self._divide_copy)
-        clear_with_modules(_sharded_modules(root))
+        allow_copies(sharded_modules(root), self._divide_copy)
+        clear_with_modules(sharded_modules(root))
         self._announce(model, root)
         if root in self._hooked:
             return
@@ -294,7 +303,7 @@ class ShardedStrategy(Strategy):
 
     def _before_forward(self, root: FSDPModule) -> None:
         check_transforms(self.name)
-        _take_over_flags(root)
+        take_over_flags(root)
         if torch.is_grad_enabled():
             self._origins.forget_cleared()
 
@@ -307,7 +316,7 @@ class ShardedStrategy(Strategy):
         if self._keeps_whole or records:
             return
         self._wholes.close_unneeded()
-        for module in _sharded_modules(root):
+        for module in sharded_modules(root):
             module.reshard()
 
     def _drop_copies(self, model: nn.Module) -> None:
@@ -316,7 +325,7 @@ class ShardedStrategy(Strategy):
         self._copies = [copied for copied in self._copies if id(copied()) not in inside]
 
     def _announce(self, model: nn.Module, root: FSDPModule) -> None:
-        modules = _sharded_modules(root)
+        modules = sharded_modules(root)
         if not all(map(can_be_measured, modules)):
             return
         if self._announcements is None:
@@ -366,7 +375,7 @@ class ShardedStrategy(Strategy):
             for module in modules:
                 module.reshard()
                 module.set_reshard_after_forward(self.reshards and module not in roots, recurse=False)
-                _forget_passes(module)
+                forget_passes(module)
 
     def _all_roots(self) -> list[FSDPModule]:
         """Returns the divided models, and the copies that are still in use."""
@@ -375,62 +384,12 @@ class ShardedStrategy(Strategy):
         return [*self._roots, *copies]
 
     def _all_modules(self) -> list[FSDPModule]:
-        return [module for root in self._all_roots() for module in _sharded_modules(root)]
+        return [module for root in self._all_roots() for module in sharded_modules(root)]
 
     def _all_groups(self) -> list[Any]:
         # Each backward pass and step calls this, so the groups of models that stay are listed once.
         copies = self._all_roots()[len(self._roots) :]
-        return [*self._groups, *(group for root in copies for group in _groups_of(root))]
-
-
-def _sharded_modules(root: FSDPModule) -> list[FSDPModule]:
-    assert isinstance(root, nn.Module)
-    return [module for module in root.modules() if isinstance(module, FSDPModule)]
-
-
-def _groups_of(root: FSDPModule) -> list[Any]:
-    return [group for module in _sharded_modules(root) for group in parameter_groups(module)]
-
-
-def _forms_of(group: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns the part of each parameter of a block beside each form in which the model may have it: the part itself,
-    and the whole parameter while the block is gathered."""
-    for fsdp_parameter in group.fsdp_params:
-        part = fsdp_parameter.sharded_param
-        yield part, part
-        if group.is_unsharded:
-            yield fsdp_parameter.unsharded_param, part
-
-
-def _begin_with_root(root: FSDPModule) -> None:
-    """Makes torch take the wrapped model for the root, also where a trial calls a block of it first. torch takes the
-    first module that is called, and refuses the model afterwards."""
-    state: Any = root._get_fsdp_state()
-    handles: list[Any] = []
-
-    def initialise(*_: Any) -> None:
-        state._lazy_init()
-        while handles:
-            handles.pop().remove()
-
-    handles.extend(
-        module.register_forward_pre_hook(OwnHook(initialise), prepend=True)  # type: ignore[attr-defined]  # each is a module
-        for module in _sharded_modules(root)
-        if module is not root
-    )
-
-
-def _reduce_left_over(group: Any) -> None:
-    """Reduces the gradients that a backward pass has left in a block. torch reduces a block that is in several
-    reentrant checkpoints after the first backward pass only. It does not reduce a part that was called by itself at
-    all."""
-    whole_parameters = (getattr(fsdp_parameter, "_unsharded_param", None) for fsdp_parameter in group.fsdp_params)
-    if group.reduce_grads and any(
-        parameter is not None and parameter.grad is not None for parameter in whole_parameters
-    ):
-        group.post_backward()
-        group.finalize_backward()
-        group._training_state = type(group._training_state).IDLE
+        return [*self._groups, *(group for root in copies for group in groups_of(root))]
 
 
 def _is_divided(module: nn.Module) -> bool:
@@ -439,29 +398,6 @@ def _is_divided(module: nn.Module) -> bool:
 
 def _records_gradients(output: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(output))
-
-
-def _take_over_flags(root: FSDPModule) -> None:
-    """Copies requires_grad from whole parameters to their parts. Whole parameters exist after a pass without a backward
-    pass, and the user may have frozen or unfrozen them. torch would set the flags of the parts on the whole parameters
-    again."""
-    for module in _sharded_modules(root):
-        for group in parameter_groups(module):
-            if group.is_unsharded:
-                for fsdp_parameter in group.fsdp_params:
-                    if fsdp_parameter.sharded_param.requires_grad != fsdp_parameter.unsharded_param.requires_grad:
-                        fsdp_parameter.sharded_param.requires_grad_(fsdp_parameter.unsharded_param.requires_grad)
-
-
-def _forget_passes(module: FSDPModule) -> None:
-    """Clears torch's record of passes that no backward pass followed. torch gathers blocks ahead by this record, and
-    ranks with different records would wait for one another in the next backward. torch's own reset would also drop
-    gradients."""
-    state: Any = module._get_fsdp_state()
-    # The attribute is absent until a first pass.
-    getattr(state._comm_ctx, "post_forward_order", []).clear()
-    for group in parameter_groups(module):
-        group._post_forward_indices.clear()
 
 
 def check_shardable(name: str, model: nn.Module) -> None:
