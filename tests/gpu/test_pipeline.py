@@ -83,7 +83,7 @@ class _Drawing(nn.Linear):
 def test_a_state_on_the_gpu_is_as_before_the_run_that_finds_out_shapes(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gangline.pytorch.parallel.staged.part.dist.get_rank", lambda: 0)
+    monkeypatch.setattr("gangline.pytorch.parallel.staged.unit_division.dist.get_rank", lambda: 0)
 
     def train(*, is_cut: bool) -> list[Any]:
         torch.manual_seed(1)

@@ -104,7 +104,7 @@ _BORDERS = st.sets(st.integers(1, _NUM_UNITS - 1), min_size=1, max_size=4)
 
 @pytest.fixture(autouse=True)
 def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangline.pytorch.parallel.staged.part.dist.get_rank", lambda: 0)
+    monkeypatch.setattr("gangline.pytorch.parallel.staged.unit_division.dist.get_rank", lambda: 0)
 
 
 @settings(max_examples=examples(70), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

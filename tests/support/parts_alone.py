@@ -59,7 +59,7 @@ def train_parts(parts: Parts, model: nn.Module, *args: Any, number: int = 0) -> 
     layout = parts.layout_for(args, {})
     borders: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
     output: Any = None
-    for part in range(parts.count):
+    for part in range(parts.division.count):
         sent = [to_send(tensor) for tensor in tensors_of(output)] if part else []
         received = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in sent]
         borders.append((sent, received))

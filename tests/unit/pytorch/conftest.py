@@ -15,4 +15,4 @@ def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """For parts of a model in this process, which has no process group."""
-    monkeypatch.setattr("gangline.pytorch.parallel.staged.part.dist.get_rank", lambda: 0)
+    monkeypatch.setattr("gangline.pytorch.parallel.staged.unit_division.dist.get_rank", lambda: 0)

@@ -141,7 +141,7 @@ class BatchRun:
         return output
 
     def _output_for(self, call: _Call) -> Any:
-        if self._parts.has_last:
+        if self._parts.division.has_last:
             self._thread.wait_for(call.number)
             return self._outputs.pop(call.number)
         if call.number < self.count - 1:
@@ -156,7 +156,7 @@ class BatchRun:
         if call.has_backward:
             raise _unfit("calls context.backward twice; add the losses up for one call")
         call.has_backward = True
-        if not self._parts.has_last:
+        if not self._parts.division.has_last:
             return
         call.is_behind_model = False
         self._thread.give(loss / self.count)
@@ -176,10 +176,10 @@ class BatchRun:
             with torch.autocast(self._device.type, dtype=inputs.autocast_type, enabled=inputs.is_autocast):
                 output = self._parts.run(part, received, layout, inputs.args, inputs.kwargs, number=inputs.number)
         except Exception as error:
-            error.add_note(f"in {self._parts.describe_place(part)}, microbatch {number} of {self.count}")
+            error.add_note(f"in {self._parts.division.describe_place(part)}, microbatch {number} of {self.count}")
             raise
         self._beat.stay(EXCHANGE)
-        if part == self._parts.count - 1:
+        if part == self._parts.division.count - 1:
             self._outputs[number] = output
             if number == self.count - 1:
                 self._last = tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output)
@@ -243,7 +243,7 @@ class BatchRun:
         self._layout = self._parts.layout_for(first.args, first.kwargs)
         run = partial(self._run_without_autocast, self._begin(self._layout, key))
         self._beat.stay(EXCHANGE)
-        if self._parts.has_last:
+        if self._parts.division.has_last:
             self._thread.start(run)
         else:
             run()

@@ -1,4 +1,4 @@
-"""Cuts a batch into microbatches, and joins what train_batch returns for them."""
+"""Chooses the number of microbatches, cuts a batch into them, and joins what train_batch returns for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from gangline.config.pipeline import batch_conflict, choose_microbatches, fewer_microbatches
 from gangline.errors import invalid
+from gangline.pytorch.parallel.staged.report import log_microbatches
 
 _NUMBERS = (int, float, np.number, torch.Tensor)
 _ARRAYS = (torch.Tensor, np.ndarray)
@@ -17,6 +19,29 @@ _CONTAINERS = (*_ARRAYS, Mapping, list, tuple)
 _PLAIN = (int, float, complex, str, bytes, np.number, type(None))
 # Lengths in a message.
 _MOST_LENGTHS = 4
+
+
+class MicrobatchCount:
+    """Chooses the number for each batch of a replica. fixed: what the configuration says; None lets it choose."""
+
+    def __init__(self, fixed: int | None, stages: int, schedule: str) -> None:
+        self._fixed = fixed
+        self._stages = stages
+        self._schedule = schedule
+        # Records of the largest batch so far.
+        self._usual_records = 0
+
+    def of(self, records: int) -> int:
+        """Returns the number for a batch of so many records. The last batch of an epoch may be smaller, and gets fewer.
+        Raises GanglineError `parallelism.microbatches`."""
+        wanted = self._fixed or choose_microbatches(records, self._stages, self._schedule)
+        if records > self._usual_records:
+            text = batch_conflict(records, self._fixed, self._stages, self._schedule)
+            if text is not None:
+                raise invalid("parallelism.microbatches", f"parallelism.microbatches: {text}")
+            self._usual_records = records
+            log_microbatches(records, wanted, self._stages, self._schedule)
+        return fewer_microbatches(records, wanted, self._stages, self._schedule)
 
 
 def cut_batch(batch: Any, count: int, records: int) -> list[Any]:

@@ -13,15 +13,12 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from gangline.config.pipeline import slot_of_part
 from gangline.core.beat import EXCHANGE, FORWARD, Beat, NoBeat
 from gangline.errors import GanglineError
 from gangline.pytorch.data import seed
@@ -46,15 +43,10 @@ from gangline.pytorch.parallel.staged.layout import (
 )
 from gangline.pytorch.parallel.staged.timing import ROUNDS
 from gangline.pytorch.parallel.staged.unit import Unit
+from gangline.pytorch.parallel.staged.unit_division import UnitDivision
 
 # Name of a part's output among its modules' descriptions. No module has an empty name.
 _OUTPUT = ""
-
-
-def _ranges_of(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the first and the last unit of each part."""
-    ends = list(accumulate(counts))
-    return [(end - count, end - 1) for end, count in zip(ends, counts, strict=True)]
 
 
 @dataclass(slots=True)
@@ -76,10 +68,10 @@ class Layout:
 
 
 class Parts:
-    """The parts of one model. counts: number of units of each part. schedule: its name decides which rank has which
-    parts. borrow: gives all ranks of the replica the value of a parameter, by name; these ranks call it in step.
-    numbers: of the random numbers, one for each call of the model. carry: paths of modules whose outputs go along to
-    all later parts, whether these need them or not."""
+    """The parts of one model. units, counts, schedule: see UnitDivision. borrow: gives all ranks of the replica the
+    value of a parameter, by name; these ranks call it in step. numbers: of the random numbers, one for each call of the
+    model. carry: paths of modules whose outputs go along to all later parts, whether these need them or not.
+    """
 
     def __init__(
         self,
@@ -97,13 +89,9 @@ class Parts:
         self._borrow = borrow
         self._carry = carry
         self.model = model
-        self._units = units
         self._replicas = replicas
-        self._ranges = _ranges_of(counts)
-        self.count = len(counts)
-        self.place_of = [slot_of_part(part, replicas.stages, schedule) for part in range(self.count)]
-        self.own = [part for part, place in enumerate(self.place_of) if place == replicas.place]
-        self.cut = CutModel(model, units, replicas.device, carry, has_several_parts=len(self.own) > 1)
+        self.division = UnitDivision(units, counts, replicas, schedule)
+        self.cut = CutModel(model, units, replicas.device, carry, has_several_parts=len(self.division.own) > 1)
         self._layouts: dict[Any, Layout] = {}
         self.beat: Beat = NoBeat()
         # Parts in which the model changes in place what came from other parts, which are leaves that record gradients,
@@ -114,16 +102,11 @@ class Parts:
 
     def redivide(self, counts: Sequence[int]) -> None:
         """Changes the number of units of each part. Layouts are made anew."""
-        self._ranges = _ranges_of(counts)
+        self.division.redivide(counts)
         self._layouts.clear()
         self._changes_inputs.clear()
         self._changes_outputs.clear()
         self._changes_arguments.clear()
-
-    @property
-    def counts(self) -> list[int]:
-        """Number of units of each part."""
-        return [last - first + 1 for first, last in self._ranges]
 
     def measure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, float]:
         """Returns the seconds of each unit of this rank for a microbatch. All ranks of the replica call it in step.
@@ -139,22 +122,22 @@ class Parts:
         layout = self.layout_for(args, kwargs)
         crossing: Any = None
         with torch.no_grad():
-            for part in range(self.count):
-                if part in self.own:
+            for part in range(self.division.count):
+                if part in self.division.own:
                     run = self._make_run(part, crossing, layout)
                     run.seconds = seconds
                     with self._leaving_no_trace(run, (args, kwargs)):
                         crossing = self._run_part(part, run, layout, *_copy_of((args, kwargs)))
-                if part + 1 < self.count:
+                if part + 1 < self.division.count:
                     crossing = self._pass_on(part, crossing, layout)
         return seconds
 
     def _make_run(self, part: int, crossing: Any, layout: Layout, number: int = 0) -> PartRun:
         """Returns the run of a part that has not begun. crossing: what came from the part before. number: of the random
         numbers, as in SharedDraws."""
-        first, last = self._ranges[part]
+        first, last = self.division.range_of(part)
         received, carried = crossing if part else (None, {})
-        before = self._units[first - 1].end if part else None
+        before = self.division.end_of(part - 1) if part else None
         if before is not None:
             carried = {**carried, before: received}
         is_copied = part in self._changes_outputs
@@ -173,39 +156,12 @@ class Parts:
     def _run_part(self, part: int, run: PartRun, layout: Layout, args: Any, kwargs: Any) -> Any:
         """Runs a part. Returns what goes to the next part, or the model's output."""
         output = self.cut.run_part(run, args, kwargs)
-        if part + 1 == self.count:
+        if part + 1 == self.division.count:
             return without_objects(output)
         return output, {path: run.kept[path] for path in run.keeps}
 
-    @property
-    def has_last(self) -> bool:
-        return self.count - 1 in self.own
-
-    @property
-    def last_place(self) -> int:
-        return self.place_of[-1]
-
-    def places_of_units(self) -> list[int]:
-        """Returns the place of the rank of each unit."""
-        return [
-            place
-            for (first, last), place in zip(self._ranges, self.place_of, strict=True)
-            for _ in range(first, last + 1)
-        ]
-
     def modules_of(self, part: int) -> list[nn.Module]:
-        first, last = self._ranges[part]
-        return [self.model.get_submodule(path) for unit in self._units[first : last + 1] for path in unit.paths]
-
-    def name_of(self, part: int) -> str:
-        """Returns a part's number and units, as in "stage 1 of 2 (blocks.2 to head)"."""
-        first, last = (self._units[place] for place in self._ranges[part])
-        units = first.paths[0] if first.paths[0] == last.paths[-1] else f"{first.paths[0]} to {last.paths[-1]}"
-        return f"stage {part} of {self.count} ({units})"
-
-    def describe_place(self, part: int) -> str:
-        """Returns the name of an own part and its rank, for errors."""
-        return f"{self.name_of(part)}, rank {dist.get_rank()}"
+        return [self.model.get_submodule(path) for unit in self.division.units_of(part) for path in unit.paths]
 
     @contextmanager
     def _named(self, part: int) -> Iterator[None]:
@@ -215,7 +171,7 @@ class Parts:
         except (GanglineError, ValuesNeeded):
             raise
         except Exception as error:
-            error.add_note(f"in {self.describe_place(part)}")
+            error.add_note(f"in {self.division.describe_place(part)}")
             raise
 
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -239,11 +195,11 @@ class Parts:
         the part before. number: as in SharedDraws."""
         tensors = [tensor.clone() for tensor in received] if part in self._changes_inputs else list(received)
         crossing = layout.crossing[part - 1].fill(tensors) if part else None
-        if part in self._changes_arguments and part + 1 < self.count:
+        if part in self._changes_arguments and part + 1 < self.division.count:
             # Another part on this rank begins with them as they are. The last one changes them as the model does.
             args, kwargs = _copy_of((args, kwargs))
         run = self._make_run(part, crossing, layout, number)
-        growing = layout.growing if part + 1 == self.count and torch.is_grad_enabled() else []
+        growing = layout.growing if part + 1 == self.division.count and torch.is_grad_enabled() else []
         left = next((each for each in growing if each.is_left), None)
         if left is not None:
             raise self.cut.refuse(
@@ -256,15 +212,15 @@ class Parts:
         absent = next((tensor for tensor in tensors_of(output) if isinstance(tensor, Absent)), None)
         if absent is not None:
             raise self.cut.refuse_late_use([origin_of(absent).name])
-        if part + 1 < self.count:
+        if part + 1 < self.division.count:
             self._check_changes(part, run)
         for module, name, lost in layout.lost:
             vars(module)[name] = lost
-        shapes = describe(output, self.name_of(part)).shapes
+        shapes = describe(output, self.division.name_of(part)).shapes
         if shapes != layout.crossing[part].shapes:
             raise self.cut.refuse(
-                f"returns other shapes or types from {self.name_of(part)} for inputs of the same shapes; make shapes "
-                "depend on the inputs' shapes alone"
+                f"returns other shapes or types from {self.division.name_of(part)} for inputs of the same shapes; "
+                "make shapes depend on the inputs' shapes alone"
             )
         return output
 
@@ -286,13 +242,13 @@ class Parts:
         where: recorded in the beat while this rank computes. number: as in SharedDraws."""
         layout = self.layout_for(args, kwargs)
         value: Any = None
-        for part in range(self.count):
-            if part in self.own:
+        for part in range(self.division.count):
+            if part in self.division.own:
                 self.beat.stay(where)
                 with self._named(part):
                     value = self.run(part, tensors_of(value) if part else (), layout, args, kwargs, number=number)
             self.beat.stay(EXCHANGE)
-            if part + 1 < self.count:
+            if part + 1 < self.division.count:
                 value = self._pass_on(part, value, layout)
         output = self.share_output(value, layout)
         self.beat.stay(where)
@@ -301,18 +257,18 @@ class Parts:
     def _make_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layout:
         """Runs all parts with checks, without a trace. Begins again where a part needs outputs of earlier modules. They
         go along then."""
-        needs: list[set[str]] = [set() for _ in range(self.count)]
+        needs: list[set[str]] = [set() for _ in range(self.division.count)]
         # The last part has all of them behind itself but its own.
         needs[-1] |= set(self._carry)
         while True:
-            layout = Layout(carried=self._carried_for(needs))
+            layout = Layout(carried=self.division.carried_for(needs))
             value: Any = None
-            for part in range(self.count):
+            for part in range(self.division.count):
                 value, outputs = self._check(part, value, layout, (args, kwargs))
                 if outputs:
                     needs[part] |= outputs
                     break
-                if part + 1 < self.count:
+                if part + 1 < self.division.count:
                     value = self._pass_on(part, value, layout)
             else:
                 layout.lost = self._find_lost(layout)
@@ -322,8 +278,8 @@ class Parts:
         """Returns the attributes in which units of other ranks keep values of their own. Modules that others use too
         are left out."""
         found = []
-        part_of = self._part_of_paths()
-        others = {path: part for path, part in part_of.items() if part not in self.own}
+        part_of = self.division.part_of_paths()
+        others = {path: part for path, part in part_of.items() if part not in self.division.own}
         here = {
             id(module)
             for name, module in self.model.named_modules(remove_duplicate=False)
@@ -334,43 +290,25 @@ class Parts:
                 module = self.model.get_submodule(f"{path}.{kept.path}" if kept.path else path)
                 if kept.has_graph and kept.name not in module._buffers and id(module) not in here:
                     name = ".".join(filter(None, (path, kept.path, kept.name)))
-                    found.append((module, kept.name, Lost(name, path, self.name_of(part))))
+                    found.append((module, kept.name, Lost(name, path, self.division.name_of(part))))
         return found
-
-    def _part_of_paths(self) -> dict[str, int]:
-        return {
-            path: part
-            for part, (first, last) in enumerate(self._ranges)
-            for unit in self._units[first : last + 1]
-            for path in unit.paths
-        }
-
-    def _carried_for(self, needs: Sequence[set[str]]) -> list[list[str]]:
-        """Returns the paths whose outputs each part passes on. needs: paths whose outputs each part needs."""
-        part_of = self._part_of_paths()
-        # The output of a part's last unit goes to the next part anyway.
-        ends = [self._units[last].end for _, last in self._ranges]
-        return [
-            sorted({path for needed in needs[part + 1 :] for path in needed if part_of[path] <= part} - {ends[part]})
-            for part in range(self.count)
-        ]
 
     def share_output(self, value: Any, layout: Layout) -> Any:
         """Returns the model's output on all ranks of the replica. value: the output, on the rank of the last part."""
         described = layout.crossing[-1]
         tensors = (
             [tensor.detach().contiguous() for tensor in tensors_of(value)]
-            if self.has_last
+            if self.division.has_last
             else [shape.make(self._replicas.device) for shape in described.shapes]
         )
-        self._replicas.share(tensors, self.last_place)
-        return value if self.has_last else described.fill(tensors)
+        self._replicas.share(tensors, self.division.last_place)
+        return value if self.division.has_last else described.fill(tensors)
 
     def _check(self, part: int, crossing: Any, layout: Layout, inputs: tuple[Any, Any]) -> tuple[Any, set[str]]:
         """Runs a part with checks, and adds its descriptions to the layout on all ranks. A run that needs parameters of
         other ranks is repeated with these. Returns what it gives to the next part, on its own rank, and the paths of
         modules whose outputs it lacks, on all ranks."""
-        is_own, place = part in self.own, self.place_of[part]
+        is_own, place = part in self.division.own, self.division.place_of[part]
         while True:
             self.beat.stay(FORWARD if is_own else EXCHANGE)
             output, described, need = self._try_check(part, crossing, layout, inputs) if is_own else (crossing, {}, {})
@@ -403,7 +341,7 @@ class Parts:
             with self._leaving_no_trace(run, inputs) as state, torch.enable_grad(), self._named(part):
                 output = self._run_part(part, run, layout, *_copy_of(inputs))
                 collected = self._check_collected(part, run, layout, state)
-                changes = StateChanges(self.model, state, has_several_parts=len(self.own) > 1)
+                changes = StateChanges(self.model, state, has_several_parts=len(self.division.own) > 1)
                 if changes.is_any:
                     seed.restore(numbers)
                     self._run_again(part, crossing, layout, inputs, state)
@@ -421,11 +359,12 @@ class Parts:
             self._changes_outputs.add(part)
         if versions.changes_arguments:
             self._changes_arguments.add(part)
-        described = {**run.described, _OUTPUT: describe(output, self.name_of(part))}
-        if part + 1 < self.count and any(shape.dtype.is_complex for shape in described[_OUTPUT].shapes):
+        described = {**run.described, _OUTPUT: describe(output, self.division.name_of(part))}
+        if part + 1 < self.division.count and any(shape.dtype.is_complex for shape in described[_OUTPUT].shapes):
             raise self.cut.refuse(
-                f"gives complex numbers from {self.name_of(part)} to the next one, through which schedules send no "
-                "gradients; give them on as torch.view_as_real, or begin the part elsewhere with parallelism.split"
+                f"gives complex numbers from {self.division.name_of(part)} to the next one, through which schedules "
+                "send no gradients; give them on as torch.view_as_real, or begin the part elsewhere with "
+                "parallelism.split"
             )
         return (
             tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), output),
@@ -439,7 +378,7 @@ class Parts:
     def _check_collected(self, part: int, run: PartRun, layout: Layout, state: ModelState) -> Collected:
         """Raises ValuesNeeded for outputs of earlier units that hooks keep on the last part."""
         collected = Collected(self.model, state)
-        if part + 1 < self.count:
+        if part + 1 < self.division.count:
             assert run.watch.inner is not None
             conflict = collected.conflict(run.watch.inner.is_computed)
             if conflict is not None:
@@ -468,12 +407,12 @@ class Parts:
 
     def _leaving_no_trace(self, run: PartRun, inputs: tuple[Any, Any]) -> AbstractContextManager[ModelState]:
         given = [leaf for leaf in tree_leaves(inputs) if not isinstance(leaf, torch.Tensor)]
-        units = [(path, part) for path, part in self._part_of_paths().items()]
+        units = [(path, part) for path, part in self.division.part_of_paths().items()]
         return leaving_no_trace(self.model, run.watch, self.cut.refuse, given, units)
 
     def _pass_on(self, part: int, value: Any, layout: Layout) -> Any:
         """Gives what a part has made to the next part. Returns it on the rank of the next part."""
-        source, target, place = self.place_of[part], self.place_of[part + 1], self._replicas.place
+        source, target, place = self.division.place_of[part], self.division.place_of[part + 1], self._replicas.place
         if source == target or place not in (source, target):
             return value
         if place == source:

@@ -18,14 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from gangline.config.pipeline import (
-    DEFAULT_SCHEDULE,
-    SCHEDULES,
-    batch_conflict,
-    choose_microbatches,
-    fewer_microbatches,
-    slot_of_part,
-)
+from gangline.config.pipeline import DEFAULT_SCHEDULE, SCHEDULES, slot_of_part
 from gangline.core.beat import VALIDATION, Beat, NoBeat
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch.parallel.shared.batch_norm import warn_of_microbatches
@@ -36,19 +29,20 @@ from gangline.pytorch.parallel.shared.ownership import WrappedModels, class_name
 from gangline.pytorch.parallel.shared.reach import check_reach
 from gangline.pytorch.parallel.shared.strategy import Holder, Replica, Strategy, Train
 from gangline.pytorch.parallel.staged.batch import BatchRun
+from gangline.pytorch.parallel.staged.borrowed import Borrowed
 from gangline.pytorch.parallel.staged.compiled import UnitCompiler
 from gangline.pytorch.parallel.staged.division import ReplicaDivision
 from gangline.pytorch.parallel.staged.fitness import check_model
 from gangline.pytorch.parallel.staged.gradient import join_gradients
 from gangline.pytorch.parallel.staged.group import Replicas
 from gangline.pytorch.parallel.staged.holding import Holding, move_to
-from gangline.pytorch.parallel.staged.microbatch import cut_batch
+from gangline.pytorch.parallel.staged.microbatch import MicrobatchCount, cut_batch
 from gangline.pytorch.parallel.staged.norm_agreement import NormAgreement
 from gangline.pytorch.parallel.staged.own_step import OwnStep
 from gangline.pytorch.parallel.staged.part import Layout, Parts
 from gangline.pytorch.parallel.staged.partition import partition
 from gangline.pytorch.parallel.staged.redivision import agree_on_times, move_values
-from gangline.pytorch.parallel.staged.report import log_microbatches, log_parts
+from gangline.pytorch.parallel.staged.report import log_parts
 from gangline.pytorch.parallel.staged.schedule import PartModule, PartSchedule, ScheduleThread
 from gangline.pytorch.parallel.staged.stage_copies import list_buffers, list_copies
 from gangline.pytorch.parallel.staged.stage_random import StageRandom
@@ -86,10 +80,9 @@ class PipelineStrategy(Strategy):
     ) -> None:
         self._device = device
         self._stages = stages or size
-        self._microbatches = microbatches
-        # Records of the largest batch so far.
-        self._usual_records = 0
         self._schedule = schedule or DEFAULT_SCHEDULE
+        self._microbatches = microbatches
+        self._count = MicrobatchCount(microbatches, self._stages, self._schedule)
         self._split = None if split is None or isinstance(split, str) else list(split)
         self._carry = list(carry or ())
         # Whether units are to be measured in the next batch.
@@ -108,9 +101,6 @@ class PipelineStrategy(Strategy):
         # The optimizer whose gradients are joined already.
         self._joined: Optimizer | None = None
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-        # Parameters that a part uses outside of their module, so that all ranks have their values, by id. Their holders
-        # step them and send the others the new values.
-        self._borrowed: dict[int, nn.Parameter] = {}
         self._model: nn.Module | None = None
         self._division: ReplicaDivision | None = None
         self._beat: Beat = NoBeat()
@@ -130,6 +120,7 @@ class PipelineStrategy(Strategy):
         warn_of_microbatches(model, microbatches=self._microbatches, replicas=dist.get_world_size() // self._stages)
         self._replicas = Replicas(self._stages, self._device, self._timeout)
         self._random = StageRandom(self._replicas)
+        self._borrowed = Borrowed(self._replicas, self._device)
         self._parts = Parts(
             model,
             units,
@@ -148,7 +139,7 @@ class PipelineStrategy(Strategy):
         self._holding.give_up(self._replicas.place)
         move_to(model, self._device)
         self._make_groups()
-        self._modules = {part: self._module_of(part) for part in self._parts.own}
+        self._modules = {part: self._module_of(part) for part in self._parts.division.own}
         log_parts(class_name(model), units, counts, self._schedule, [unit.numel for unit in units])
         model.forward = torch.compiler.disable(self._forward)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         for each in {model, wrapped}:
@@ -185,7 +176,7 @@ class PipelineStrategy(Strategy):
         run = BatchRun(
             self._parts,
             self._device,
-            cut_batch(batch, self._count_for(records), records),
+            cut_batch(batch, self._count.of(records), records),
             train,
             thread=self._thread,
             begin=self._begin,
@@ -221,7 +212,7 @@ class PipelineStrategy(Strategy):
         values: dict[int, torch.Tensor] = {}
         for parameter in self._holding.parameters():
             places = self._holding.holders(parameter)
-            if 0 in places or id(parameter) in self._borrowed:
+            if 0 in places or id(parameter) in self._borrowed.ids:
                 continue
             is_first = self._replicas.place == 0
             value = torch.empty_like(parameter, device=self._device) if parameter.is_meta else parameter.detach()
@@ -297,7 +288,7 @@ class PipelineStrategy(Strategy):
         if self._model is None:
             return ()
         named = self._models.named_parameters()
-        return list_copies(named, self._holding, self._replicas, self._groups, self._borrowed)
+        return list_copies(named, self._holding, self._replicas, self._groups, self._borrowed.ids)
 
     def replicated_buffers(self, models: Iterable[nn.Module]) -> Sequence[Copies]:
         return list_buffers(models, self._holding, self._replicas) if self._model is not None else ()
@@ -323,20 +314,6 @@ class PipelineStrategy(Strategy):
         if state and self._model is not None:
             self._random.restore(state)
 
-    def _count_for(self, records: int) -> int:
-        """Returns the number of microbatches for a batch. The last batch of an epoch may be smaller, and gets fewer."""
-        if records > self._usual_records:
-            text = batch_conflict(records, self._microbatches, self._stages, self._schedule)
-            if text is not None:
-                raise invalid("parallelism.microbatches", f"parallelism.microbatches: {text}")
-            self._usual_records = records
-            log_microbatches(records, self._wanted_for(records), self._stages, self._schedule)
-        wanted = self._wanted_for(records)
-        return fewer_microbatches(records, wanted, self._stages, self._schedule)
-
-    def _wanted_for(self, records: int) -> int:
-        return self._microbatches or choose_microbatches(records, self._stages, self._schedule)
-
     def _begin(self, layout: Layout, key: Any) -> Callable[[], None]:
         assert self._batch is not None
         count = self._batch.count
@@ -351,7 +328,7 @@ class PipelineStrategy(Strategy):
                 group=self._replicas.inside,
                 loss_of=lambda number: self._running().loss_of(number),
                 beat=self._beat,
-                describe_place=self._parts.describe_place,
+                describe_place=self._parts.division.describe_place,
             )
         self._schedules[key, count] = schedule
         while len(self._schedules) > _MOST_SCHEDULES:
@@ -368,24 +345,20 @@ class PipelineStrategy(Strategy):
         assert self._model is not None
         model, replicas = self._model, self._replicas
         seconds = agree_on_times(self._parts.measure(args, kwargs), len(self._units), replicas)
-        counts = partition(seconds, self._parts.count)
+        counts = partition(seconds, self._parts.division.count)
         log_parts(class_name(model), self._units, counts, self._schedule, seconds)
-        if counts == self._parts.counts:
+        if counts == self._parts.division.counts:
             return
         self._parts.redivide(counts)
         old = self._holding
         self._holding = self._hold()
-        # Borrowed values are found again where parts begin elsewhere.
-        for parameter in self._borrowed.values():
-            if replicas.place not in old.holders(parameter):
-                old.drop(parameter)
-        self._borrowed.clear()
+        self._borrowed.give_back(old)
         move_values(model, old, self._holding, replicas, self._optimizers)
         self._make_groups()
-        self._modules = {part: self._module_of(part) for part in self._parts.own}
+        self._modules = {part: self._module_of(part) for part in self._parts.division.own}
 
     def _hold(self) -> Holding:
-        places = self._parts.places_of_units()
+        places = self._parts.division.places_of_units()
         return Holding(self._wrapped, self._units, places, self._stages, self._device)
 
     def _make_groups(self) -> None:
@@ -431,16 +404,12 @@ class PipelineStrategy(Strategy):
         self._joined = None
 
     def _join(self, optimizer: Optimizer) -> None:
-        borrowed = self._borrowed_of(optimizer)
-        join_gradients(borrowed, self._replicas.inside, is_mean=False)
-        for parameter in borrowed:
-            if not self._is_own(parameter):
-                parameter.grad = None
+        self._borrowed.join_gradients(super().stepped_parameters(optimizer), self._holding)
         trained = self._trained_of(optimizer)
         for places, group in self._groups.items():
             if group is not None:
                 shared = [parameter for parameter in trained if self._holding.holders(parameter) == places]
-                shared = [parameter for parameter in shared if id(parameter) not in self._borrowed]
+                shared = [parameter for parameter in shared if id(parameter) not in self._borrowed.ids]
                 join_gradients(shared, group, is_mean=False)
         if self._division is not None:
             self._division.join_gradients(trained)
@@ -465,27 +434,14 @@ class PipelineStrategy(Strategy):
     def _after_any_step(self, optimizer: Optimizer) -> None:
         if self._division is not None:
             self._division.spread(self._trained_of(optimizer))
-        self._send_borrowed(optimizer)
+        self._borrowed.send(super().stepped_parameters(optimizer), self._holding)
 
     def _borrow(self, name: str) -> None:
         assert self._model is not None
         parameter = self._model.get_parameter(name)
-        value = torch.empty_like(parameter, device=self._device) if parameter.is_meta else parameter.detach()
-        self._replicas.share([value], self._holding.holders(parameter)[0])
-        if parameter.is_meta:
-            self._holding.take(parameter, value)
-        self._borrowed[id(parameter)] = parameter
+        self._borrowed.take(parameter, self._holding)
         for module in self._modules.values():
             module.add_weight(parameter)
-
-    def _borrowed_of(self, optimizer: Optimizer) -> list[nn.Parameter]:
-        stepped = {id(parameter) for parameter in super().stepped_parameters(optimizer)}
-        return [value for key, value in self._borrowed.items() if key in stepped and value.requires_grad]
-
-    @torch.no_grad()
-    def _send_borrowed(self, optimizer: Optimizer) -> None:
-        for parameter in self._borrowed_of(optimizer):
-            self._replicas.share([parameter], self._holding.holders(parameter)[0])
 
     def _is_own(self, parameter: nn.Parameter) -> bool:
         return self._replicas.place in self._holding.holders(parameter)
