@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from gangline.domain.failure import hang_rule_of, log_rules_of
@@ -21,7 +20,7 @@ from services.trial_runner.delivery.running_report import RunningReport
 from services.trial_runner.delivery.spool_folder import SpoolFolder
 from services.trial_runner.fusion_records import FusionRecords
 from services.trial_runner.gang.gang_links import GangLinks
-from services.trial_runner.gang.gang_plan import Place, find_place, load_config
+from services.trial_runner.gang.gang_plan import find_place, load_config
 from services.trial_runner.hang_end import HangEnd
 from services.trial_runner.last_report import LastReport
 from services.trial_runner.output import Output
@@ -40,102 +39,70 @@ from services.trial_runner.watchdog.watchdog import Watchdog
 DEFAULT_GRACE_SECONDS = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts that the steps of one attempt use."""
+    """The parts of one attempt. Made on the event loop."""
 
-    spec: runner_pb2.RunnerSpec
-    place: Place
-    folder: SharedFolder
-    events: AttemptEvents
-    confinement: Confinement
-    recorder: Recorder
-    spool_folder: SpoolFolder
-    delivery: Delivery
-    running: RunningReport
-    announcement: Announcement
-    lease: AttemptLease
-    gang: GangLinks
-    beats: Beats
-    watchdog: Watchdog
-    hang_end: HangEnd
-    messages: RankMessages
-    log_policy: LogPolicyMatcher
-    pump: LogPump
-    output: Output
-    preparation: Preparation
-    last_report: LastReport
+    def __init__(
+        self, folder: SharedFolder, spec: runner_pb2.RunnerSpec, rank_forkserver: str, forked: NurseryProcess | None
+    ) -> None:
+        """forked: a nursery for ranks that need no warm process. Raises OSError."""
+        self.spec = spec
+        self.folder = folder
+        self.place = place = find_place(spec)
+        config = load_config(spec)
+        grace_seconds = float(config.get("preemption_timeout") or DEFAULT_GRACE_SECONDS)
+        link = RankLinkServer(folder.ranks_path.absolute())
+        self.spool_folder = SpoolFolder(spec, place.agent_id, folder.state.spools)
+        self.recorder = recorder = Recorder(self.spool_folder.spool, place.agent_id)
+        self.events = events = AttemptEvents(folder, place, grace_seconds, link, recorder)
 
+        accounts = str(folder.accounts_path.absolute())
+        self.confinement = Confinement(allocation_id=folder.allocation_id, agent_id=place.agent_id, accounts=accounts)
+        self.delivery = Delivery(
+            spec,
+            folder.state,
+            self.spool_folder,
+            recorder,
+            on_trace=link.trace,
+            on_over=events.on_over,
+            find_fault=partial(self.confinement.find_theft, spec),
+        )
+        reporter = self.delivery.reporter
+        self.lease = AttemptLease(
+            spec, place.agent_id, on_over=events.on_over, on_stop=events.on_stop_order, on_cut=events.on_cut
+        )
+        self.running = RunningReport(spec, place.agent_id, folder, reporter)
+        self.announcement = Announcement(self.running, reporter, recorder, self.lease, events.pids)
 
-def make_parts(
-    folder: SharedFolder, spec: runner_pb2.RunnerSpec, rank_forkserver: str, forked: NurseryProcess | None
-) -> Parts:
-    """Called on the event loop. forked: a nursery for ranks that need no warm process. Raises OSError."""
-    place = find_place(spec)
-    config = load_config(spec)
-    link = RankLinkServer(folder.ranks_path.absolute())
-    spool_folder = SpoolFolder(spec, place.agent_id, folder.state.spools)
-    recorder = Recorder(spool_folder.spool, place.agent_id)
-    grace_seconds = float(config.get("preemption_timeout") or DEFAULT_GRACE_SECONDS)
-    events = AttemptEvents(folder, place, grace_seconds, link, recorder)
+        self.beats = Beats(folder, place)
+        remote = RemoteBeats(place)
+        self.hang_end = HangEnd(place, self.beats, recorder, events)
+        self.gang = GangLinks(
+            spec.token,
+            place.node_rank,
+            place.agent_ids,
+            on_failure=events.on_peer_failure,
+            on_beats=remote.on_beats,
+            on_hang=self.hang_end.on_hang,
+        )
+        self.watchdog = Watchdog(
+            place, hang_rule_of(config), self.beats, remote, self.gang, on_hang=self.hang_end.on_hang
+        )
 
-    accounts = str(folder.accounts_path.absolute())
-    confinement = Confinement(allocation_id=folder.allocation_id, agent_id=place.agent_id, accounts=accounts)
-    delivery = Delivery(
-        spec,
-        folder.state,
-        spool_folder,
-        recorder,
-        on_trace=link.trace,
-        on_over=events.on_over,
-        find_fault=partial(confinement.find_theft, spec),
-    )
-    reporter = delivery.reporter
-    lease = AttemptLease(
-        spec, place.agent_id, on_over=events.on_over, on_stop=events.on_stop_order, on_cut=events.on_cut
-    )
-    running = RunningReport(spec, place.agent_id, folder, reporter)
-    announcement = Announcement(running, reporter, recorder, lease, events.pids)
-
-    beats, remote = Beats(folder, place), RemoteBeats(place)
-    hang_end = HangEnd(place, beats, recorder, events)
-    gang = GangLinks(
-        spec.token,
-        place.node_rank,
-        place.agent_ids,
-        on_failure=events.on_peer_failure,
-        on_beats=remote.on_beats,
-        on_hang=hang_end.on_hang,
-    )
-    watchdog = Watchdog(place, hang_rule_of(config), beats, remote, gang, on_hang=hang_end.on_hang)
-
-    relay = Relay(spec.trial, recorder, reporter, running.on_first_step)
-    fusion = FusionRecords(spec, reporter, link.send)
-    trial_facts = TrialFacts(spec, reporter, recorder, link.send)
-    output = Output(spec, place, folder, recorder)
-    log_policy = LogPolicyMatcher(log_rules_of(config), recorder.warn)
-    return Parts(
-        spec=spec,
-        place=place,
-        folder=folder,
-        events=events,
-        confinement=confinement,
-        recorder=recorder,
-        spool_folder=spool_folder,
-        delivery=delivery,
-        running=running,
-        announcement=announcement,
-        lease=lease,
-        gang=gang,
-        beats=beats,
-        watchdog=watchdog,
-        hang_end=hang_end,
-        messages=RankMessages(link, relay, fusion, trial_facts, output, running, announcement, events),
-        log_policy=log_policy,
-        pump=LogPump(RankLines(place, recorder, log_policy).on_lines),
-        output=output,
-        preparation=Preparation(
-            spec, place, folder, beats.paths, confinement, rank_forkserver, gang, recorder.note, forked
-        ),
-        last_report=LastReport(folder, relay, reporter, lease),
-    )
+        self.output = Output(spec, place, folder, recorder)
+        self.messages = RankMessages(
+            link,
+            Relay(spec.trial, recorder, reporter, self.running.on_first_step),
+            FusionRecords(spec, reporter, link.send),
+            TrialFacts(spec, reporter, recorder, link.send),
+            self.output,
+            self.running,
+            self.announcement,
+            events,
+        )
+        self.log_policy = LogPolicyMatcher(log_rules_of(config), recorder.warn)
+        self.pump = LogPump(RankLines(place, recorder, self.log_policy).on_lines)
+        self.preparation = Preparation(
+            spec, place, folder, self.beats.paths, self.confinement, rank_forkserver, self.gang, recorder.note, forked
+        )
+        self.last_report = LastReport(folder, self.messages.relay, reporter, self.lease)
