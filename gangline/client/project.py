@@ -6,7 +6,7 @@ are named by their names; only the requests to the gateway carry ids.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable
 
 from gangline.client.call_message import new_request_id
 from gangline.client.cluster_calls import ClusterCalls
@@ -20,12 +20,13 @@ from gangline.domain.experiment import (
     Template,
     Workspace,
 )
+from gangline.domain.named_kind import PROJECT, TEMPLATE, WORKSPACE, N, NamedKind
 from gangline.domain.state import ProjectAction
 from gangline.domain.view import ExperimentProgress, ProjectView, WorkspaceView
 from gangline.protocol.wire import enum_number, from_proto, to_proto
 from gangline.v1 import gateway_pb2, project_pb2
 
-T = TypeVar("T")
+_NO_CHANGE = ProjectChange()
 
 
 class ProjectMethods(ClusterCalls):
@@ -50,16 +51,10 @@ class ProjectMethods(ClusterCalls):
         archived: only archived ones, or only the others; None for both. workspace, project: only those in it, by name;
         empty for all. wanted: labels, states, owners and a part of the name; a gateway of an earlier version ignores
         them."""
-        request = gateway_pb2.ListExperimentsRequest(
-            limit=limit,
-            before_id=before_id,
-            archived=archived,
-            workspace=workspace,
-            project=project,
-            filter=to_proto(wanted),
+        listed = self.list_progress(
+            limit, before_id, archived=archived, workspace=workspace, project=project, wanted=wanted
         )
-        answer = self._connection.call(self._stub.ListExperiments, request)
-        return [from_proto(Experiment, message) for message in answer.experiments]
+        return [experiment for experiment, _ in listed]
 
     def list_progress(
         self,
@@ -90,10 +85,8 @@ class ProjectMethods(ClusterCalls):
 
     def find_workspace(self, name: str) -> WorkspaceView:
         """Raises GanglineError `workspace.not_found`, with the nearest name."""
-        from gangline.config.layer import lookup  # noqa: PLC0415 - loads pydantic
-
         views = {view.workspace.name: view for view in self.list_workspaces()}
-        return views[lookup.find_workspace(name, (view.workspace for view in views.values())).name]
+        return views[_find(WORKSPACE, name, (view.workspace for view in views.values())).name]
 
     def create_workspace(
         self,
@@ -105,7 +98,7 @@ class ProjectMethods(ClusterCalls):
         request_id: str | None = None,
     ) -> Workspace:
         change = ProjectChange(name, None, resource_pool, _storage(checkpoint_storage), template)
-        return _present(self._update_workspace(ProjectAction.CREATE, 0, change, request_id))
+        return self._change_workspace(ProjectAction.CREATE, name, request_id, change)
 
     def edit_workspace(
         self,
@@ -118,21 +111,18 @@ class ProjectMethods(ClusterCalls):
         request_id: str | None = None,
     ) -> Workspace:
         change = ProjectChange(new_name, None, resource_pool, _storage(checkpoint_storage), template)
-        workspace_id = self.find_workspace(name).workspace.id
-        return _present(self._update_workspace(ProjectAction.EDIT, workspace_id, change, request_id))
+        return self._change_workspace(ProjectAction.EDIT, name, request_id, change)
 
     def archive_workspace(self, name: str, request_id: str | None = None) -> Workspace:
         """Keeps new experiments out of all of its projects."""
-        workspace_id = self.find_workspace(name).workspace.id
-        return _present(self._update_workspace(ProjectAction.ARCHIVE, workspace_id, None, request_id))
+        return self._change_workspace(ProjectAction.ARCHIVE, name, request_id)
 
     def unarchive_workspace(self, name: str, request_id: str | None = None) -> Workspace:
-        workspace_id = self.find_workspace(name).workspace.id
-        return _present(self._update_workspace(ProjectAction.UNARCHIVE, workspace_id, None, request_id))
+        return self._change_workspace(ProjectAction.UNARCHIVE, name, request_id)
 
     def delete_workspace(self, name: str, request_id: str | None = None) -> None:
         """Deletes it with its projects. Raises GanglineError `workspace.not_empty` while experiments are in it."""
-        self._update_workspace(ProjectAction.DELETE, self.find_workspace(name).workspace.id, None, request_id)
+        self._change_workspace(ProjectAction.DELETE, name, request_id)
 
     def list_projects(self, workspace: str = "") -> list[ProjectView]:
         """Returns the projects of a workspace; empty for those of all."""
@@ -142,11 +132,9 @@ class ProjectMethods(ClusterCalls):
 
     def find_project(self, workspace: str, name: str) -> ProjectView:
         """Raises GanglineError `workspace.not_found` or `project.not_found`, with the nearest name."""
-        from gangline.config.layer import lookup  # noqa: PLC0415 - loads pydantic
-
         views = {view.project.name: view for view in self.list_projects(workspace)}
-        holder = self.find_workspace(workspace).workspace
-        return views[lookup.find_project(holder, name, (view.project for view in views.values())).name]
+        parent = self.find_workspace(workspace).workspace
+        return views[_find(PROJECT, name, (view.project for view in views.values()), parent).name]
 
     def create_project(
         self,
@@ -160,8 +148,7 @@ class ProjectMethods(ClusterCalls):
         request_id: str | None = None,
     ) -> Project:
         change = ProjectChange(name, description, resource_pool, _storage(checkpoint_storage), template)
-        workspace_id = self.find_workspace(workspace).workspace.id
-        return _present(self._update_project(ProjectAction.CREATE, 0, change, request_id, workspace_id))
+        return self._change_project(ProjectAction.CREATE, workspace, name, request_id, change)
 
     def edit_project(
         self,
@@ -176,22 +163,18 @@ class ProjectMethods(ClusterCalls):
         request_id: str | None = None,
     ) -> Project:
         change = ProjectChange(new_name, description, resource_pool, _storage(checkpoint_storage), template)
-        project_id = self.find_project(workspace, name).project.id
-        return _present(self._update_project(ProjectAction.EDIT, project_id, change, request_id))
+        return self._change_project(ProjectAction.EDIT, workspace, name, request_id, change)
 
     def archive_project(self, workspace: str, name: str, request_id: str | None = None) -> Project:
         """Keeps new experiments out of it."""
-        project_id = self.find_project(workspace, name).project.id
-        return _present(self._update_project(ProjectAction.ARCHIVE, project_id, None, request_id))
+        return self._change_project(ProjectAction.ARCHIVE, workspace, name, request_id)
 
     def unarchive_project(self, workspace: str, name: str, request_id: str | None = None) -> Project:
-        project_id = self.find_project(workspace, name).project.id
-        return _present(self._update_project(ProjectAction.UNARCHIVE, project_id, None, request_id))
+        return self._change_project(ProjectAction.UNARCHIVE, workspace, name, request_id)
 
     def delete_project(self, workspace: str, name: str, request_id: str | None = None) -> None:
         """Raises GanglineError `project.not_empty` while experiments are in it."""
-        project_id = self.find_project(workspace, name).project.id
-        self._update_project(ProjectAction.DELETE, project_id, None, request_id)
+        self._change_project(ProjectAction.DELETE, workspace, name, request_id)
 
     def move_to_project(self, experiment_id: int, project_id: int, request_id: str | None = None) -> Experiment:
         """Moves the experiment. Moving it to where it is changes nothing."""
@@ -206,9 +189,7 @@ class ProjectMethods(ClusterCalls):
 
     def find_template(self, name: str) -> Template:
         """Raises GanglineError `template.not_found`, with the nearest name."""
-        from gangline.config.layer import lookup  # noqa: PLC0415 - loads pydantic
-
-        return lookup.find_template(name, self.list_templates())
+        return _find(TEMPLATE, name, self.list_templates())
 
     def set_template(self, name: str, config_text: str, request_id: str | None = None) -> Template:
         """Creates a template, or replaces its settings. config_text: YAML. Raises GanglineError `config.*`."""
@@ -245,34 +226,38 @@ class ProjectMethods(ClusterCalls):
         request = project_pb2.GetInheritanceRequest(workspace=workspace, project=project, template=template)
         return from_proto(Inheritance, self._connection.call(self._stub.GetInheritance, request).inheritance)
 
-    def _update_workspace(
-        self, action: ProjectAction, workspace_id: int, change: ProjectChange | None, request_id: str | None
-    ) -> Workspace | None:
-        request = project_pb2.UpdateWorkspaceRequest(
-            request_id=request_id or new_request_id(), workspace_id=workspace_id
-        )
+    def _change_workspace(
+        self, action: ProjectAction, name: str, request_id: str | None, change: ProjectChange = _NO_CHANGE
+    ) -> Workspace:
+        """Returns an empty record for a deletion."""
+        request = project_pb2.UpdateWorkspaceRequest(request_id=request_id or new_request_id(), change=to_proto(change))
         request.action = enum_number(action)  # type: ignore[assignment]  # an enum's number is what protobuf takes
-        if change is not None:
-            request.change.CopyFrom(to_proto(change))
-        answer = self._connection.call(self._stub.UpdateWorkspace, request)
-        return from_proto(Workspace, answer.workspace) if answer.HasField("workspace") else None
+        if action is not ProjectAction.CREATE:
+            request.workspace_id = self.find_workspace(name).workspace.id
+        return from_proto(Workspace, self._connection.call(self._stub.UpdateWorkspace, request).workspace)
 
-    def _update_project(
+    def _change_project(
         self,
         action: ProjectAction,
-        project_id: int,
-        change: ProjectChange | None,
+        workspace: str,
+        name: str,
         request_id: str | None,
-        workspace_id: int = 0,
-    ) -> Project | None:
-        request = project_pb2.UpdateProjectRequest(
-            request_id=request_id or new_request_id(), project_id=project_id, workspace_id=workspace_id
-        )
+        change: ProjectChange = _NO_CHANGE,
+    ) -> Project:
+        """Returns an empty record for a deletion."""
+        request = project_pb2.UpdateProjectRequest(request_id=request_id or new_request_id(), change=to_proto(change))
         request.action = enum_number(action)  # type: ignore[assignment]  # as above
-        if change is not None:
-            request.change.CopyFrom(to_proto(change))
-        answer = self._connection.call(self._stub.UpdateProject, request)
-        return from_proto(Project, answer.project) if answer.HasField("project") else None
+        if action is ProjectAction.CREATE:
+            request.workspace_id = self.find_workspace(workspace).workspace.id
+        else:
+            request.project_id = self.find_project(workspace, name).project.id
+        return from_proto(Project, self._connection.call(self._stub.UpdateProject, request).project)
+
+
+def _find(kind: NamedKind[N], name: str, records: Iterable[N], parent: Workspace | None = None) -> N:
+    from gangline.config.layer.lookup import find_named  # noqa: PLC0415 - loads pydantic
+
+    return find_named(kind, name, records, parent)
 
 
 def _storage(section: str | None) -> str | None:
@@ -281,8 +266,3 @@ def _storage(section: str | None) -> str | None:
     from gangline.config.layer.template_check import read_storage  # noqa: PLC0415 - loads pydantic
 
     return read_storage(section)
-
-
-def _present(record: T | None) -> T:
-    assert record is not None, "only a deletion answers without a record"
-    return record

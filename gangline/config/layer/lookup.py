@@ -8,43 +8,35 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterable
+from typing import Any
 
-from gangline.domain.experiment import (
-    DEFAULT_PROJECT_ID,
-    DEFAULT_WORKSPACE_ID,
-    UNCATEGORIZED,
-    Project,
-    Template,
-    Workspace,
-)
+from gangline.domain.experiment import Project, Workspace
+from gangline.domain.named_kind import DEFAULT_PROJECT, DEFAULT_WORKSPACE, PROJECT, WORKSPACE, N, Named, NamedKind
 from gangline.errors import GanglineError, conflict, invalid, not_found
 
-DEFAULT_WORKSPACE = Workspace(DEFAULT_WORKSPACE_ID, UNCATEGORIZED)
-DEFAULT_PROJECT = Project(DEFAULT_PROJECT_ID, DEFAULT_WORKSPACE_ID, UNCATEGORIZED)
 # Least similarity of a suggestion. Low, because one changed character is a large share of a short name.
 _LEAST_ALIKE = 0.5
 
 
-def find_workspace(name: str, workspaces: Iterable[Workspace]) -> Workspace:
-    """Raises GanglineError `workspace.not_found`."""
-    by_name = {workspace.name: workspace for workspace in workspaces} or {UNCATEGORIZED: DEFAULT_WORKSPACE}
-    if name in by_name:
-        return by_name[name]
-    text = f"there is no workspace {name!r}; {_suggest(name, by_name)}create it with: gangline workspace create"
-    raise not_found("workspace.not_found", f"{text} {shlex.quote(name)}")
+def find_named(kind: NamedKind[N], name: str, records: Iterable[N], parent: Any = None) -> N:
+    """Returns the record of this name. parent: the record that holds it; None for a kind without parents.
 
-
-def find_project(workspace: Workspace, name: str, projects: Iterable[Project]) -> Project:
-    """Returns the workspace's project of this name. Raises GanglineError `project.not_found`."""
-    by_name = {project.name: project for project in projects if project.workspace_id == workspace.id}
-    if workspace.id == DEFAULT_WORKSPACE_ID:
+    Raises GanglineError `<kind>.not_found`.
+    """
+    parent_id = parent.id if parent is not None else 0
+    by_name = {record.name: record for record in records if kind.parent_id_of(record) == parent_id}
+    if kind.default is not None and kind.parent_id_of(kind.default) == parent_id:
         # A leader of an earlier version has written no record of it.
-        by_name.setdefault(UNCATEGORIZED, DEFAULT_PROJECT)
+        by_name.setdefault(kind.default.name, kind.default)
     if name in by_name:
         return by_name[name]
-    text = f"there is no project {name!r} in workspace {workspace.name!r}; {_suggest(name, by_name)}create it with"
-    command = f"gangline project create {shlex.quote(workspace.name)} {shlex.quote(name)}"
-    raise not_found("project.not_found", f"{text}: {command}")
+    within = f" in {kind.parent.noun} {parent.name!r}" if kind.parent is not None else ""
+    verb, rest = kind.creation
+    command = f"gangline {kind.noun} {verb} {_quote(name, parent)}{rest}"
+    raise not_found(
+        f"{kind.noun}.not_found",
+        f"there is no {kind.noun} {name!r}{within}; {_suggest(name, by_name)}{verb} it with: {command}",
+    )
 
 
 def find_home(
@@ -62,45 +54,37 @@ def find_home(
         raise invalid(
             "project.incomplete", f"the configuration names the {given} {name!r}, but no {missing}; name both or none"
         )
-    workspace = find_workspace(workspace_name, workspaces)
-    return workspace, find_project(workspace, project_name, projects)
-
-
-def find_template(name: str, templates: Iterable[Template]) -> Template:
-    """Raises GanglineError `template.not_found`."""
-    by_name = {template.name: template for template in templates}
-    if name in by_name:
-        return by_name[name]
-    text = f"there is no template {name!r}; {_suggest(name, by_name)}set it with: gangline template set"
-    raise not_found("template.not_found", f"{text} {shlex.quote(name)} FILE")
+    workspace = find_named(WORKSPACE, workspace_name, workspaces)
+    return workspace, find_named(PROJECT, project_name, projects, workspace)
 
 
 def check_open(workspace: Workspace, project: Project) -> None:
     """Refuses new experiments in archived projects and workspaces. Raises GanglineError `workspace.archived`,
     `project.archived`."""
-    if workspace.archived:
-        raise archived("workspace", workspace.name, shlex.quote(workspace.name))
-    if project.archived:
-        raise archived("project", project.name, f"{shlex.quote(workspace.name)} {shlex.quote(project.name)}")
+    check_unarchived(WORKSPACE, workspace)
+    check_unarchived(PROJECT, project, workspace)
 
 
-def archived(kind: str, name: str, arguments: str) -> GanglineError:
-    """Makes the error for an archived workspace or project. arguments: those of the command that names it."""
-    return conflict(
-        f"{kind}.archived",
-        f"{kind} {name!r} is archived: it takes no new experiments, and nothing in it is edited; unarchive it with: "
-        f"gangline {kind} unarchive {arguments}",
-    )
+def check_unarchived(kind: NamedKind[N], record: N, parent: Named | None = None) -> None:
+    """Raises GanglineError `<kind>.archived`."""
+    if getattr(record, "archived", False):
+        raise conflict(
+            f"{kind.noun}.archived",
+            f"{kind.noun} {record.name!r} is archived: it takes no new experiments, and nothing in it is edited; "
+            f"unarchive it with: gangline {kind.noun} unarchive {_quote(record.name, parent)}",
+        )
 
 
-def no_workspace(workspace_id: int) -> GanglineError:
+def unknown_id(kind: NamedKind[Any], record_id: int) -> GanglineError:
+    """Makes the error for an id that no record of the kind has."""
     return not_found(
-        "workspace.not_found", f"there is no workspace {workspace_id}; list them with: gangline workspace list"
+        f"{kind.noun}.not_found", f"there is no {kind.noun} {record_id}; list them with: gangline {kind.noun} list"
     )
 
 
-def no_project(project_id: int) -> GanglineError:
-    return not_found("project.not_found", f"there is no project {project_id}; list them with: gangline project list")
+def _quote(name: str, parent: Named | None) -> str:
+    """Returns the arguments of a command that names the record."""
+    return shlex.join([parent.name, name] if parent is not None else [name])
 
 
 def _suggest(wanted: str, names: Iterable[str]) -> str:

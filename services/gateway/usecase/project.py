@@ -6,17 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from gangline.config.layer.lookup import (
-    DEFAULT_PROJECT,
-    DEFAULT_WORKSPACE,
-    check_open,
-    find_home,
-    find_project,
-    find_template,
-    find_workspace,
-    no_project,
-    no_workspace,
-)
+from gangline.config.layer.lookup import check_open, find_home, find_named, unknown_id
 from gangline.config.layer.secret import hide_default_secrets, hide_secrets
 from gangline.config.layer.template_check import (
     check_description,
@@ -35,6 +25,7 @@ from gangline.domain.experiment import (
     Template,
     Workspace,
 )
+from gangline.domain.named_kind import DEFAULT_PROJECT, DEFAULT_WORKSPACE, PROJECT, TEMPLATE, WORKSPACE
 from gangline.domain.state import ProjectAction, State
 from gangline.domain.view import ProjectView, WorkspaceView
 from gangline.errors import ErrorKind, GanglineError, invalid
@@ -72,7 +63,7 @@ class Projects:
         GanglineError `workspace.not_found`."""
         chosen_id = 0
         if workspace_name:
-            chosen_id = (await self._found(lambda: find_workspace(workspace_name, self._workspaces()))).id
+            chosen_id = (await self._found(lambda: find_named(WORKSPACE, workspace_name, self._workspaces()))).id
         num_experiments: Counter[int] = Counter()
         num_active: Counter[int] = Counter()
         for experiment in self._mirror.state.experiments.all():
@@ -99,7 +90,7 @@ class Projects:
             for view in self.list_workspaces():
                 if view.workspace.id == workspace_id:
                     return view
-            raise no_workspace(workspace_id)
+            raise unknown_id(WORKSPACE, workspace_id)
 
         return await self._found(find)
 
@@ -109,7 +100,7 @@ class Projects:
         for view in await self.list_projects():
             if view.project.id == project_id:
                 return view
-        raise no_project(project_id)
+        raise unknown_id(PROJECT, project_id)
 
     def list_templates(self) -> list[Template]:
         """Returns all templates by name."""
@@ -117,7 +108,9 @@ class Projects:
 
     async def find_template(self, name: str) -> Template:
         """Raises GanglineError `template.not_found`."""
-        return await self._found(lambda: find_template(name, self._mirror.state.templates.all()), keys.template(name))
+        return await self._found(
+            lambda: find_named(TEMPLATE, name, self._mirror.state.templates.all()), keys.template(name)
+        )
 
     async def inherit(
         self, workspace_name: str, project_name: str, template_name: str, project_id: int = 0
@@ -233,7 +226,7 @@ class Projects:
         for project in self._projects():
             if project.id == project_id:
                 return project
-        raise no_project(project_id)
+        raise unknown_id(PROJECT, project_id)
 
     def _home(self, workspace_name: str, project_name: str, project_id: int) -> tuple[Workspace, Project]:
         if not project_id:
@@ -243,14 +236,14 @@ class Projects:
             return DEFAULT_WORKSPACE, project
         workspace = self._mirror.state.workspaces.find(keys.workspace(project.workspace_id))
         if workspace is None:
-            raise no_workspace(project.workspace_id)
+            raise unknown_id(WORKSPACE, project.workspace_id)
         return workspace, project
 
     def _chosen(self, workspace_name: str, project_name: str) -> frozenset[int]:
         if workspace_name:
-            workspace = find_workspace(workspace_name, self._workspaces())
+            workspace = find_named(WORKSPACE, workspace_name, self._workspaces())
             if project_name:
-                return frozenset({find_project(workspace, project_name, self._projects()).id})
+                return frozenset({find_named(PROJECT, project_name, self._projects(), workspace).id})
             return frozenset(project.id for project in self._projects() if project.workspace_id == workspace.id)
         project_ids = frozenset(project.id for project in self._projects() if project.name == project_name)
         if not project_ids:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from gangline.config.layer.lookup import DEFAULT_PROJECT, DEFAULT_WORKSPACE
+from gangline.domain.named_kind import DEFAULT_PROJECT, DEFAULT_WORKSPACE
 from gangline.domain.state import UsageGroup
 from gangline.domain.usage import AllocationUsage, UsageReport, add_up, entry_of, usage_of
 from gangline.errors import invalid

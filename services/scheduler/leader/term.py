@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from gangline.config.layer.lookup import DEFAULT_PROJECT, DEFAULT_WORKSPACE
 from gangline.domain.allocation import Allocation, ExitReport
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.named_kind import DEFAULT_PROJECT, DEFAULT_WORKSPACE
 from gangline.domain.resource import Agent, Cluster
 from gangline.domain.state import AgentState
 from gangline.errors import unavailable

@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from gangline.config import named_home, parse_config, read_config
-from gangline.config.layer.lookup import find_home, find_template, find_workspace
+from gangline.config.layer.lookup import find_home, find_named
 from gangline.config.layer.template_check import check_name, check_storage, defaults_layer, read_storage, read_template
 from gangline.config.merge import describe_merged, merge
 from gangline.domain.experiment import ConfigLayer, Inheritance, Project, ProjectDefaults, Template, Workspace
+from gangline.domain.named_kind import TEMPLATE, WORKSPACE
 from gangline.errors import GanglineError
 
 MINIMAL = "entrypoint: python3 train.py\nsearcher: {name: single, metric: loss}\n"
@@ -317,9 +318,9 @@ def test_a_project_is_found_in_its_own_workspace() -> None:
     assert [record.id for record in find_home("", "", [], [])] == [1, 1]
     # A gateway that runs before the first leader of this version knows the default by itself.
     assert find_home("Uncategorized", "Uncategorized", [], [])[1].id == 1
-    assert find_workspace("lab", _WORKSPACES).id == 2
+    assert find_named(WORKSPACE, "lab", _WORKSPACES).id == 2
     with pytest.raises(GanglineError, match="there is no template 'bas'; did you mean 'base'"):
-        find_template("bas", [Template("base")])
+        find_named(TEMPLATE, "bas", [Template("base")])
 
 
 def test_the_home_is_read_from_text_and_from_values() -> None:

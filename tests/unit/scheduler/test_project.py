@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -19,20 +19,16 @@ from gangline.domain.experiment import (
     Template,
     Workspace,
 )
+from gangline.domain.named_kind import PROJECT, TEMPLATE, WORKSPACE, NamedKind
 from gangline.domain.state import DeletionStage, ProjectAction
 from gangline.errors import ErrorKind, GanglineError
 from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SINGLETON, Record, SchedulerState, StateChange
 from services.scheduler.state.rules import Rules
-from services.scheduler.transition.project.project_change import create_project, move_to_project, update_project
-from services.scheduler.transition.project.rule import MAX_REMOVALS, MAX_REQUESTS, Caller
-from services.scheduler.transition.project.template_change import remove_template, set_template
-from services.scheduler.transition.project.workspace_change import (
-    MAX_PROJECTS_DELETED,
-    create_workspace,
-    update_workspace,
-    workspace_of_request,
-)
+from services.scheduler.transition.project.kind_rule import MAX_HELD_DELETED
+from services.scheduler.transition.project.named_change import change_named, record_of_request
+from services.scheduler.transition.project.project_move import move_to_project
+from services.scheduler.transition.project.rule import MAX_REMOVALS, MAX_REQUESTS, Caller, NamedChange
 from services.scheduler.transition.submit_check import Submission, check_repeated, submit
 from tests.support.scheduler import config_json
 
@@ -48,8 +44,8 @@ BASE: tuple[Record, ...] = (
     Template("base", "ann", '{"labels": ["a"]}'),
     ProjectCounter(3, 3),
 )
-EDIT, ARCHIVE, UNARCHIVE, DELETE = (
-    ProjectAction.EDIT, ProjectAction.ARCHIVE, ProjectAction.UNARCHIVE, ProjectAction.DELETE,
+CREATE, EDIT, ARCHIVE, UNARCHIVE, DELETE = (
+    ProjectAction.CREATE, ProjectAction.EDIT, ProjectAction.ARCHIVE, ProjectAction.UNARCHIVE, ProjectAction.DELETE,
 )  # fmt: skip
 NOTHING = ProjectChange()
 Act = Callable[[], StateChange]
@@ -68,22 +64,40 @@ def _apply(state: SchedulerState, change: StateChange) -> SchedulerState:
     return state
 
 
+def _change(state: SchedulerState, kind: NamedKind[Any], action: ProjectAction, caller: Caller, *, now: float = 9.0,
+            **more: Any) -> StateChange:  # fmt: skip
+    return change_named(state, NamedChange(kind, action, caller, POOLS, now, **more))
+
+
 def _workspace(state: SchedulerState, action: ProjectAction, caller: Caller = ANN, change: ProjectChange = NOTHING,
                workspace_id: int = 2) -> StateChange:  # fmt: skip
-    return update_workspace(state, workspace_id, action, change, caller, pool_names=POOLS)
+    return _change(state, WORKSPACE, action, caller, key=workspace_id, wanted=_wanted(change))
 
 
 def _project(state: SchedulerState, action: ProjectAction, caller: Caller = ANN, change: ProjectChange = NOTHING,
              project_id: int = 2) -> StateChange:  # fmt: skip
-    return update_project(state, project_id, action, change, caller, pool_names=POOLS)
+    return _change(state, PROJECT, action, caller, key=project_id, wanted=_wanted(change))
 
 
 def _create(state: SchedulerState, name: str, caller: Caller = ANN, **defaults: str) -> StateChange:
-    return create_workspace(state, ProjectChange(name, **defaults), caller, pool_names=POOLS, now=9.0)
+    return _workspace(state, CREATE, caller, ProjectChange(name, **defaults), 0)
 
 
 def _create_project(state: SchedulerState, name: str, caller: Caller = ANN, workspace_id: int = 2) -> StateChange:
-    return create_project(state, workspace_id, ProjectChange(name), caller, pool_names=POOLS, now=9.0)
+    return _change(state, PROJECT, CREATE, caller, wanted={"name": name}, parent_id=workspace_id)
+
+
+def _set_template(state: SchedulerState, name: str, config_json: str, caller: Caller, now: float) -> StateChange:
+    wanted = {"name": name, "config_json": config_json}
+    return _change(state, TEMPLATE, CREATE, caller, key=name, wanted=wanted, now=now)
+
+
+def _remove_template(state: SchedulerState, name: str, caller: Caller) -> StateChange:
+    return _change(state, TEMPLATE, DELETE, caller, key=name)
+
+
+def _wanted(change: ProjectChange) -> dict[str, str]:
+    return {name: value for name, value in asdict(change).items() if value is not None}
 
 
 def test_a_workspace_is_created_with_its_defaults() -> None:
@@ -109,7 +123,7 @@ def test_a_repeated_create_makes_nothing_twice() -> None:
     state = _state()
     _apply(state, _create(state, "prod"))
     assert not _create(state, "prod")
-    workspace = workspace_of_request(state, "r1")
+    workspace = record_of_request(state, WORKSPACE, "r1")
     assert workspace is not None
     assert workspace.id == 3
     _apply(state, _create_project(state, "audio"))
@@ -178,9 +192,9 @@ def test_the_list_of_requests_stays_short() -> None:
     state = _state()
     for number in range(MAX_REMOVALS + 3):
         caller = Caller("ann", False, f"n{number}")
-        _apply(state, set_template(state, "t", '{"labels": []}', caller, float(number)))
+        _apply(state, _set_template(state, "t", '{"labels": []}', caller, float(number)))
         _apply(state, _workspace(state, EDIT, caller, ProjectChange(name=f"w{number}")))
-        _apply(state, remove_template(state, "t", replace(caller, request_id=f"d{number}")))
+        _apply(state, _remove_template(state, "t", replace(caller, request_id=f"d{number}")))
     counter, workspace = state.find(ProjectCounter, SINGLETON), state.find(Workspace, 2)
     assert counter is not None
     assert workspace is not None
@@ -196,9 +210,9 @@ def test_only_the_owner_and_administrators_change_it(action: ProjectAction) -> N
             act(_state(), action, BOB, change)
         act(_state(), action, ADMIN, change)
     with pytest.raises(GanglineError, match=r"^bob may not change template 'base': only ann"):
-        set_template(_state(), "base", "{}", BOB, 1.0)
+        _set_template(_state(), "base", "{}", BOB, 1.0)
     with pytest.raises(GanglineError, match=r"^bob may not remove template 'base': only ann"):
-        remove_template(_state(), "base", BOB)
+        _remove_template(_state(), "base", BOB)
 
 
 @pytest.mark.parametrize("action", [EDIT, ARCHIVE, UNARCHIVE, DELETE])
@@ -272,29 +286,29 @@ def test_a_deletion_is_remembered() -> None:
 
 
 def test_a_workspace_with_many_projects_is_deleted_in_parts() -> None:
-    projects = [Project(number, 2, f"p{number}", owner="ann") for number in range(10, 10 + MAX_PROJECTS_DELETED)]
+    projects = [Project(number, 2, f"p{number}", owner="ann") for number in range(10, 10 + MAX_HELD_DELETED)]
     with pytest.raises(GanglineError, match="has 101 projects, and at most 100 are deleted with it"):
         _workspace(_state(*projects), DELETE)
-    assert len(_workspace(_state(*projects[1:]), DELETE).deletes) == MAX_PROJECTS_DELETED + 1
+    assert len(_workspace(_state(*projects[1:]), DELETE).deletes) == MAX_HELD_DELETED + 1
 
 
 def test_a_template_that_is_a_default_stays() -> None:
     state = _state()
     _apply(state, _project(state, EDIT, change=ProjectChange(template="base")))
     with pytest.raises(GanglineError, match="template 'base' is the default of project 'vision', so it was not"):
-        remove_template(state, "base", replace(ANN, request_id="d"))
+        _remove_template(state, "base", replace(ANN, request_id="d"))
     _apply(state, _project(state, EDIT, replace(ANN, request_id="r7"), ProjectChange(template="")))
-    _apply(state, remove_template(state, "base", replace(ANN, request_id="d")))
+    _apply(state, _remove_template(state, "base", replace(ANN, request_id="d")))
     assert state.find(Template, "base") is None
-    assert not remove_template(state, "base", replace(ANN, request_id="d"))
+    assert not _remove_template(state, "base", replace(ANN, request_id="d"))
 
 
 def test_a_template_is_replaced_by_its_owner() -> None:
     state = _state()
-    _apply(state, set_template(state, "base", '{"labels": ["b"]}', ANN, 7.0))
+    _apply(state, _set_template(state, "base", '{"labels": ["b"]}', ANN, 7.0))
     assert state.find(Template, "base") == Template("base", "ann", '{"labels": ["b"]}', 0.0, 7.0, ("r1",))
-    _apply(state, set_template(state, "base", '{"labels": ["c"]}', replace(ANN, request_id="later"), 8.0))
-    assert not set_template(state, "base", '{"labels": ["b"]}', ANN, 9.0)
+    _apply(state, _set_template(state, "base", '{"labels": ["c"]}', replace(ANN, request_id="later"), 8.0))
+    assert not _set_template(state, "base", '{"labels": ["b"]}', ANN, 9.0)
 
 
 def test_a_moved_experiment_names_its_new_project() -> None:

@@ -1,23 +1,15 @@
-"""PURE: the rules that workspaces, projects and templates share: who may change them, repeated requests, defaults."""
+"""PURE: the requests for changes of users, workspaces, projects and templates: who may make them, and repeated ones."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from gangline.config.layer.lookup import find_template
-from gangline.config.layer.secret import restore_default_secrets
-from gangline.config.layer.template_check import check_description, check_storage
-from gangline.domain.experiment import (
-    Experiment,
-    Project,
-    ProjectChange,
-    ProjectCounter,
-    ProjectDefaults,
-    Template,
-    Workspace,
-)
-from gangline.errors import ErrorKind, GanglineError, conflict, not_found
+from gangline.domain.experiment import ProjectCounter
+from gangline.domain.named_kind import NamedKind
+from gangline.domain.state import ProjectAction
+from gangline.errors import ErrorKind, GanglineError
 from services.scheduler.state.records import SINGLETON, Draft, Records
 
 # Requests that each record remembers. A repeat comes within seconds, long before so many others.
@@ -32,6 +24,20 @@ class Caller:
     user: str
     is_admin: bool
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedChange:
+    """A user's request to create or change a record that has a name."""
+
+    kind: NamedKind[Any]
+    action: ProjectAction
+    caller: Caller
+    pool_names: Collection[str]
+    now: float
+    key: int | str = 0  # id of the record, or its name for a kind without ids; 0 for a new record that gets an id
+    wanted: Mapping[str, str] = field(default_factory=dict)  # the name and the values of fields to set
+    parent_id: int = 0  # id of the record that holds a new one; 0 for a kind without parents
 
 
 def check_owner(caller: Caller, owner: str, action: str) -> None:
@@ -62,45 +68,3 @@ def note_removal(draft: Draft, caller: Caller) -> None:
 
 def was_removed_by(records: Records, caller: Caller) -> bool:
     return caller.request_id in counter_of(records).removal_request_ids
-
-
-def with_defaults(
-    records: Records, defaults: ProjectDefaults, change: ProjectChange, pool_names: Collection[str]
-) -> ProjectDefaults:
-    """Returns the defaults after a change. Checks all values of the change but the name. A masked secret keeps its
-    present value.
-
-    Raises GanglineError `pool.not_found`, `template.not_found`, `project.description`, `config.*`.
-    """
-    check_description(change.description or "")
-    if change.resource_pool and change.resource_pool not in pool_names:
-        pools = ", ".join(sorted(pool_names))
-        raise not_found("pool.not_found", f"there is no pool {change.resource_pool!r}; the pools are {pools}")
-    if change.checkpoint_storage_json:
-        check_storage(change.checkpoint_storage_json)
-    if change.template:
-        find_template(change.template, records.all_of(Template))
-    changed = {
-        name: value
-        for name in ("resource_pool", "checkpoint_storage_json", "template")
-        if (value := getattr(change, name)) is not None
-    }
-    if change.checkpoint_storage_json:
-        changed["checkpoint_storage_json"] = restore_default_secrets(change.checkpoint_storage_json, defaults)
-    return replace(defaults, **changed)
-
-
-def experiments_in(records: Records, *project_ids: int) -> int:
-    """Counts the experiments that these projects hold, also those that are being deleted."""
-    return sum(experiment.home_id in project_ids for experiment in records.all_of(Experiment))
-
-
-def projects_of(records: Records, workspace: Workspace) -> list[Project]:
-    return [project for project in records.all_of(Project) if project.workspace_id == workspace.id]
-
-
-def default_is_fixed(kind: str, name: str, done: str) -> GanglineError:
-    """Makes the error for a change of the default workspace or project. done: the action as a participle."""
-    return conflict(
-        f"{kind}.default", f"{kind} {name!r} belongs to the cluster and cannot be {done}; create one of your own"
-    )

@@ -1,0 +1,128 @@
+"""PURE: creates, edits, archives, unarchives and deletes workspaces, projects and templates, by the row of their kind.
+
+The calls of the service use it. `kind_rule.py` has the leader's rules for single fields and for deletions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gangline.config.layer.lookup import check_unarchived, find_named, unknown_id
+from gangline.config.layer.template_check import check_name
+from gangline.domain.named_kind import N, NamedKind
+from gangline.domain.state import ProjectAction
+from gangline.errors import ErrorKind, GanglineError, conflict
+from services.scheduler.state.records import Draft, Records, StateChange
+from services.scheduler.transition.project.kind_rule import delete_named, with_fields
+from services.scheduler.transition.project.rule import (
+    NamedChange,
+    check_owner,
+    counter_of,
+    note_removal,
+    remember,
+    was_removed_by,
+)
+
+_DONE = {
+    ProjectAction.EDIT: "edited",
+    ProjectAction.ARCHIVE: "archived",
+    ProjectAction.UNARCHIVE: "unarchived",
+    ProjectAction.DELETE: "deleted",
+}
+
+
+def record_of_request(records: Records, kind: NamedKind[N], request_id: str) -> N | None:
+    """Returns the record that this request created or changed."""
+    return next((record for record in records.all_of(kind.record_type) if request_id in record.request_ids), None)
+
+
+def find_record(records: Records, kind: NamedKind[N], key: int | str) -> N:
+    """Returns the record of this id, or of this name. Raises GanglineError `<kind>.not_found`."""
+    if isinstance(key, str):
+        return find_named(kind, key, records.all_of(kind.record_type))
+    record = records.find(kind.record_type, key)
+    if record is None and kind.default is not None and kind.key_of(kind.default) == key:
+        return kind.default
+    if record is None:
+        raise unknown_id(kind, key)
+    return record
+
+
+def change_named(records: Records, asked: NamedChange) -> StateChange:
+    """Creates, edits, archives, unarchives or deletes a record. A request that has done so before changes nothing. The
+    record that a request created is found by `record_of_request`.
+
+    Raises GanglineError `auth.not_owner`, `<kind>.not_found`, `<kind>.name`, `<kind>.exists`, `<kind>.default`,
+    `<kind>.archived`, and the errors of `kind_rule.py`.
+    """
+    kind, action, caller = asked.kind, asked.action, asked.caller
+    if action is ProjectAction.CREATE:
+        if kind.is_numbered or records.find(kind.record_type, asked.key) is None:
+            return _create(records, asked)
+        action = ProjectAction.EDIT
+    if was_removed_by(records, caller):
+        return StateChange()
+    record = find_record(records, kind, asked.key)
+    if caller.request_id in record.request_ids:
+        return StateChange()
+    if kind.default is not None and kind.key_of(kind.default) == asked.key:
+        raise conflict(
+            f"{kind.noun}.default",
+            f"{kind.noun} {record.name!r} belongs to the cluster and cannot be {_DONE[action]}; create one of your own",
+        )
+    check_owner(caller, record.owner, f"{kind.verbs.get(action, action.lower())} {kind.noun} {record.name!r}")
+    draft = Draft(records)
+    if action is ProjectAction.DELETE:
+        delete_named(draft, kind, record)
+        note_removal(draft, caller)
+        return draft.change
+    if action is ProjectAction.EDIT:
+        changed = _edited(records, asked, record)
+    else:
+        changed = replace(record, archived=action is ProjectAction.ARCHIVE)
+    if changed != record:
+        draft.put(replace(changed, request_ids=remember(record.request_ids, caller)))
+    return draft.change
+
+
+def _create(records: Records, asked: NamedChange) -> StateChange:
+    kind, caller = asked.kind, asked.caller
+    if record_of_request(records, kind, caller.request_id) is not None:
+        return StateChange()
+    values: dict[str, Any] = {"name": asked.wanted.get("name", ""), "owner": caller.user, "created_at": asked.now}
+    parent = None
+    if kind.parent is not None:
+        parent = find_record(records, kind.parent, asked.parent_id)
+        check_unarchived(kind.parent, parent)
+        values[f"{kind.parent.noun}_id"] = asked.parent_id
+    _check_free(records, kind, values["name"], parent)
+    draft = Draft(records)
+    if kind.is_numbered:
+        counter = counter_of(records)
+        values["id"] = getattr(counter, kind.counter)
+        draft.put(replace(counter, **{kind.counter: values["id"] + 1}))
+    record = kind.record_type(**values, request_ids=(caller.request_id,))
+    draft.put(with_fields(records, asked, record))
+    return draft.change
+
+
+def _edited(records: Records, asked: NamedChange, record: Any) -> Any:
+    kind = asked.kind
+    parent = find_record(records, kind.parent, kind.parent_id_of(record)) if kind.parent is not None else None
+    check_unarchived(kind, record, parent)
+    if asked.wanted.get("name", record.name) != record.name:
+        _check_free(records, kind, asked.wanted["name"], parent)
+    return with_fields(records, asked, record)
+
+
+def _check_free(records: Records, kind: NamedKind[Any], name: str, parent: Any) -> None:
+    check_name(kind.noun, name)
+    for other in records.all_of(kind.record_type):
+        if other.name == name and (parent is None or kind.parent_id_of(other) == parent.id):
+            place = f"{kind.parent.noun} {parent.name!r} has" if kind.parent is not None else "there is"
+            raise GanglineError(
+                f"{kind.noun}.exists",
+                f"{place} a {kind.noun} {name!r} already, of {other.owner or 'the cluster'}; choose another name",
+                ErrorKind.ALREADY_EXISTS,
+            )

@@ -1,0 +1,42 @@
+"""PURE: the project of an experiment: the one into which a new experiment goes, and moves into another one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from gangline.config.layer.lookup import check_open, find_home
+from gangline.domain.experiment import Experiment, Project, Workspace
+from gangline.domain.named_kind import PROJECT, WORKSPACE
+from gangline.errors import conflict
+from services.scheduler.state.records import Draft, Records, StateChange, get
+from services.scheduler.transition.project.named_change import find_record
+
+
+def home_of(records: Records, workspace_name: str, project_name: str) -> Project:
+    """Returns the project into which a new experiment goes. Raises GanglineError `project.*`, `workspace.*`."""
+    workspace, project = find_home(workspace_name, project_name, records.all_of(Workspace), records.all_of(Project))
+    check_open(workspace, project)
+    return project
+
+
+def move_to_project(records: Records, experiment_id: int, project_id: int) -> StateChange:
+    """Moves the experiment, and names its new project in its configuration too, so that everything that reads it sees
+    it. Nothing changes if it is there already.
+
+    Raises GanglineError `experiment.not_found`, `experiment.deleting`, `project.not_found`, `project.archived`,
+    `workspace.archived`.
+    """
+    experiment = get(records, Experiment, experiment_id)
+    project = find_record(records, PROJECT, project_id)
+    if experiment.home_id == project.id:
+        return StateChange()
+    if experiment.is_deleting:
+        raise conflict("experiment.deleting", f"experiment {experiment_id} is being deleted; nothing else changes it")
+    workspace = find_record(records, WORKSPACE, project.workspace_id)
+    check_open(workspace, project)
+    config = json.loads(experiment.config_json)
+    config |= {"workspace": workspace.name, "project": project.name}
+    draft = Draft(records)
+    draft.put(replace(experiment, project_id=project.id, config_json=json.dumps(config, separators=(",", ":"))))
+    return draft.change
