@@ -3,20 +3,20 @@ slots."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age, format_bytes
-from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
+from gangline.cli.shared import Json, Wide, add_list, connect, new_group, show, show_table
 from gangline.domain.explanation import troubles_of
 from gangline.domain.id import describe_allocations
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
     from gangline.domain.resource import Agent
+    from gangline.domain.view import AgentView
 
 app = new_group("See the machines of the cluster, and take them out of use.")
 slot_app = new_group("See the slots of the cluster, and take them out of use.")
@@ -48,28 +48,28 @@ SlotId = Annotated[str, typer.Argument(metavar="ID", help="The id of the slot, a
 Drain = Annotated[bool, typer.Option("--drain", help="Let what runs there go on to its end.")]
 
 
-@app.command("list")
-@app.command("ls", hidden=True)
-def list_agents(is_json: Json = False, is_wide: Wide = False) -> None:
-    """List agents with their slots."""
-    with connect() as client:
-        views = client.list_agents()
-    now = time.time()
-    rows = [
-        (
-            view.agent.id,
-            view.agent.pool,
-            view.agent.state,
-            view.agent.availability,
-            _health(view.agent, now),
-            f"{len(view.allocation_id_by_slot_id)}/{len(view.agent.slots)}",
-            view.agent.hostname,
-            format_age(view.agent.registered_at, now),
-            view.agent.version,
-        )
-        for view in views
-    ]
-    show_table(views, _AGENT_COLUMNS, rows, "no agents have joined", is_json=is_json, is_wide=is_wide)
+def _row(view: AgentView, now: float) -> tuple[object, ...]:
+    return (
+        view.agent.id,
+        view.agent.pool,
+        view.agent.state,
+        view.agent.availability,
+        _health(view.agent, now),
+        f"{len(view.allocation_id_by_slot_id)}/{len(view.agent.slots)}",
+        view.agent.hostname,
+        format_age(view.agent.registered_at, now),
+        view.agent.version,
+    )
+
+
+add_list(
+    app,
+    "List agents with their slots.",
+    lambda client: client.list_agents(),
+    _AGENT_COLUMNS,
+    _row,
+    empty="no agents have joined",
+)
 
 
 @app.command()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age, format_bytes
-from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
+from gangline.cli.shared import Json, add_list, connect, new_group, show
 from gangline.errors import invalid, not_found
 
 if TYPE_CHECKING:
@@ -28,27 +27,26 @@ _COLUMNS = (
 )
 
 
-@app.command("list")
-@app.command("ls", hidden=True)
-def list_fusion(is_json: Json = False, is_wide: Wide = False) -> None:
-    """List the remembered results, newest first."""
-    with connect() as client:
-        records = client.list_fusion()
-    now = time.time()
-    rows = [
-        (
-            record.key,
-            record.summary,
-            _buckets(record),
-            "" if record.is_default else f"{record.gain_ratio:.2f}x",
-            record.steps,
-            record.trial_id,
-            format_age(record.created_at, now),
-        )
-        for record in records
-    ]
-    empty = "nothing is remembered yet; set optimizations.auto_tune_tensor_fusion"
-    show_table(records, _COLUMNS, rows, empty, is_json=is_json, is_wide=is_wide)
+def _row(record: FusionRecord, now: float) -> tuple[object, ...]:
+    return (
+        record.key,
+        record.summary,
+        _buckets(record),
+        "" if record.is_default else f"{record.gain_ratio:.2f}x",
+        record.steps,
+        record.trial_id,
+        format_age(record.created_at, now),
+    )
+
+
+add_list(
+    app,
+    "List the remembered results, newest first.",
+    lambda client: client.list_fusion(),
+    _COLUMNS,
+    _row,
+    empty="nothing is remembered yet; set optimizations.auto_tune_tensor_fusion",
+)
 
 
 @app.command()

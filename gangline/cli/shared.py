@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gangline.cli.output.table_layout import Column
     from gangline.client import Client, Created
 
+R = TypeVar("R")
 # The largest id that the wire carries.
 MOST_ID = 2**63 - 1
 # How the parser begins an error about a whole configuration.
@@ -83,6 +84,27 @@ def show_table(
         show(records, is_json, lambda: [empty])
     else:
         say_table(columns, rows, is_wide=is_wide)
+
+
+def add_list(
+    group: typer.Typer,
+    help_text: str,
+    fetch: Callable[[Client], Sequence[R]],
+    columns: Sequence[Column],
+    row: Callable[[R, float], Sequence[Any]],
+    *,
+    empty: str,
+) -> None:
+    """Adds `list`, also called `ls`, to a group of commands. row: returns the cells of a record at the present time, in
+    Unix seconds. empty: as in `show_table`."""
+
+    @group.command("list", help=help_text)
+    @group.command("ls", help=help_text, hidden=True)
+    def list_records(is_json: Json = False, is_wide: Wide = False) -> None:
+        with connect() as client:
+            records = fetch(client)
+        now = time.time()
+        show_table(records, columns, [row(record, now) for record in records], empty, is_json=is_json, is_wide=is_wide)
 
 
 def format_instant(at: float) -> str:

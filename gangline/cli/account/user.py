@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 from gangline.cli.account.secret import read_password
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
-from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
+from gangline.cli.shared import Json, add_list, connect, new_group, show
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
@@ -51,26 +50,19 @@ def create(
     _show(user, "created", is_json)
 
 
-@app.command("list")
-@app.command("ls", hidden=True)
-def list_users(is_json: Json = False, is_wide: Wide = False) -> None:
-    """List users, the oldest first."""
-    with connect() as client:
-        users = client.list_users()
-    now = time.time()
-    rows = [
-        (
-            user.id,
-            user.name,
-            user.display_name,
-            "yes" if user.is_admin else "",
-            "ACTIVE" if user.is_active else "DEACTIVATED",
-            "password" if user.has_password else "token",
-            format_age(user.created_at, now) if user.created_at else "",
-        )
-        for user in users
-    ]
-    show_table(users, _COLUMNS, rows, "no users", is_json=is_json, is_wide=is_wide)
+def _row(user: UserView, now: float) -> tuple[object, ...]:
+    return (
+        user.id,
+        user.name,
+        user.display_name,
+        "yes" if user.is_admin else "",
+        "ACTIVE" if user.is_active else "DEACTIVATED",
+        "password" if user.has_password else "token",
+        format_age(user.created_at, now) if user.created_at else "",
+    )
+
+
+add_list(app, "List users, the oldest first.", lambda client: client.list_users(), _COLUMNS, _row, empty="no users")
 
 
 @app.command()

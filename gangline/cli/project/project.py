@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
-from gangline.cli.project.defaults import (
-    DefaultTemplate,
-    Pool,
-    ProjectName,
-    Storage,
-    StorageFile,
-    WorkspaceName,
-    Yes,
-    confirm_deletion,
-    inherit_or_none,
-    inherited_lines,
-    storage_of,
-)
+from gangline.cli.project.named_command import Group, ProjectName, WorkspaceName, add_changes, add_create
 from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
+from gangline.domain.named_kind import PROJECT
 
 if TYPE_CHECKING:
-    from gangline.domain.experiment import Inheritance, Project
+    from gangline.domain.experiment import Inheritance
     from gangline.domain.view import ProjectView
 
 app = new_group("Create, list and change projects, which hold experiments.")
@@ -44,29 +34,39 @@ _COLUMNS = (
 )
 
 
-@app.command()
-def create(
-    workspace: WorkspaceName,
-    name: ProjectName,
-    *,
-    description: Description = None,
-    pool: Pool = None,
-    storage: Storage = None,
-    storage_file: StorageFile = None,
-    template: DefaultTemplate = None,
-    is_json: Json = False,
-) -> None:
-    """Create a project. Its defaults override those of its workspace."""
-    with connect() as client:
-        project = client.create_project(
-            workspace,
-            name,
-            description=description,
-            resource_pool=pool,
-            checkpoint_storage=storage_of(storage, storage_file),
-            template=template,
-        )
-    _show(project, workspace, "created", is_json)
+@dataclass(frozen=True)
+class _Names:
+    workspace: WorkspaceName
+    name: ProjectName
+
+
+@dataclass(frozen=True)
+class _New:
+    description: Description = None
+
+
+@dataclass(frozen=True)
+class _Changes:
+    new_name: Annotated[str | None, typer.Option("--new-name", "--new_name", metavar="NAME", help="The new name.")] = (
+        None
+    )
+    description: Description = None
+
+
+_GROUP = Group(
+    PROJECT,
+    _Names,
+    _New,
+    _Changes,
+    {
+        "create": "Create a project. Its defaults override those of its workspace.",
+        "edit": "Rename a project, or change its description or defaults. Experiments that exist keep their settings.",
+        "archive": "Keep new experiments out of a project.",
+        "unarchive": "Let new experiments into an archived project again.",
+        "delete": "Delete a project. It is refused while experiments are in it.",
+    },
+)
+add_create(app, _GROUP)
 
 
 @app.command("list")
@@ -85,8 +85,9 @@ def describe(workspace: WorkspaceName, name: ProjectName, is_json: Json = False)
     """Show one project, and the settings that its new experiments inherit, each with its source."""
     with connect() as client:
         view = client.find_project(workspace, name)
-        is_archived = view.project.archived or view.workspace_archived
-        inheritance = inherit_or_none(client, workspace, name, is_archived=is_archived)
+        is_closed = view.project.archived or view.workspace_archived
+        # No experiment goes into an archived project.
+        inheritance = None if is_closed else client.inherit_from(workspace, name)
     show({"project": view, "inherits": inheritance}, is_json, lambda: _lines(view, inheritance))
 
 
@@ -108,56 +109,7 @@ def list_experiments(
     show_experiments(listed, is_json=is_json, is_wide=is_wide)
 
 
-@app.command()
-def edit(
-    workspace: WorkspaceName,
-    name: ProjectName,
-    *,
-    new_name: Annotated[
-        str | None, typer.Option("--new-name", "--new_name", metavar="NAME", help="The new name.")
-    ] = None,
-    description: Description = None,
-    pool: Pool = None,
-    storage: Storage = None,
-    storage_file: StorageFile = None,
-    template: DefaultTemplate = None,
-    is_json: Json = False,
-) -> None:
-    """Rename a project, or change its description or defaults. Experiments that exist keep their settings."""
-    with connect() as client:
-        project = client.edit_project(
-            workspace,
-            name,
-            new_name=new_name,
-            description=description,
-            resource_pool=pool,
-            checkpoint_storage=storage_of(storage, storage_file),
-            template=template,
-        )
-    _show(project, workspace, "edited", is_json)
-
-
-@app.command()
-def archive(workspace: WorkspaceName, name: ProjectName, is_json: Json = False) -> None:
-    """Keep new experiments out of a project."""
-    with connect() as client:
-        _show(client.archive_project(workspace, name), workspace, "archived", is_json)
-
-
-@app.command()
-def unarchive(workspace: WorkspaceName, name: ProjectName, is_json: Json = False) -> None:
-    """Let new experiments into an archived project again."""
-    with connect() as client:
-        _show(client.unarchive_project(workspace, name), workspace, "unarchived", is_json)
-
-
-@app.command()
-def delete(workspace: WorkspaceName, name: ProjectName, is_yes: Yes = False, is_json: Json = False) -> None:
-    """Delete a project. It is refused while experiments are in it."""
-    confirm_deletion(f"project {name} of workspace {workspace}", is_yes)
-    with connect() as client:
-        client.delete_project(workspace, name)
-    show({"name": name, "state": "DELETED"}, is_json, lambda: [f"deleted project {name} of workspace {workspace}"])
+add_changes(app, _GROUP)
 
 
 def show_projects(workspace: str, *, is_json: bool, is_wide: bool) -> None:
@@ -181,10 +133,6 @@ def show_projects(workspace: str, *, is_json: bool, is_wide: bool) -> None:
     show_table(views, _COLUMNS, rows, empty, is_json=is_json, is_wide=is_wide)
 
 
-def _show(project: Project, workspace: str, done: str, is_json: bool) -> None:
-    show(project, is_json, lambda: [f"{done} project {project.id} {project.name} of workspace {workspace}"])
-
-
 def _lines(view: ProjectView, inheritance: Inheritance | None) -> list[str]:
     project = view.project
     lines = [
@@ -193,7 +141,10 @@ def _lines(view: ProjectView, inheritance: Inheritance | None) -> list[str]:
     ]
     lines += [f"  {project.description}"] if project.description else []
     lines += [f"  owner: {project.owner}"] if project.owner else []
-    return [
-        *lines,
-        *(["archived: it takes no new experiments"] if inheritance is None else inherited_lines(inheritance)),
-    ]
+    if inheritance is None:
+        return [*lines, "archived: it takes no new experiments"]
+    from gangline.config.merge import describe_merged, merge  # noqa: PLC0415 - loads pydantic
+
+    inherited = [f"  {line}" for line in describe_merged(merge(inheritance.layers, {}))]
+    head = "new experiments inherit, where their own YAML sets nothing else:"
+    return [*lines, head, *inherited] if inherited else [*lines, "new experiments inherit nothing"]

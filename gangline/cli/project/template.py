@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
-from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
+from gangline.cli.shared import Json, add_list, connect, new_group, show
 from gangline.text_file import read_text
+
+if TYPE_CHECKING:
+    from gangline.domain.experiment import Template
 
 app = new_group("Set, list and remove templates: settings that experiments share.")
 
@@ -37,19 +39,18 @@ def set_template(
     show(template, is_json, lambda: [f"set template {name}", hint])
 
 
-@app.command("list")
-@app.command("ls", hidden=True)
-def list_templates(is_json: Json = False, is_wide: Wide = False) -> None:
-    """List templates by name."""
-    with connect() as client:
-        templates = client.list_templates()
-    now = time.time()
-    rows = [
-        (entry.name, entry.owner, ", ".join(json.loads(entry.config_json)), format_age(entry.updated_at, now))
-        for entry in templates
-    ]
-    empty = "no templates yet; set one with gangline template set"
-    show_table(templates, _COLUMNS, rows, empty, is_json=is_json, is_wide=is_wide)
+def _row(entry: Template, now: float) -> tuple[object, ...]:
+    return (entry.name, entry.owner, ", ".join(json.loads(entry.config_json)), format_age(entry.updated_at, now))
+
+
+add_list(
+    app,
+    "List templates by name.",
+    lambda client: client.list_templates(),
+    _COLUMNS,
+    _row,
+    empty="no templates yet; set one with gangline template set",
+)
 
 
 @app.command()

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
-from gangline.cli.project.defaults import (
-    DefaultTemplate,
-    Pool,
-    Storage,
-    StorageFile,
-    WorkspaceName,
-    Yes,
-    confirm_deletion,
-    storage_of,
-)
-from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
+from gangline.cli.project.named_command import Group, WorkspaceName, add_changes, add_create
+from gangline.cli.shared import Json, Wide, add_list, connect, new_group, show
+from gangline.domain.named_kind import WORKSPACE
 
 if TYPE_CHECKING:
-    from gangline.domain.experiment import Workspace
     from gangline.domain.view import WorkspaceView
 
 app = new_group("Create, list and change workspaces, which hold projects.")
@@ -38,44 +29,58 @@ _COLUMNS = (
 )
 
 
-@app.command()
-def create(
-    name: WorkspaceName,
-    *,
-    pool: Pool = None,
-    storage: Storage = None,
-    storage_file: StorageFile = None,
-    template: DefaultTemplate = None,
-    is_json: Json = False,
-) -> None:
-    """Create a workspace. Its defaults apply to all of its projects."""
-    with connect() as client:
-        workspace = client.create_workspace(
-            name, resource_pool=pool, checkpoint_storage=storage_of(storage, storage_file), template=template
-        )
-    _show(workspace, "created", is_json)
+@dataclass(frozen=True)
+class _Names:
+    name: WorkspaceName
 
 
-@app.command("list")
-@app.command("ls", hidden=True)
-def list_workspaces(is_json: Json = False, is_wide: Wide = False) -> None:
-    """List workspaces by name."""
-    with connect() as client:
-        views = client.list_workspaces()
-    now = time.time()
-    rows = [
-        (
-            view.workspace.id,
-            view.workspace.name,
-            view.workspace.owner,
-            view.num_projects,
-            view.num_experiments,
-            "ARCHIVED" if view.workspace.archived else "",
-            format_age(view.workspace.created_at, now) if view.workspace.created_at else "",
-        )
-        for view in views
-    ]
-    show_table(views, _COLUMNS, rows, "no workspaces", is_json=is_json, is_wide=is_wide)
+@dataclass(frozen=True)
+class _New:
+    """Workspaces have nothing but their defaults."""
+
+
+@dataclass(frozen=True)
+class _Changes:
+    new_name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The new name.")] = None
+
+
+_GROUP = Group(
+    WORKSPACE,
+    _Names,
+    _New,
+    _Changes,
+    {
+        "create": "Create a workspace. Its defaults apply to all of its projects.",
+        "edit": "Rename a workspace, or change its defaults. Experiments that exist keep their settings.",
+        "archive": "Keep new experiments out of all projects of a workspace.",
+        "unarchive": "Let new experiments into an archived workspace again.",
+        "delete": "Delete a workspace and its projects. It is refused while experiments are in it.",
+    },
+    " with its projects",
+)
+
+
+def _row(view: WorkspaceView, now: float) -> tuple[object, ...]:
+    return (
+        view.workspace.id,
+        view.workspace.name,
+        view.workspace.owner,
+        view.num_projects,
+        view.num_experiments,
+        "ARCHIVED" if view.workspace.archived else "",
+        format_age(view.workspace.created_at, now) if view.workspace.created_at else "",
+    )
+
+
+add_create(app, _GROUP)
+add_list(
+    app,
+    "List workspaces by name.",
+    lambda client: client.list_workspaces(),
+    _COLUMNS,
+    _row,
+    empty="no workspaces",
+)
 
 
 @app.command()
@@ -99,54 +104,7 @@ def list_projects(name: WorkspaceName, is_json: Json = False, is_wide: Wide = Fa
     show_projects(name, is_json=is_json, is_wide=is_wide)
 
 
-@app.command()
-def edit(
-    name: WorkspaceName,
-    *,
-    new_name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The new name.")] = None,
-    pool: Pool = None,
-    storage: Storage = None,
-    storage_file: StorageFile = None,
-    template: DefaultTemplate = None,
-    is_json: Json = False,
-) -> None:
-    """Rename a workspace, or change its defaults. Experiments that exist keep their settings."""
-    with connect() as client:
-        workspace = client.edit_workspace(
-            name,
-            new_name=new_name,
-            resource_pool=pool,
-            checkpoint_storage=storage_of(storage, storage_file),
-            template=template,
-        )
-    _show(workspace, "edited", is_json)
-
-
-@app.command()
-def archive(name: WorkspaceName, is_json: Json = False) -> None:
-    """Keep new experiments out of all projects of a workspace."""
-    with connect() as client:
-        _show(client.archive_workspace(name), "archived", is_json)
-
-
-@app.command()
-def unarchive(name: WorkspaceName, is_json: Json = False) -> None:
-    """Let new experiments into an archived workspace again."""
-    with connect() as client:
-        _show(client.unarchive_workspace(name), "unarchived", is_json)
-
-
-@app.command()
-def delete(name: WorkspaceName, is_yes: Yes = False, is_json: Json = False) -> None:
-    """Delete a workspace and its projects. It is refused while experiments are in it."""
-    confirm_deletion(f"workspace {name} with its projects", is_yes)
-    with connect() as client:
-        client.delete_workspace(name)
-    show({"name": name, "state": "DELETED"}, is_json, lambda: [f"deleted workspace {name}"])
-
-
-def _show(workspace: Workspace, done: str, is_json: bool) -> None:
-    show(workspace, is_json, lambda: [f"{done} workspace {workspace.id} {workspace.name}"])
+add_changes(app, _GROUP)
 
 
 def _lines(view: WorkspaceView) -> list[str]:
@@ -155,8 +113,10 @@ def _lines(view: WorkspaceView) -> list[str]:
         f"workspace {workspace.id} {workspace.name}{', archived' if workspace.archived else ''}: "
         f"{view.num_projects} projects, {view.num_experiments} experiments"
     ]
-    lines += [f"  owner: {workspace.owner}"] if workspace.owner else []
-    lines += [f"  default pool: {defaults.resource_pool}"] if defaults.resource_pool else []
-    lines += [f"  default template: {defaults.template}"] if defaults.template else []
-    storage = defaults.checkpoint_storage_json
-    return [*lines, f"  checkpoint storage: {storage}"] if storage else lines
+    shown = {
+        "owner": workspace.owner,
+        "default pool": defaults.resource_pool,
+        "default template": defaults.template,
+        "checkpoint storage": defaults.checkpoint_storage_json,
+    }
+    return [*lines, *(f"  {name}: {value}" for name, value in shown.items() if value)]

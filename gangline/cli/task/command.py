@@ -6,7 +6,8 @@ Such a task is an experiment of one trial, so `job`, `task`, `experiment` and `t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ import typer
 
 from gangline.cli import logs
 from gangline.cli.experiment import do_each, stage_of
+from gangline.cli.option_record import spread
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import complain, mention, say
 from gangline.cli.output.text import format_age
@@ -33,7 +35,6 @@ from gangline.text_file import read_text
 
 if TYPE_CHECKING:
     from gangline.client import Client, Experiment, ExperimentView
-    from gangline.domain.state import TaskKind
 
 app = new_group("Run commands on slots.")
 
@@ -48,55 +49,89 @@ _COLUMNS = (
 # The exit status of a shell for a command that a signal ended is this number and the signal's.
 _SIGNAL_BASE = 128
 
-Context = Annotated[
-    Path | None, typer.Option("--context", "-c", metavar="FOLDER", help="A folder whose files the task gets.")
-]
-Slots = Annotated[int | None, typer.Option(help="Slots of one machine; default: 1.", min=0)]
-Pool = Annotated[str, typer.Option(help="The resource pool; default: the cluster's.")]
-Priority = Annotated[int | None, typer.Option(help="From 1, most urgent, to 99; default: the pool's.", min=1, max=99)]
-Name = Annotated[str, typer.Option(help="How lists show it; default: its command.")]
-Variables = Annotated[
-    list[str] | None,
-    typer.Option("--env", metavar="NAME=VALUE", help="A variable of its environment; may be repeated."),
-]
-ConfigFile = Annotated[Path | None, typer.Option(help="A YAML file with Determined's settings of a command.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--config", metavar="KEY=VALUE", help="A setting by its dotted key, as resources.slots=2."),
-]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Print its number and leave.")]
+
+@dataclass(frozen=True)
+class NewTask:
+    """The options with which every kind of task is started."""
+
+    context: Annotated[
+        Path | None, typer.Option("--context", "-c", metavar="FOLDER", help="A folder whose files the task gets.")
+    ] = None
+    slots: Annotated[int | None, typer.Option(help="Slots of one machine; default: 1.", min=0)] = None
+    pool: Annotated[str, typer.Option(help="The resource pool; default: the cluster's.")] = ""
+    priority: Annotated[
+        int | None, typer.Option(help="From 1, most urgent, to 99; default: the pool's.", min=1, max=99)
+    ] = None
+    name: Annotated[str, typer.Option(help="How lists show it; default: its command.")] = ""
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="A variable of its environment; may be repeated."),
+    ] = None
+    config_file: Annotated[
+        Path | None,
+        typer.Option(help="A YAML file with Determined's settings of a command."),
+    ] = None
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", metavar="KEY=VALUE", help="A setting by its dotted key, as resources.slots=2."),
+    ] = None
+    template: Template = ""
+    is_detached: Annotated[bool, typer.Option("--detach", "-d", help="Print its number and leave.")] = False
+
+    def read_settings(self) -> dict[str, Any]:
+        """Returns the configuration of a command with Determined's names. Raises GanglineError `config.*`."""
+        from gangline.config import parse_overrides  # noqa: PLC0415 - loads pydantic
+        from gangline.config.merge import with_overrides  # noqa: PLC0415
+        from gangline.config.yaml_document import parse_document  # noqa: PLC0415
+
+        given = (parse_document(read_text(self.config_file)).values or {}) if self.config_file is not None else {}
+        if not isinstance(given, Mapping):
+            raise invalid("config.wrong_type", f"{self.config_file} holds no mapping such as resources: {{slots: 1}}")
+        options: dict[str, Any] = {
+            "resources.slots": self.slots,
+            "resources.resource_pool": self.pool or None,
+            "resources.priority": self.priority,
+            "description": self.name or None,
+            "environment.environment_variables": list(self.env) if self.env else None,
+        }
+        overrides = parse_overrides(self.config or ())
+        overrides |= {key: value for key, value in options.items() if value is not None}
+        return dict(with_overrides(given, overrides)) if overrides else dict(given)
+
+    def start(self, client: Client, kind_name: str, values: Mapping[str, Any]) -> int:
+        """Starts a task of this configuration, and shows the warnings. Returns its number, which it prints first if the
+        user does not wait for the task."""
+        from gangline.domain.state import TaskKind  # noqa: PLC0415 - after grpc's settings
+
+        advice = f"look: gangline {_group(kind_name)} list"
+        with say_on_interrupt(f"it is not known whether the {kind_name.lower()} was created; {advice}"):
+            task: Experiment = client.start_task(TaskKind(kind_name), values, self.context, template=self.template)
+        for warning in task.warnings:
+            warn(warning)
+        if self.is_detached:
+            say([str(task.id)])
+        return task.id
+
+
 TaskIds = Annotated[list[int], typer.Argument(metavar="ID...", help="The numbers that the list shows.", min=1)]
 IsAll = Annotated[bool, typer.Option("--all", "-a", help="Ended ones as well.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until it has ended.")]
 
 
 @app.command()
+@spread(options=NewTask)
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="One word is a line for /bin/sh.")],
-    *,
-    context: Context = None,
-    slots: Slots = None,
-    pool: Pool = "",
-    priority: Priority = None,
-    name: Name = "",
-    env: Variables = None,
-    config_file: ConfigFile = None,
-    config: Settings = None,
-    template: Template = "",
-    is_detached: Detach = False,
+    options: NewTask,
 ) -> None:
     """Run a command on slots, print what it prints, and exit with its exit status.
 
     It has one attempt. Exit status 1 also where it could not run. Ctrl-C leaves it running.
     """
-    from gangline.domain.state import TaskKind  # noqa: PLC0415 - after grpc's settings
-
-    values = read_settings(config_file, config, slots=slots, pool=pool, priority=priority, name=name, env=env)
-    values["entrypoint"] = command
+    values = options.read_settings() | {"entrypoint": command}
     with connect() as client:
-        number = start(client, TaskKind.COMMAND, values, context, template)
-        if is_detached:
-            say([str(number)])
+        number = options.start(client, "COMMAND", values)
+        if options.is_detached:
             return
         mention(f"command {number} is submitted; if it waits, this says why: gangline job explain {number}")
         goes_on = f"command {number} goes on; read on with: gangline cmd logs -f {number}; "
@@ -107,45 +142,6 @@ def run(
     if status:
         complain("error", f"command {number}: {view.experiment.reason}")
         raise typer.Exit(status)
-
-
-def read_settings(
-    config_file: Path | None,
-    config: Sequence[str] | None,
-    *,
-    slots: int | None,
-    pool: str,
-    priority: int | None,
-    name: str,
-    env: Sequence[str] | None,
-) -> dict[str, Any]:
-    """Returns the configuration of a command with Determined's names. Raises GanglineError `config.*`."""
-    from gangline.config import parse_overrides  # noqa: PLC0415 - loads pydantic
-    from gangline.config.merge import with_overrides  # noqa: PLC0415
-    from gangline.config.yaml_document import parse_document  # noqa: PLC0415
-
-    given = (parse_document(read_text(config_file)).values or {}) if config_file is not None else {}
-    if not isinstance(given, Mapping):
-        raise invalid("config.wrong_type", f"{config_file} holds no mapping such as resources: {{slots: 1}}")
-    options: dict[str, Any] = {
-        "resources.slots": slots,
-        "resources.resource_pool": pool or None,
-        "resources.priority": priority,
-    }
-    options |= {"description": name or None, "environment.environment_variables": list(env) if env else None}
-    overrides = parse_overrides(config or ()) | {key: value for key, value in options.items() if value is not None}
-    return dict(with_overrides(given, overrides)) if overrides else dict(given)
-
-
-def start(client: Client, kind: TaskKind, values: Mapping[str, Any], context: Path | None, template: str) -> int:
-    """Starts a task, and shows the warnings. Returns its number."""
-    group = "cmd" if kind == "COMMAND" else kind.lower()
-    unknown = f"it is not known whether the {kind.lower()} was created; look: gangline {group} list"
-    with say_on_interrupt(unknown):
-        task: Experiment = client.start_task(kind, values, context, template=template)
-    for warning in task.warnings:
-        warn(warning)
-    return task.id
 
 
 def _print_output(client: Client, number: int) -> None:
@@ -172,7 +168,7 @@ def exit_status(view: ExperimentView) -> int:
     return 1
 
 
-def add_list(group: typer.Typer, kind_name: str) -> None:
+def add_commands(group: typer.Typer, kind_name: str) -> None:
     """Adds `list`, `describe`, `logs` and `kill` to the commands of a kind of task."""
     noun = kind_name.lower()
 
@@ -226,6 +222,11 @@ def add_list(group: typer.Typer, kind_name: str) -> None:
             do_each(numbers, _killing(client, kind_name), is_json, lambda task: f"{noun} {task.id}: {stage_of(task)}")
 
 
+def _group(kind_name: str) -> str:
+    """Returns the group of commands for this kind of task."""
+    return "cmd" if kind_name == "COMMAND" else kind_name.lower()
+
+
 def _killing(client: Client, kind_name: str) -> Callable[[int], Any]:
     def kill(number: int) -> Any:
         check_kind(client, number, kind_name)
@@ -238,7 +239,7 @@ def check_kind(client: Client, number: int, kind_name: str) -> ExperimentView:
     """Returns the view of a task. Raises GanglineError `task.not_found` for another kind of work, and for a number that
     nothing has."""
     noun = kind_name.lower()
-    advice = f"list them with: gangline {'cmd' if noun == 'command' else noun} list --all"
+    advice = f"list them with: gangline {_group(kind_name)} list --all"
     try:
         view = client.get_experiment(number)
     except GanglineError as error:
@@ -250,4 +251,4 @@ def check_kind(client: Client, number: int, kind_name: str) -> ExperimentView:
     return view
 
 
-add_list(app, "COMMAND")
+add_commands(app, "COMMAND")

@@ -8,23 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gangline.cli.option_record import spread
 from gangline.cli.output.terminal import mention, say
-from gangline.cli.shared import ExperimentId, Template, connect, new_group, say_on_interrupt
-from gangline.cli.task.command import (
-    ConfigFile,
-    Context,
-    Detach,
-    Name,
-    Pool,
-    Priority,
-    Settings,
-    Slots,
-    Variables,
-    add_list,
-    check_kind,
-    read_settings,
-    start,
-)
+from gangline.cli.shared import ExperimentId, connect, new_group, say_on_interrupt
+from gangline.cli.task.command import NewTask, add_commands, check_kind
 from gangline.errors import ErrorKind, GanglineError
 
 if TYPE_CHECKING:
@@ -39,31 +26,16 @@ NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address
 
 
 @app.command("start")
-def start_notebook(
-    *,
-    context: Context = None,
-    slots: Slots = None,
-    pool: Pool = "",
-    priority: Priority = None,
-    name: Name = "",
-    env: Variables = None,
-    config_file: ConfigFile = None,
-    config: Settings = None,
-    template: Template = "",
-    is_detached: Detach = False,
-    is_quiet: NoBrowser = False,
-) -> None:
+@spread(options=NewTask)
+def start_notebook(options: NewTask, is_quiet: NoBrowser = False) -> None:
     """Start Jupyter on slots, wait until it answers, and open it in a browser.
 
     The agent's environment, or that of environment.python, has to have jupyter. Ctrl-C leaves it running.
     """
-    from gangline.domain.state import TaskKind  # noqa: PLC0415 - after grpc's settings
-
-    values = read_settings(config_file, config, slots=slots, pool=pool, priority=priority, name=name, env=env)
+    values = options.read_settings()
     with connect() as client:
-        number = start(client, TaskKind.NOTEBOOK, values, context, template)
-        if is_detached:
-            say([str(number)])
+        number = options.start(client, "NOTEBOOK", values)
+        if options.is_detached:
             return
         _open(client, number, is_quiet=is_quiet)
 
@@ -102,4 +74,4 @@ def await_task(client: Client, number: int, kind_name: str) -> TaskAccess:
     return access
 
 
-add_list(app, "NOTEBOOK")
+add_commands(app, "NOTEBOOK")

@@ -12,23 +12,10 @@ from typing import Annotated
 
 import typer
 
-from gangline.cli.output.terminal import mention, say
-from gangline.cli.shared import ExperimentId, Template, connect, new_group
-from gangline.cli.task.command import (
-    ConfigFile,
-    Context,
-    Detach,
-    Name,
-    Pool,
-    Priority,
-    Settings,
-    Slots,
-    Variables,
-    add_list,
-    check_kind,
-    read_settings,
-    start,
-)
+from gangline.cli.option_record import spread
+from gangline.cli.output.terminal import mention
+from gangline.cli.shared import ExperimentId, connect, new_group
+from gangline.cli.task.command import NewTask, add_commands, check_kind
 from gangline.cli.task.notebook import await_task
 from gangline.domain.view import TaskAccess
 from gangline.errors import invalid
@@ -41,31 +28,16 @@ Command = Annotated[
 
 
 @app.command("start")
-def start_shell(
-    command: Command = None,
-    *,
-    context: Context = None,
-    slots: Slots = None,
-    pool: Pool = "",
-    priority: Priority = None,
-    name: Name = "",
-    env: Variables = None,
-    config_file: ConfigFile = None,
-    config: Settings = None,
-    template: Template = "",
-    is_detached: Detach = False,
-) -> None:
+@spread(options=NewTask)
+def start_shell(command: Command = None, *, options: NewTask) -> None:
     """Start a shell on slots and open it. It runs until it is killed, so that it can be opened again.
 
     The agent has to have OpenSSH's server, and this machine its client.
     """
-    from gangline.domain.state import TaskKind  # noqa: PLC0415 - after grpc's settings
-
-    values = read_settings(config_file, config, slots=slots, pool=pool, priority=priority, name=name, env=env)
+    values = options.read_settings()
     with connect() as client:
-        number = start(client, TaskKind.SHELL, values, context, template)
-        if is_detached:
-            say([str(number)])
+        number = options.start(client, "SHELL", values)
+        if options.is_detached:
             return
         access = await_task(client, number, "SHELL")
     _open(number, access, command or ())
@@ -117,4 +89,4 @@ def _open(number: int, access: TaskAccess, command: list[str] | tuple[str, ...])
         raise typer.Exit(done.returncode)
 
 
-add_list(app, "SHELL")
+add_commands(app, "SHELL")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
-from gangline.cli.shared import Json, Wide, connect, new_group, show_table
+from gangline.cli.shared import add_list, new_group
 
 if TYPE_CHECKING:
     from gangline.client import Task
@@ -24,25 +23,25 @@ _COLUMNS = (
 )
 
 
-@app.command("list")
-@app.command("ls", hidden=True)
-def list_tasks(is_json: Json = False, is_wide: Wide = False) -> None:
-    """List trials that hold slots or wait for them."""
-    with connect() as client:
-        tasks = client.list_tasks()
-    now = time.time()
-    rows = [
-        (
-            task.trial.id,
-            task.experiment_name,
-            task.trial.state,
-            task.size_text,
-            format_age(_since(task), now),
-            _where(task),
-        )
-        for task in tasks
-    ]
-    show_table(tasks, _COLUMNS, rows, "nothing runs and nothing waits", is_json=is_json, is_wide=is_wide)
+def _row(task: Task, now: float) -> tuple[object, ...]:
+    return (
+        task.trial.id,
+        task.experiment_name,
+        task.trial.state,
+        task.size_text,
+        format_age(_since(task), now),
+        _where(task),
+    )
+
+
+add_list(
+    app,
+    "List trials that hold slots or wait for them.",
+    lambda client: client.list_tasks(),
+    _COLUMNS,
+    _row,
+    empty="nothing runs and nothing waits",
+)
 
 
 def _since(task: Task) -> float:

@@ -1,0 +1,129 @@
+"""The commands that `gangline workspace` and `gangline project` share: create, edit, archive, unarchive and delete.
+
+`add_create` and `add_changes` add them to a group of commands, by the table of what sets the group apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gangline.cli.option_record import spread
+from gangline.cli.output.terminal import can_ask, mention
+from gangline.cli.shared import Json, connect, show
+from gangline.errors import invalid
+from gangline.text_file import read_text
+
+if TYPE_CHECKING:
+    from gangline.client import Client
+    from gangline.domain.named_kind import NamedKind
+
+WorkspaceName = Annotated[str, typer.Argument(metavar="WORKSPACE", help="The name of the workspace.")]
+ProjectName = Annotated[str, typer.Argument(metavar="PROJECT", help="The name of the project.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")]
+
+
+@dataclass(frozen=True)
+class Group:
+    """What sets the commands about one kind of named records apart."""
+
+    kind: NamedKind[Any]
+    names: type  # record of the arguments that name one: the names of the records that hold it, then its own
+    new: type  # record of the options of `create` beside the defaults, named as the arguments of the SDK's method
+    changes: type  # the same of `edit`
+    helps: Mapping[str, str]  # by command
+    deleted_with_it: str = ""  # what a deletion deletes beside it, as a question says it
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The options with the settings that experiments inherit. None leaves a setting as it is."""
+
+    pool: Annotated[
+        str | None,
+        typer.Option("--default-compute-pool", metavar="POOL", help="For resources.resource_pool; '' unsets."),
+    ] = None
+    storage: Annotated[
+        str | None,
+        typer.Option("--checkpoint-storage-config", metavar="YAML", help="For checkpoint_storage; '' unsets."),
+    ] = None
+    storage_file: Annotated[
+        Path | None, typer.Option("--checkpoint-storage-config-file", metavar="FILE", help="The same, from a file.")
+    ] = None
+    template: Annotated[
+        str | None,
+        typer.Option("--default-template", metavar="NAME", help="For experiments that name none; '' unsets."),
+    ] = None
+
+    def arguments(self) -> dict[str, str | None]:
+        """Returns the arguments of the SDK's methods. Raises GanglineError `config.two_storages`."""
+        if self.storage is not None and self.storage_file is not None:
+            raise invalid("config.two_storages", "give --checkpoint-storage-config or its file, not both")
+        storage = self.storage if self.storage_file is None else read_text(self.storage_file)
+        return {"resource_pool": self.pool, "checkpoint_storage": storage, "template": self.template}
+
+
+def add_create(app: typer.Typer, group: Group) -> None:
+    @app.command("create", help=group.helps["create"])
+    @spread(names=group.names, new=group.new, defaults=Defaults)
+    def create(names: Any, new: Any, defaults: Defaults, is_json: Json = False) -> None:
+        _change(group, "create", names, is_json, asdict(new) | defaults.arguments())
+
+
+def add_changes(app: typer.Typer, group: Group) -> None:
+    @app.command("edit", help=group.helps["edit"])
+    @spread(names=group.names, changes=group.changes, defaults=Defaults)
+    def edit(names: Any, changes: Any, defaults: Defaults, is_json: Json = False) -> None:
+        _change(group, "edit", names, is_json, asdict(changes) | defaults.arguments())
+
+    @app.command("archive", help=group.helps["archive"])
+    @spread(names=group.names)
+    def archive(names: Any, is_json: Json = False) -> None:
+        _change(group, "archive", names, is_json, {})
+
+    @app.command("unarchive", help=group.helps["unarchive"])
+    @spread(names=group.names)
+    def unarchive(names: Any, is_json: Json = False) -> None:
+        _change(group, "unarchive", names, is_json, {})
+
+    @app.command("delete", help=group.helps["delete"])
+    @spread(names=group.names)
+    def delete(names: Any, is_yes: Yes = False, is_json: Json = False) -> None:
+        *_, name = astuple(names)
+        what = f"{group.kind.noun} {name}{_place(group, names)}"
+        _confirm_deletion(f"{what}{group.deleted_with_it}", is_yes)
+        with connect() as client:
+            _call(client, group, "delete", names, {})
+        show({"name": name, "state": "DELETED"}, is_json, lambda: [f"deleted {what}"])
+
+
+def _change(group: Group, verb: str, names: Any, is_json: bool, values: Mapping[str, Any]) -> None:
+    with connect() as client:
+        record = _call(client, group, verb, names, values)
+    done = f"{verb.removesuffix('e')}ed"
+    line = f"{done} {group.kind.noun} {record.id} {record.name}{_place(group, names)}"
+    show(record, is_json, lambda: [line])
+
+
+def _call(client: Client, group: Group, verb: str, names: Any, values: Mapping[str, Any]) -> Any:
+    return getattr(client, f"{verb}_{group.kind.noun}")(*astuple(names), **values)
+
+
+def _place(group: Group, names: Any) -> str:
+    parents = astuple(names)[:-1]
+    return f" of {group.kind.parent.noun} {parents[-1]}" if group.kind.parent is not None else ""
+
+
+def _confirm_deletion(what: str, is_yes: bool) -> None:
+    """Asks the user. Raises GanglineError `project.unconfirmed` where there is no terminal for the question."""
+    if is_yes:
+        return
+    if not can_ask():
+        raise invalid("project.unconfirmed", f"{what} was not deleted: there is no terminal to ask; add --yes")
+    if not typer.confirm(f"delete {what}?", err=True):
+        mention("nothing was deleted")
+        raise typer.Exit(1)
