@@ -311,6 +311,59 @@ def test_a_template_is_replaced_by_its_owner() -> None:
     assert not _set_template(state, "base", '{"labels": ["b"]}', ANN, 9.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "config_json", "code"),
+    [
+        ("a/b", '{"labels": []}', "template.name"),
+        ("t", "", "config.syntax"),
+        ("t", '{"bukket": 1}', "config.unknown_key"),
+        ("t", json.dumps({"checkpoint_storage": {"type": "s3", "bucket": "b", "secret_key": MASK}}), "config.masked"),
+    ],
+)
+def test_a_template_is_checked(name: str, config_json: str, code: str) -> None:
+    with pytest.raises(GanglineError) as raised:
+        _set_template(_state(), name, config_json, ANN, 7.0)
+    assert raised.value.code == code
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    acts: list[tuple[Act, str]] = [
+        (
+            lambda: _workspace(_state(), EDIT, workspace_id=9),
+            "there is no workspace 9; list them with: gangline workspace list",
+        ),
+        (
+            lambda: _create_project(_state(), "audio", workspace_id=9),
+            "there is no workspace 9; list them with: gangline workspace list",
+        ),
+        (
+            lambda: _project(_state(), ARCHIVE, project_id=9),
+            "there is no project 9; list them with: gangline project list",
+        ),
+        (
+            lambda: _remove_template(_state(), "bass", ANN),
+            "there is no template 'bass'; did you mean 'base'? if not, set it with: gangline template set bass FILE",
+        ),
+    ]
+    for act, message in acts:
+        with pytest.raises(GanglineError) as raised:
+            act()
+        assert (raised.value.message, raised.value.kind) == (message, ErrorKind.NOT_FOUND)
+
+
+def test_names_within_a_workspace_are_unique() -> None:
+    message = "workspace 'lab' has a project 'vision' already, of ann; choose another name"
+    state = _state(Project(3, 2, "audio", owner="ann"))
+    acts: list[Act] = [
+        lambda: _create_project(_state(), "vision"),
+        lambda: _project(state, EDIT, change=ProjectChange("vision"), project_id=3),
+    ]
+    for act in acts:
+        with pytest.raises(GanglineError) as raised:
+            act()
+        assert raised.value.message == message
+
+
 def test_a_moved_experiment_names_its_new_project() -> None:
     state = _state(_experiment(5, 1), _experiment(6, 0))
     (moved,) = move_to_project(state, 5, 2).puts
