@@ -314,7 +314,9 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_the_command(
 
 
 def test_a_project_is_found_in_its_own_workspace() -> None:
-    assert find_home("Prod", "vision", _WORKSPACES, _PROJECTS)[1].id == 3
+    for projects in (_PROJECTS, _PROJECTS[::-1]):
+        assert find_home("Prod", "vision", _WORKSPACES, projects)[1].id == 3
+        assert find_home("lab", "vision", _WORKSPACES, projects)[1].id == 2
     assert [record.id for record in find_home("", "", [], [])] == [1, 1]
     # A gateway that runs before the first leader of this version knows the default by itself.
     assert find_home("Uncategorized", "Uncategorized", [], [])[1].id == 1
