@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from typing import Any, get_type_hints
 
 
-def spread(**record_types: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replaces each named parameter of a command by the fields of its record, at the same place, for typer."""
+def spread(**types: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replaces each named parameter of a command by the fields of its record, at the same place, for typer. A type that
+    is no record only annotates the parameter, where commands of several groups are written once."""
+    record_types: dict[str, Any] = {name: given for name, given in types.items() if is_dataclass(given)}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(command, include_extras=True)
+        hints = get_type_hints(command, include_extras=True) | types
         parameters = []
         for parameter in inspect.signature(command).parameters.values():
             if parameter.name in record_types:

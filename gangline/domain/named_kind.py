@@ -46,6 +46,7 @@ class NamedKind(Generic[N]):
     # whether its records have ids, so that they can be renamed; a record without an id that is created again is edited
     is_numbered: bool = True
     creation: tuple[str, str] = ("create", "")  # command that creates a record: its verb, and what follows the names
+    contents: str = "experiments"  # what an archived record takes no more, as the refusal says it
     verbs: Mapping[str, str] = field(default_factory=dict)  # by action, words that differ from the action's name
 
     @property

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,26 +28,23 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")
 
 
 @dataclass(frozen=True)
-class Group:
-    """What sets the commands about one kind of named records apart."""
+class Options:
+    """The options of a command that creates or edits a record, named as the arguments of the SDK's method."""
 
-    kind: NamedKind[Any]
-    names: type  # record of the arguments that name one: the names of the records that hold it, then its own
-    new: type  # record of the options of `create` beside the defaults, named as the arguments of the SDK's method
-    changes: type  # the same of `edit`
-    helps: Mapping[str, str]  # by command
-    deleted_with_it: str = ""  # what a deletion deletes beside it, as a question says it
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of the SDK's method."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
-class Defaults:
+class Defaults(Options):
     """The options with the settings that experiments inherit. None leaves a setting as it is."""
 
-    pool: Annotated[
+    resource_pool: Annotated[
         str | None,
         typer.Option("--default-compute-pool", metavar="POOL", help="For resources.resource_pool; '' unsets."),
     ] = None
-    storage: Annotated[
+    checkpoint_storage: Annotated[
         str | None,
         typer.Option("--checkpoint-storage-config", metavar="YAML", help="For checkpoint_storage; '' unsets."),
     ] = None
@@ -59,39 +56,54 @@ class Defaults:
         typer.Option("--default-template", metavar="NAME", help="For experiments that name none; '' unsets."),
     ] = None
 
-    def arguments(self) -> dict[str, str | None]:
-        """Returns the arguments of the SDK's methods. Raises GanglineError `config.two_storages`."""
-        if self.storage is not None and self.storage_file is not None:
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of the SDK's method. Raises GanglineError `config.two_storages`."""
+        values = asdict(self)
+        file = values.pop("storage_file")
+        if file is None:
+            return values
+        if self.checkpoint_storage is not None:
             raise invalid("config.two_storages", "give --checkpoint-storage-config or its file, not both")
-        storage = self.storage if self.storage_file is None else read_text(self.storage_file)
-        return {"resource_pool": self.pool, "checkpoint_storage": storage, "template": self.template}
+        return values | {"checkpoint_storage": read_text(file)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """What sets the commands about one kind of named records apart."""
+
+    kind: NamedKind[Any]
+    names: Mapping[str, Any]  # arguments that name one, with their annotations: those of the records that hold it first
+    options: type[Options]  # of `create` and `edit`
+    new_name: Any  # annotation of the option of `edit` with another name
+    helps: Mapping[str, str]  # by command
+    deleted_with_it: str = ""  # what a deletion deletes beside it, as a question says it
 
 
 def add_create(app: typer.Typer, group: Group) -> None:
     @app.command("create", help=group.helps["create"])
-    @spread(names=group.names, new=group.new, defaults=Defaults)
-    def create(names: Any, new: Any, defaults: Defaults, is_json: Json = False) -> None:
-        _change(group, "create", names, is_json, asdict(new) | defaults.arguments())
+    @spread(names=_names_of(group), options=group.options)
+    def create(names: Any, options: Options, is_json: Json = False) -> None:
+        _change(group, "create", names, is_json, options.arguments())
 
 
 def add_changes(app: typer.Typer, group: Group) -> None:
     @app.command("edit", help=group.helps["edit"])
-    @spread(names=group.names, changes=group.changes, defaults=Defaults)
-    def edit(names: Any, changes: Any, defaults: Defaults, is_json: Json = False) -> None:
-        _change(group, "edit", names, is_json, asdict(changes) | defaults.arguments())
+    @spread(names=_names_of(group), new_name=group.new_name, options=group.options)
+    def edit(names: Any, *, new_name: Any = None, options: Options, is_json: Json = False) -> None:
+        _change(group, "edit", names, is_json, options.arguments() | {"new_name": new_name})
 
     @app.command("archive", help=group.helps["archive"])
-    @spread(names=group.names)
+    @spread(names=_names_of(group))
     def archive(names: Any, is_json: Json = False) -> None:
         _change(group, "archive", names, is_json, {})
 
     @app.command("unarchive", help=group.helps["unarchive"])
-    @spread(names=group.names)
+    @spread(names=_names_of(group))
     def unarchive(names: Any, is_json: Json = False) -> None:
         _change(group, "unarchive", names, is_json, {})
 
     @app.command("delete", help=group.helps["delete"])
-    @spread(names=group.names)
+    @spread(names=_names_of(group))
     def delete(names: Any, is_yes: Yes = False, is_json: Json = False) -> None:
         *_, name = astuple(names)
         what = f"{group.kind.noun} {name}{_place(group, names)}"
@@ -99,6 +111,10 @@ def add_changes(app: typer.Typer, group: Group) -> None:
         with connect() as client:
             _call(client, group, "delete", names, {})
         show({"name": name, "state": "DELETED"}, is_json, lambda: [f"deleted {what}"])
+
+
+def _names_of(group: Group) -> type:
+    return make_dataclass("Names", group.names.items())
 
 
 def _change(group: Group, verb: str, names: Any, is_json: bool, values: Mapping[str, Any]) -> None:

@@ -10,7 +10,15 @@ import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
-from gangline.cli.project.named_command import Group, ProjectName, WorkspaceName, add_changes, add_create
+from gangline.cli.project.named_command import (
+    Defaults,
+    Group,
+    Options,
+    ProjectName,
+    WorkspaceName,
+    add_changes,
+    add_create,
+)
 from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
 from gangline.domain.named_kind import PROJECT
 
@@ -19,8 +27,6 @@ if TYPE_CHECKING:
     from gangline.domain.view import ProjectView
 
 app = new_group("Create, list and change projects, which hold experiments.")
-
-Description = Annotated[str | None, typer.Option(help="What the project is about.")]
 
 _COLUMNS = (
     Column("ID"),
@@ -35,29 +41,20 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class _Names:
-    workspace: WorkspaceName
-    name: ProjectName
+class _Described(Options):
+    description: Annotated[str | None, typer.Option(help="What the project is about.")] = None
 
 
 @dataclass(frozen=True)
-class _New:
-    description: Description = None
-
-
-@dataclass(frozen=True)
-class _Changes:
-    new_name: Annotated[str | None, typer.Option("--new-name", "--new_name", metavar="NAME", help="The new name.")] = (
-        None
-    )
-    description: Description = None
+class _Options(Defaults, _Described):
+    """The options of the last base come first."""
 
 
 _GROUP = Group(
     PROJECT,
-    _Names,
-    _New,
-    _Changes,
+    {"workspace": WorkspaceName, "name": ProjectName},
+    _Options,
+    Annotated[str | None, typer.Option("--new-name", "--new_name", metavar="NAME", help="The new name.")],
     {
         "create": "Create a project. Its defaults override those of its workspace.",
         "edit": "Rename a project, or change its description or defaults. Experiments that exist keep their settings.",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
-from gangline.cli.project.named_command import Group, WorkspaceName, add_changes, add_create
+from gangline.cli.project.named_command import Defaults, Group, WorkspaceName, add_changes, add_create
 from gangline.cli.shared import Json, Wide, add_list, connect, new_group, show
 from gangline.domain.named_kind import WORKSPACE
 
@@ -29,26 +28,11 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class _Names:
-    name: WorkspaceName
-
-
-@dataclass(frozen=True)
-class _New:
-    """Workspaces have nothing but their defaults."""
-
-
-@dataclass(frozen=True)
-class _Changes:
-    new_name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The new name.")] = None
-
-
 _GROUP = Group(
     WORKSPACE,
-    _Names,
-    _New,
-    _Changes,
+    {"name": WorkspaceName},
+    Defaults,
+    Annotated[str | None, typer.Option("--name", metavar="NAME", help="The new name.")],
     {
         "create": "Create a workspace. Its defaults apply to all of its projects.",
         "edit": "Rename a workspace, or change its defaults. Experiments that exist keep their settings.",

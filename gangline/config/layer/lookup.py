@@ -70,7 +70,7 @@ def check_unarchived(kind: NamedKind[N], record: N, parent: Named | None = None)
     if getattr(record, "archived", False):
         raise conflict(
             f"{kind.noun}.archived",
-            f"{kind.noun} {record.name!r} is archived: it takes no new experiments, and nothing in it is edited; "
+            f"{kind.noun} {record.name!r} is archived: it takes no new {kind.contents}, and nothing in it is edited; "
             f"unarchive it with: gangline {kind.noun} unarchive {_quote(record.name, parent)}",
         )
 
