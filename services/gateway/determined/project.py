@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from typing import Any
 
 from gangline.domain.experiment import (
     DEFAULT_WORKSPACE_ID,
-    Project,
     ProjectChange,
     Template,
-    Workspace,
 )
+from gangline.domain.named_kind import PROJECT, WORKSPACE, NamedKind
 from gangline.domain.state import ProjectAction
 from gangline.domain.view import ProjectView, WorkspaceView
 from services.gateway.determined.call import Call, Handler, Routes, page_of
@@ -39,20 +38,14 @@ async def find_workspace(call: Call) -> Json:
 
 
 async def create_workspace(call: Call) -> Json:
-    workspace = await _change_workspace(call, ProjectAction.CREATE, 0, _workspace_change(call))
+    workspace = await call.cases.projects.update(WORKSPACE, ProjectAction.CREATE, change=_workspace_change(call))
     assert workspace is not None, "a workspace that was created is there"
     return await _workspace(call, workspace.id)
 
 
 async def edit_workspace(call: Call) -> Json:
-    await _change_workspace(call, ProjectAction.EDIT, call.number("id"), _workspace_change(call))
+    await call.cases.projects.update(WORKSPACE, ProjectAction.EDIT, call.number("id"), _workspace_change(call))
     return await _workspace(call, call.number("id"))
-
-
-async def _change_workspace(
-    call: Call, action: ProjectAction, workspace_id: int, change: ProjectChange | None = None
-) -> Workspace | None:
-    return await call.cases.projects.update_workspace(action, workspace_id, change)
 
 
 def _workspace_change(call: Call) -> ProjectChange:
@@ -108,7 +101,9 @@ async def find_project(call: Call) -> Json:
 
 async def create_project(call: Call) -> Json:
     change = ProjectChange(name=call.text("name"), description=call.text("description"))
-    project = await _change_project(call, ProjectAction.CREATE, 0, change, workspace_id=call.number("id"))
+    project = await call.cases.projects.update(
+        PROJECT, ProjectAction.CREATE, change=change, parent_id=call.number("id")
+    )
     assert project is not None, "a project that was created is there"
     return await _project(call, project.id)
 
@@ -116,14 +111,8 @@ async def create_project(call: Call) -> Json:
 async def edit_project(call: Call) -> Json:
     description = call.text("description") if call.body.get("description") is not None else None
     change = ProjectChange(name=call.text("name") or None, description=description)
-    await _change_project(call, ProjectAction.EDIT, call.number("id"), change)
+    await call.cases.projects.update(PROJECT, ProjectAction.EDIT, call.number("id"), change)
     return await _project(call, call.number("id"))
-
-
-async def _change_project(
-    call: Call, action: ProjectAction, project_id: int, change: ProjectChange | None = None, *, workspace_id: int = 0
-) -> Project | None:
-    return await call.cases.projects.update_project(action, project_id, change, workspace_id=workspace_id)
 
 
 async def _project(call: Call, project_id: int) -> Json:
@@ -192,11 +181,11 @@ def _describe_template(template: Template) -> Json:
     return {"name": template.name, "config": load(template.config_json), "workspaceId": DEFAULT_WORKSPACE_ID}
 
 
-def _acting(change: Callable[[Call, ProjectAction, int], Awaitable[object]], action: ProjectAction) -> Handler:
-    """Returns the handler of an action that takes nothing but an id. change: _change_workspace or _change_project."""
+def _acting(kind: NamedKind[Any], action: ProjectAction) -> Handler:
+    """Returns the handler of an action that takes nothing but an id."""
 
     async def act(call: Call) -> Json:
-        await change(call, action, call.number("id"))
+        await call.cases.projects.update(kind, action, call.number("id"))
         return {"completed": True} if action is ProjectAction.DELETE else {}
 
     return act
@@ -207,16 +196,16 @@ ROUTES: Routes = (
     ("POST", "/api/v1/workspaces", create_workspace),
     ("GET", "/api/v1/workspaces/{id}", find_workspace),
     ("PATCH", "/api/v1/workspaces/{id}", edit_workspace),
-    ("DELETE", "/api/v1/workspaces/{id}", _acting(_change_workspace, ProjectAction.DELETE)),
-    ("POST", "/api/v1/workspaces/{id}/archive", _acting(_change_workspace, ProjectAction.ARCHIVE)),
-    ("POST", "/api/v1/workspaces/{id}/unarchive", _acting(_change_workspace, ProjectAction.UNARCHIVE)),
+    ("DELETE", "/api/v1/workspaces/{id}", _acting(WORKSPACE, ProjectAction.DELETE)),
+    ("POST", "/api/v1/workspaces/{id}/archive", _acting(WORKSPACE, ProjectAction.ARCHIVE)),
+    ("POST", "/api/v1/workspaces/{id}/unarchive", _acting(WORKSPACE, ProjectAction.UNARCHIVE)),
     ("GET", "/api/v1/workspaces/{id}/projects", list_projects),
     ("POST", "/api/v1/workspaces/{id}/projects", create_project),
     ("GET", "/api/v1/projects/{id}", find_project),
     ("PATCH", "/api/v1/projects/{id}", edit_project),
-    ("DELETE", "/api/v1/projects/{id}", _acting(_change_project, ProjectAction.DELETE)),
-    ("POST", "/api/v1/projects/{id}/archive", _acting(_change_project, ProjectAction.ARCHIVE)),
-    ("POST", "/api/v1/projects/{id}/unarchive", _acting(_change_project, ProjectAction.UNARCHIVE)),
+    ("DELETE", "/api/v1/projects/{id}", _acting(PROJECT, ProjectAction.DELETE)),
+    ("POST", "/api/v1/projects/{id}/archive", _acting(PROJECT, ProjectAction.ARCHIVE)),
+    ("POST", "/api/v1/projects/{id}/unarchive", _acting(PROJECT, ProjectAction.UNARCHIVE)),
     ("GET", "/api/v1/templates", list_templates),
     ("GET", "/api/v1/templates/{name}", find_template),
     ("POST", "/api/v1/templates/{name}", create_template),

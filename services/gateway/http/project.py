@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from gangline.config.layer.template_check import read_template
 from gangline.domain import experiment
 from gangline.domain.experiment import ProjectChange
+from gangline.domain.named_kind import PROJECT, WORKSPACE
 from gangline.domain.state import ProjectAction
 from gangline.domain.view import ProjectView, WorkspaceView
 from services.gateway.http.admission import Cases, KeyedCases
@@ -133,34 +134,34 @@ async def get_workspace(workspace_id: Int64, cases: Cases) -> WorkspaceAnswer:
 async def post_workspace(body: WorkspaceBody, cases: KeyedCases) -> WorkspaceAnswer:
     """Creates a workspace. The same Idempotency-Key creates nothing twice."""
     change = _workspace_change(body)
-    created = await cases.projects.update_workspace(ProjectAction.CREATE, change=change)
+    created = await cases.projects.update(WORKSPACE, ProjectAction.CREATE, change=change)
     return await _workspace_answer(cases, created.id if created is not None else 0)
 
 
 @router.patch("/workspaces/{workspace_id}")
 async def patch_workspace(workspace_id: Int64, body: WorkspaceBody, cases: KeyedCases) -> WorkspaceAnswer:
     change = _workspace_change(body)
-    await cases.projects.update_workspace(ProjectAction.EDIT, workspace_id, change)
+    await cases.projects.update(WORKSPACE, ProjectAction.EDIT, workspace_id, change)
     return await _workspace_answer(cases, workspace_id)
 
 
 @router.delete("/workspaces/{workspace_id}")
 async def delete_workspace(workspace_id: Int64, cases: KeyedCases) -> Completed:
     """Deletes a workspace without experiments."""
-    await cases.projects.update_workspace(ProjectAction.DELETE, workspace_id)
+    await cases.projects.update(WORKSPACE, ProjectAction.DELETE, workspace_id)
     return Completed()
 
 
 @router.post("/workspaces/{workspace_id}/archive")
 async def archive_workspace(workspace_id: Int64, cases: KeyedCases) -> Done:
     """Keeps new experiments out of the workspace."""
-    await cases.projects.update_workspace(ProjectAction.ARCHIVE, workspace_id)
+    await cases.projects.update(WORKSPACE, ProjectAction.ARCHIVE, workspace_id)
     return Done()
 
 
 @router.post("/workspaces/{workspace_id}/unarchive")
 async def unarchive_workspace(workspace_id: Int64, cases: KeyedCases) -> Done:
-    await cases.projects.update_workspace(ProjectAction.UNARCHIVE, workspace_id)
+    await cases.projects.update(WORKSPACE, ProjectAction.UNARCHIVE, workspace_id)
     return Done()
 
 
@@ -176,7 +177,7 @@ async def list_projects(workspace_id: Int64, cases: Cases, name: str = "") -> Pr
 async def post_project(workspace_id: Int64, body: ProjectBody, cases: KeyedCases) -> ProjectAnswer:
     """Creates a project. The same Idempotency-Key creates nothing twice."""
     change = _project_change(body)
-    created = await cases.projects.update_project(ProjectAction.CREATE, change=change, workspace_id=workspace_id)
+    created = await cases.projects.update(PROJECT, ProjectAction.CREATE, change=change, parent_id=workspace_id)
     return await _project_answer(cases, created.id if created is not None else 0)
 
 
@@ -187,27 +188,27 @@ async def get_project(project_id: Int64, cases: Cases) -> ProjectAnswer:
 
 @router.patch("/projects/{project_id}")
 async def patch_project(project_id: Int64, body: ProjectBody, cases: KeyedCases) -> ProjectAnswer:
-    await cases.projects.update_project(ProjectAction.EDIT, project_id, _project_change(body))
+    await cases.projects.update(PROJECT, ProjectAction.EDIT, project_id, _project_change(body))
     return await _project_answer(cases, project_id)
 
 
 @router.delete("/projects/{project_id}")
 async def delete_project(project_id: Int64, cases: KeyedCases) -> Completed:
     """Deletes a project without experiments."""
-    await cases.projects.update_project(ProjectAction.DELETE, project_id)
+    await cases.projects.update(PROJECT, ProjectAction.DELETE, project_id)
     return Completed()
 
 
 @router.post("/projects/{project_id}/archive")
 async def archive_project(project_id: Int64, cases: KeyedCases) -> Done:
     """Keeps new experiments out of the project."""
-    await cases.projects.update_project(ProjectAction.ARCHIVE, project_id)
+    await cases.projects.update(PROJECT, ProjectAction.ARCHIVE, project_id)
     return Done()
 
 
 @router.post("/projects/{project_id}/unarchive")
 async def unarchive_project(project_id: Int64, cases: KeyedCases) -> Done:
-    await cases.projects.update_project(ProjectAction.UNARCHIVE, project_id)
+    await cases.projects.update(PROJECT, ProjectAction.UNARCHIVE, project_id)
     return Done()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from gangline.domain.experiment import ProjectChange
+from gangline.domain.named_kind import PROJECT, WORKSPACE
 from gangline.domain.state import ProjectAction
 from gangline.protocol import wire
 from gangline.v1 import project_pb2 as pb
@@ -35,7 +36,8 @@ class ProjectCalls(BoundCalls):
         return pb.GetInheritanceResponse(inheritance=wire.to_proto(inheritance))
 
     async def UpdateWorkspace(self, request: pb.UpdateWorkspaceRequest, context: Context) -> pb.UpdateWorkspaceResponse:
-        workspace = await self._cases(request).projects.update_workspace(
+        workspace = await self._cases(request).projects.update(
+            WORKSPACE,
             wire.enum_member(ProjectAction, request.action),
             request.workspace_id,
             wire.from_proto(ProjectChange, request.change),
@@ -43,11 +45,12 @@ class ProjectCalls(BoundCalls):
         return pb.UpdateWorkspaceResponse(workspace=wire.to_proto(workspace) if workspace is not None else None)
 
     async def UpdateProject(self, request: pb.UpdateProjectRequest, context: Context) -> pb.UpdateProjectResponse:
-        project = await self._cases(request).projects.update_project(
+        project = await self._cases(request).projects.update(
+            PROJECT,
             wire.enum_member(ProjectAction, request.action),
             request.project_id,
             wire.from_proto(ProjectChange, request.change),
-            workspace_id=request.workspace_id,
+            parent_id=request.workspace_id,
         )
         return pb.UpdateProjectResponse(project=wire.to_proto(project) if project is not None else None)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from gangline.config.layer.lookup import check_open, find_home, find_named, unknown_id
 from gangline.config.layer.secret import hide_default_secrets, hide_secrets
@@ -25,7 +25,7 @@ from gangline.domain.experiment import (
     Template,
     Workspace,
 )
-from gangline.domain.named_kind import DEFAULT_PROJECT, DEFAULT_WORKSPACE, PROJECT, TEMPLATE, WORKSPACE
+from gangline.domain.named_kind import DEFAULT_PROJECT, DEFAULT_WORKSPACE, PROJECT, TEMPLATE, WORKSPACE, NamedKind
 from gangline.domain.state import ProjectAction, State
 from gangline.domain.view import ProjectView, WorkspaceView
 from gangline.errors import ErrorKind, GanglineError, invalid
@@ -38,6 +38,12 @@ from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.shared.parsing import read_text
 
 T = TypeVar("T")
+D = TypeVar("D", Workspace, Project)
+# By kind, the leader's request and its call.
+_UPDATES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "workspace": (project_pb2.SchedulerServiceUpdateWorkspaceRequest, lambda scheduler: scheduler.UpdateWorkspace),
+    "project": (project_pb2.SchedulerServiceUpdateProjectRequest, lambda scheduler: scheduler.UpdateProject),
+}
 
 
 class Projects:
@@ -147,44 +153,32 @@ class Projects:
             return None
         return await self._found(lambda: self._chosen(workspace_name, project_name))
 
-    async def update_workspace(
+    async def update(
         self,
+        kind: NamedKind[D],
         action: ProjectAction | None,
-        workspace_id: int = 0,
-        change: ProjectChange | None = None,
-    ) -> Workspace | None:
-        """Creates, edits, archives, unarchives or deletes a workspace. Returns None when it has been deleted."""
-        request = project_pb2.SchedulerServiceUpdateWorkspaceRequest(
-            workspace_id=workspace_id,
-            action=_number(action),  # type: ignore[arg-type]  # protobuf takes the number
-            change=_checked("workspace", change),
-            is_admin=self._caller.is_admin,
-        )
-        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.UpdateWorkspace, request)
-        if not answer.HasField("workspace"):
-            return None
-        return hide_default_secrets(wire.from_proto(Workspace, answer.workspace))
-
-    async def update_project(
-        self,
-        action: ProjectAction | None,
-        project_id: int = 0,
+        record_id: int = 0,
         change: ProjectChange | None = None,
         *,
-        workspace_id: int = 0,
-    ) -> Project | None:
-        """Does the same for a project. workspace_id: of a new project."""
-        request = project_pb2.SchedulerServiceUpdateProjectRequest(
-            project_id=project_id,
-            workspace_id=workspace_id,
-            action=_number(action),  # type: ignore[arg-type]  # as above
-            change=_checked("project", change),
+        parent_id: int = 0,
+    ) -> D | None:
+        """Creates, edits, archives, unarchives or deletes a workspace or a project. parent_id: the workspace of a new
+        project. Returns None when the record has been deleted."""
+        if action is None:
+            raise invalid("request.action", f"this version knows no such action; it has {', '.join(ProjectAction)}")
+        message_type, choose = _UPDATES[kind.noun]
+        request = message_type(
+            **{f"{kind.noun}_id": record_id},
+            action=wire.enum_number(action),
+            change=_checked(kind.noun, change),
             is_admin=self._caller.is_admin,
         )
-        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.UpdateProject, request)
-        if not answer.HasField("project"):
+        if kind.parent is not None:
+            setattr(request, f"{kind.parent.noun}_id", parent_id)
+        answer = await self._leader.change(self._caller, choose, request)
+        if not answer.HasField(kind.noun):
             return None
-        return hide_default_secrets(wire.from_proto(Project, answer.project))
+        return hide_default_secrets(wire.from_proto(kind.record_type, getattr(answer, kind.noun)))
 
     async def set_template(self, name: str, config_json: str) -> Template:
         """Creates a template, or replaces its settings. Raises GanglineError `template.name`, `config.*`."""
@@ -223,10 +217,7 @@ class Projects:
         return list(self._mirror.state.projects.all()) or [DEFAULT_PROJECT]
 
     def _project(self, project_id: int) -> Project:
-        for project in self._projects():
-            if project.id == project_id:
-                return project
-        raise unknown_id(PROJECT, project_id)
+        return _by_id(PROJECT, project_id, self._projects())
 
     def _home(self, workspace_name: str, project_name: str, project_id: int) -> tuple[Workspace, Project]:
         if not project_id:
@@ -234,10 +225,7 @@ class Projects:
         project = self._project(project_id)
         if project.id == DEFAULT_PROJECT_ID:
             return DEFAULT_WORKSPACE, project
-        workspace = self._mirror.state.workspaces.find(keys.workspace(project.workspace_id))
-        if workspace is None:
-            raise unknown_id(WORKSPACE, project.workspace_id)
-        return workspace, project
+        return _by_id(WORKSPACE, project.workspace_id, self._workspaces()), project
 
     def _chosen(self, workspace_name: str, project_name: str) -> frozenset[int]:
         if workspace_name:
@@ -255,10 +243,11 @@ class Projects:
         return project_ids
 
 
-def _number(action: ProjectAction | None) -> int:
-    if action is None:
-        raise invalid("request.action", f"this version knows no such action; it has {', '.join(ProjectAction)}")
-    return wire.enum_number(action)
+def _by_id(kind: NamedKind[D], record_id: int, records: Iterable[D]) -> D:
+    for record in records:
+        if record.id == record_id:
+            return record
+    raise unknown_id(kind, record_id)
 
 
 def _checked(kind: str, change: ProjectChange | None) -> project_pb2.ProjectChange | None:
